@@ -1,0 +1,111 @@
+"""What can go wrong, grouped by what a handler would do about it.
+
+Every message says what failed, what was expected and what was found; `hint` says the next step. The command line
+prints both and exits 1. Anything else that escapes is a bug.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "CommitConflict",
+    "Corruption",
+    "Fenced",
+    "NotFound",
+    "ObjectExists",
+    "ObjectNotFound",
+    "Refused",
+    "SlackwaterError",
+    "Unavailable",
+    "Usage",
+]
+
+
+class SlackwaterError(Exception):
+    """Base of all errors a user may see. `hint` is the next step, or empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders (Spark's workers) by value: keep the attributes.
+        return (_rebuild, (type(self), self.__dict__))
+
+
+def _rebuild(cls: type[SlackwaterError], state: dict[str, object]) -> SlackwaterError:
+    error = cls.__new__(cls)
+    error.__dict__.update(state)
+    error.args = (state["message"],)
+    return error
+
+
+class Usage(SlackwaterError):
+    """The request itself is malformed: fix the words and ask again (exit code 2)."""
+
+
+class NotFound(SlackwaterError, LookupError):
+    """A named thing (app, stage, ref, table, column, topic) does not exist."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str] = (), *, hint: str = "") -> None:
+        self.what = what
+        self.name = name
+        self.known = tuple(sorted(known))
+        near = get_close_matches(name, self.known, n=3, cutoff=0.4)
+        if near:
+            found = f"; the nearest: {', '.join(near)}"
+        elif self.known:
+            shown = ", ".join(self.known[:8])
+            found = f"; there are: {shown}{', …' if len(self.known) > 8 else ''}"
+        else:
+            found = "; there is none yet"
+        super().__init__(f"no {what} named {name!r}{found}", hint=hint)
+
+
+class Refused(SlackwaterError):
+    """The request is understood but would lose or break something; nothing was changed."""
+
+
+class Unavailable(SlackwaterError, ConnectionError):
+    """A server did not answer within the patience it was given; trying again later may work."""
+
+
+class Corruption(SlackwaterError):
+    """Stored bytes are not what the manifest promises. `object_key` names the object."""
+
+    def __init__(self, message: str, *, object_key: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.object_key = object_key
+
+
+class ObjectNotFound(SlackwaterError, KeyError):
+    """No object under this key."""
+
+    def __init__(self, key: str, root: str) -> None:
+        super().__init__(f"no object {key!r} under {root}")
+        self.key = key
+
+    def __str__(self) -> str:
+        # KeyError would show the repr.
+        return self.message
+
+
+class ObjectExists(SlackwaterError, FileExistsError):
+    """A put-if-absent found the key taken."""
+
+    def __init__(self, key: str, root: str) -> None:
+        super().__init__(f"object {key!r} exists already under {root}")
+        self.key = key
+
+
+class CommitConflict(SlackwaterError):
+    """Somebody else committed this version first."""
+
+    def __init__(self, message: str, *, version: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.version = version
+
+
+class Fenced(CommitConflict):
+    """A writer with a newer epoch has taken the stage over; this one must stop."""

@@ -1,0 +1,91 @@
+"""Names of objects under a store root. The only place that knows the layout."""
+
+import re
+
+from .errors import Usage
+
+__all__ = [
+    "app_info",
+    "check_name",
+    "manifest",
+    "manifests",
+    "operations",
+    "request",
+    "requests",
+    "snapshot",
+    "snapshots",
+    "sst",
+    "stages",
+    "version_of",
+]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it may stand in an object key and a topic name.
+
+    Raises:
+        Usage: it may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise Usage(
+            f"{what} name {name!r} is not usable: expected 1 to 63 of a-z, 0-9, '_' and '-', "
+            "starting with a letter or a digit"
+        )
+    return name
+
+
+def app_info(app: str) -> str:
+    """Who the app is; its presence is the app's existence."""
+    return f"{app}/app.json"
+
+
+def stages(app: str) -> str:
+    """Prefix of all stages."""
+    return f"{app}/stages/"
+
+
+def manifests(app: str, stage: str) -> str:
+    """Prefix of one stage's manifests."""
+    return f"{app}/stages/{stage}/manifests/"
+
+
+def manifest(app: str, stage: str, version: int) -> str:
+    """One version's manifest; names sort as numbers do."""
+    return f"{app}/stages/{stage}/manifests/{version:020}.json"
+
+
+def version_of(manifest_key: str) -> int:
+    """The version in a manifest's key."""
+    return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
+
+
+def sst(app: str, stage: str, ulid: str) -> str:
+    """One SST."""
+    return f"{app}/stages/{stage}/sst/{ulid}.parquet"
+
+
+def snapshots(app: str) -> str:
+    """Prefix of all snapshots."""
+    return f"{app}/snapshots/"
+
+
+def snapshot(app: str, name: str) -> str:
+    """One named snapshot."""
+    return f"{app}/snapshots/{name}.json"
+
+
+def requests(app: str) -> str:
+    """Prefix of what is asked of the running app."""
+    return f"{app}/requests/"
+
+
+def request(app: str, snapshot_id: str) -> str:
+    """One request for a snapshot."""
+    return f"{app}/requests/{snapshot_id}.json"
+
+
+def operations(app: str) -> str:
+    """Prefix of the log of operations."""
+    return f"{app}/log/"

@@ -1,0 +1,129 @@
+"""The manifest: everything that is true of one stage after one version.
+
+Values only; `codec` turns them into bytes, `commit` makes them durable. A manifest is never changed: the next one
+replaces it under the next number.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Output", "Origin", "Sst", "Table"]
+
+Kind = Literal["claim", "batch", "compaction", "clone"]
+"""Why a version exists: a writer claimed the stage, a micro-batch, a compaction, or it was cloned."""
+
+
+class Column(Struct, frozen=True):
+    """A column of a state table. `type` is Arrow's name for it, as `store.types` writes and reads it."""
+
+    name: str
+    type: str
+
+
+class Table(Struct, frozen=True):
+    """A stage's keyed state: `key` identifies a row; `values` whose names start with `_` are internal."""
+
+    key: tuple[Column, ...]
+    values: tuple[Column, ...]
+    partitions: int
+    """Number of state partitions; partition p holds the p-th equal range of `_hash`."""
+    state: str
+    """How the state was declared, in one line; a change of meaning is refused at start."""
+
+
+class Sst(Struct, frozen=True):
+    """One immutable Parquet object with rows of one state partition, sorted by (`_hash`, key)."""
+
+    object: str
+    """Key under the store root."""
+    partition: int
+    level: int
+    """0 as a batch wrote it; a compaction's output is one more than the highest of its inputs."""
+    rows: int
+    bytes: int
+    checksum: str
+    """xxh3_128 of the object's bytes, hexadecimal."""
+    hash_min: int
+    hash_max: int
+    seq_min: int
+    seq_max: int
+    """`_seq` is the version that wrote a row: the larger wins."""
+    tombstones: int = 0
+    root: str = ""
+    """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
+
+
+class Input(Struct, frozen=True):
+    """How far one input has been read: `offsets[p]` is the next offset to read in Kafka partition p."""
+
+    topic: str
+    offsets: tuple[int, ...]
+    upstream: str = ""
+    """The stage that writes this channel; empty for a user's topic."""
+    version: int = 0
+    """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
+    rows: int = 0
+    """Rows read from this input by this version."""
+
+
+class Output(Struct, frozen=True):
+    """What one version wrote to one channel."""
+
+    topic: str
+    ends: tuple[int, ...]
+    """The next offset after this version's last message, in each Kafka partition (also when it wrote none)."""
+    attempts: tuple[str, ...] = ()
+    """The task attempts whose messages count; all others in the range are skipped by readers."""
+    rows: int = 0
+    schema: str = ""
+    """The rows' schema as a Spark DDL string."""
+    markers: dict[str, tuple[int, ...]] = {}
+    """Snapshot id to the marker's offset in each partition: the last messages of this version."""
+
+
+class Manifest(Struct, frozen=True):
+    """One committed version of one stage."""
+
+    app: str
+    stage: str
+    version: int
+    epoch: int
+    writer: str
+    """Unique id of the commit's author; tells a lost answer from a lost race."""
+    time_ms: int
+    """Wall clock of the commit, milliseconds since 1970 UTC; strictly greater than the version before."""
+    kind: Kind
+    inputs: dict[str, Input] = {}
+    """By the name of the topic or channel as declared."""
+    outputs: dict[str, Output] = {}
+    """By the name of the channel as declared; carried on by versions that write nothing."""
+    table: Table | None = None
+    ssts: tuple[Sst, ...] = ()
+    recorded: dict[str, int] = {}
+    """Open snapshots (by id) and the version of this stage that is its part of their cut."""
+    duration_ms: int = 0
+    """From the batch's plan to this commit."""
+    by: str = ""
+    """host:pid of the writer, for messages to people."""
+
+
+class Origin(Struct, frozen=True):
+    """What a clone was made from."""
+
+    root: str
+    app: str
+    snapshot: str
+    """Name of the pinned snapshot in the source app."""
+    cut: dict[str, int]
+    """Source version of each stage."""
+    topics: dict[str, str] = {}
+    """User topics read under another name: source name to this app's name."""
+
+
+class AppInfo(Struct, frozen=True):
+    """An app's identity, written once."""
+
+    name: str
+    created_ms: int
+    origin: Origin | None = None

@@ -1,0 +1,63 @@
+"""The one narrow seam to storage. S3, a local folder and memory offer the same guarantees through it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+__all__ = ["ObjectInfo", "ObjectStore"]
+
+
+class ObjectInfo(NamedTuple):
+    """One entry of a listing."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+
+
+class ObjectStore(Protocol):
+    """Whole, immutable objects under string keys ('/' separates folders).
+
+    A read that starts after a put has returned sees that put. Every method may raise `Unavailable` when storage did
+    not answer within the store's patience; retries with backoff are the implementation's business.
+    """
+
+    @property
+    def url(self) -> str:
+        """The store root as the user wrote it, normalised: `s3://bucket/prefix` or an absolute folder."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes. Raises `ObjectNotFound`."""
+        ...
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or overwrite, atomically. For keys that only one writer ever uses."""
+        ...
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """Create the object. Raises `ObjectExists` when the key is taken, also by a race.
+
+        A retry after a lost answer may raise `ObjectExists` for the caller's own write: read back and compare.
+        """
+        ...
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys."""
+        ...
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """Names of the folders directly under `prefix` (which ends with '/'), in order, without slashes."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object; no error when it is not there."""
+        ...
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object lies on this machine's disk, or None for a remote store."""
+        ...
