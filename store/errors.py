@@ -48,12 +48,17 @@ class Usage(SlackwaterError):
 class NotFound(SlackwaterError, LookupError):
     """A named thing (app, stage, ref, table, column, topic) does not exist."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str] = (), *, hint: str = "") -> None:
+    def __init__(
+        self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = ""
+    ) -> None:
+        """`found` says what there is, where a list of names (`known`) would not."""
         self.what = what
         self.name = name
         self.known = tuple(sorted(known))
         near = get_close_matches(name, self.known, n=3, cutoff=0.4)
-        if near:
+        if found:
+            found = f"; {found}"
+        elif near:
             found = f"; the nearest: {', '.join(near)}"
         elif self.known:
             shown = ", ".join(self.known[:8])

@@ -2,10 +2,12 @@
 
 import re
 
-from .errors import Usage
+from .errors import Refused, Usage
 
 __all__ = [
     "app_info",
+    "channels",
+    "check_key",
     "check_name",
     "manifest",
     "manifests",
@@ -36,9 +38,26 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
+def check_key(key: str) -> str:
+    """Return `key` if every store can hold it and it stays under the root.
+
+    Raises:
+        Refused: it is empty, absolute, or has an empty, '.' or '..' segment; a manifest that was tampered
+            with is one way to meet such a key.
+    """
+    if "\0" in key or any(segment in ("", ".", "..") for segment in key.split("/")):
+        raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
+    return key
+
+
 def app_info(app: str) -> str:
     """Who the app is; its presence is the app's existence."""
     return f"{app}/app.json"
+
+
+def channels(app: str) -> str:
+    """Where a clone's copied records lie in its own topics."""
+    return f"{app}/channels.json"
 
 
 def stages(app: str) -> str:

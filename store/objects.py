@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-__all__ = ["ObjectInfo", "ObjectStore"]
+__all__ = ["ObjectInfo", "ObjectStore", "check_range"]
 
 
 class ObjectInfo(NamedTuple):
@@ -61,3 +61,15 @@ class ObjectStore(Protocol):
     def local_path(self, key: str) -> Path | None:
         """Where the object lies on this machine's disk, or None for a remote store."""
         ...
+
+
+def check_range(start: int, length: int) -> None:
+    """Refuse what a slice would silently read as "from the end".
+
+    Raises:
+        ValueError: `start` or `length` is negative.
+    """
+    if start < 0 or length < 0:
+        raise ValueError(
+            f"a range starts at 0 or later and is not negative; found start={start}, length={length}"
+        )

@@ -1,0 +1,49 @@
+"""Slackwater: a time machine for the state of streaming applications on Spark.
+
+What a program needs to declare an app is here; `slackwater run FILE` runs it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "__version__",
+    "aggregate",
+    "count",
+    "first",
+    "last",
+    "max",
+    "mean",
+    "min",
+    "repartition",
+    "sum",
+    "topic",
+    "update",
+    "upsert",
+]
+
+if TYPE_CHECKING:
+    from .pipeline.aggregates import aggregate, count, first, last, max, mean, min, sum
+    from .pipeline.app import App, repartition, topic
+    from .pipeline.update import update
+    from .pipeline.upsert import upsert
+
+_HOMES = {
+    "App": "app",
+    "repartition": "app",
+    "topic": "app",
+    "update": "update",
+    "upsert": "upsert",
+    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "aggregates"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The command line imports this package too, and must not wait for Arrow.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".pipeline.{_HOMES[name]}", __name__), name)

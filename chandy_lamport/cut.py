@@ -1,0 +1,83 @@
+"""A cut as the protocol sees it, and whether it is consistent. Values and a pure function."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .errors import ProtocolError
+
+__all__ = ["Channel", "Cut", "violations"]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One channel between one writer and one reader, as a cut found it.
+
+    The counts are of records since the channel began, one count for each partition: sums would let one partition
+    hide what is missing in another.
+
+    Raises:
+        ProtocolError: The counts are of different numbers of partitions, or one is negative.
+    """
+
+    name: str
+    sender: str
+    receiver: str
+    sent: tuple[int, ...]
+    """Sent by the sender up to and with its version."""
+    consumed: tuple[int, ...]
+    """Consumed by the receiver up to and with its version."""
+    in_flight: tuple[int, ...]
+    """Kept with the cut as the channel's state."""
+
+    def __post_init__(self) -> None:
+        counts = {"sent": self.sent, "consumed": self.consumed, "in flight": self.in_flight}
+        what = f"counting channel {self.name!r}"
+        if len({len(count) for count in counts.values()}) > 1:
+            found = ", ".join(f"{len(count)} {verb}" for verb, count in counts.items())
+            raise ProtocolError(what, "the same number of partitions", found)
+        for verb, count in counts.items():
+            if min(count, default=0) < 0:
+                raise ProtocolError(what, "no count below 0", f"{min(count)} {verb}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One version of each stage, and what every channel held between them.
+
+    Raises:
+        ProtocolError: A channel's sender or receiver has no version.
+    """
+
+    versions: Mapping[str, int]
+    channels: tuple[Channel, ...]
+
+    def __post_init__(self) -> None:
+        for channel in self.channels:
+            for stage in (channel.sender, channel.receiver):
+                if stage not in self.versions:
+                    known = ", ".join(map(repr, sorted(self.versions))) or "no stage"
+                    raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage))
+
+
+def violations(cut: Cut) -> tuple[str, ...]:
+    """What makes the cut inconsistent, one sentence each; empty when it is consistent.
+
+    Nothing may be consumed that was not sent, and what was sent is either consumed or in flight.
+    """
+    return tuple(_violations(cut))
+
+
+def _violations(cut: Cut) -> Iterator[str]:
+    for channel in cut.channels:
+        sender = f"{channel.sender} at version {cut.versions[channel.sender]}"
+        receiver = f"{channel.receiver} at version {cut.versions[channel.receiver]}"
+        counts = zip(channel.sent, channel.consumed, channel.in_flight, strict=True)
+        for partition, (sent, consumed, in_flight) in enumerate(counts):
+            place = f"{channel.name}[{partition}]"
+            if consumed > sent:
+                yield f"{place}: {receiver} consumed {consumed} records, but {sender} had sent only {sent}"
+            elif sent != consumed + in_flight:
+                yield (
+                    f"{place}: {sender} sent {sent} records, but {receiver} consumed {consumed} "
+                    f"and {in_flight} are in flight"
+                )

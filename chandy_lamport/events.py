@@ -1,0 +1,163 @@
+"""What goes into a process and the injector, and what comes out. Values only; they compare by content.
+
+A snapshot is named by an id that is never used twice. Channels and stages are named as the app declares them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "Action",
+    "BatchArrived",
+    "Cancel",
+    "Capture",
+    "Complete",
+    "Event",
+    "Finished",
+    "Forgotten",
+    "InjectorAction",
+    "InjectorEvent",
+    "MarkerArrived",
+    "RecordState",
+    "Request",
+    "Requested",
+    "SendMarker",
+    "StageFinished",
+    "Take",
+]
+
+
+# Into a process.
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Somebody wants this snapshot. For a process without channel inputs: the protocol starts there."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrived:
+    """Records of a channel were consumed. They lie before every marker of it that has not yet arrived.
+
+    In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state that the
+    commit records has already seen them.
+    """
+
+    channel: str
+    records: object
+    """An address range, opaque here: what a `Capture` hands back."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerArrived:
+    """All of the channel up to this snapshot's marker was consumed, in every partition of the channel.
+
+    Where it is the process's first marker of the snapshot, nothing that lies after it may be in the same commit.
+    """
+
+    snapshot: str
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The snapshot was completed or cancelled; nobody asks for it any more."""
+
+    snapshot: str
+
+
+Event = Requested | BatchArrived | MarkerArrived | Forgotten
+"""What a process receives."""
+
+
+# Out of a process. The actions of one `receive` belong in one atomic commit, in this order.
+
+
+@dataclass(frozen=True, slots=True)
+class RecordState:
+    """The version now being committed is this process's part of the cut."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendMarker:
+    """Write a marker into every partition of the channel: after all records sent so far, before any later one."""
+
+    snapshot: str
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """These records were sent before the cut and consumed after it: they are part of the channel's state."""
+
+    snapshot: str
+    channel: str
+    records: object
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The state is recorded and every input's marker has arrived: this process has done its part."""
+
+    snapshot: str
+
+
+Action = RecordState | SendMarker | Capture | Finished
+"""What a process wants done."""
+
+
+# Into the injector.
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Take a snapshot. Said again while it is open, it asks again those sources that have not answered."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """A stage has committed `Finished`; `version` is the one it recorded."""
+
+    snapshot: str
+    stage: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Give the snapshot up."""
+
+    snapshot: str
+
+
+InjectorEvent = Take | StageFinished | Cancel
+"""What the injector receives."""
+
+
+# Out of the injector.
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Deliver `Requested` to this stage, which reads no channel."""
+
+    snapshot: str
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Every stage has finished: these versions and the captured records are the cut."""
+
+    snapshot: str
+    versions: Mapping[str, int]
+
+
+InjectorAction = Request | Complete
+"""What the injector wants done."""

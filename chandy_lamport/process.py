@@ -1,0 +1,126 @@
+"""A process: one stage's side of the protocol. It does not know which stage it is."""
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+from .errors import ProtocolError
+from .events import (
+    Action,
+    BatchArrived,
+    Capture,
+    Event,
+    Finished,
+    Forgotten,
+    MarkerArrived,
+    RecordState,
+    Requested,
+    SendMarker,
+)
+from .state import Phase, Role, Signal, Step, marker_signal, records_signal, transition
+
+__all__ = ["Process"]
+
+
+class Process:
+    """Records its state at the first marker of a snapshot, passes the marker on, and captures what is late.
+
+    All actions that one commit's events give belong in that commit. When the commit did not happen, this object is
+    ahead of the truth: `restore` another from the last commit that did.
+
+    Args:
+        inputs: The channels it reads; none for a stage that reads only users' topics.
+        outputs: The channels it writes.
+    """
+
+    __slots__ = ("_inputs", "_outputs", "_role", "_snapshots")
+
+    def __init__(self, inputs: frozenset[str], outputs: frozenset[str]) -> None:
+        self._inputs = inputs
+        self._outputs = tuple(sorted(outputs))
+        self._role = Role.READER if inputs else Role.SOURCE
+        self._snapshots: dict[str, tuple[Phase, frozenset[str]]] = {}
+
+    @classmethod
+    def restore(
+        cls, inputs: frozenset[str], outputs: frozenset[str], *, recorded: Mapping[str, Iterable[str]]
+    ) -> Self:
+        """The process as a commit left it; `recorded` is what the property of that name said then.
+
+        Raises:
+            ProtocolError: A snapshot awaits a marker on a channel that is no input.
+        """
+        process = cls(inputs, outputs)
+        for snapshot, channels in recorded.items():
+            awaited = frozenset(channels)
+            for channel in sorted(awaited):
+                process._check_input(channel, f"snapshot {snapshot!r} is restored and awaits a marker")
+            process._snapshots[snapshot] = (Phase.CAPTURING if awaited else Phase.FINISHED, awaited)
+        return process
+
+    @property
+    def recorded(self) -> dict[str, frozenset[str]]:
+        """Every snapshot recorded and not forgotten, with the channels whose marker it awaits.
+
+        This is all there is to store. For those that nobody asks for any more, `Forgotten` is due: also when it was
+        received before, for a marker that comes later begins the snapshot anew.
+        """
+        return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
+
+    def receive(self, event: Event) -> tuple[Action, ...]:
+        """What to do about `event`, in order.
+
+        Raises:
+            ProtocolError: The event is illegal here. The process is as it was.
+        """
+        match event:
+            case Requested(snapshot):
+                return self._advance(snapshot, Signal.REQUEST)
+            case MarkerArrived(snapshot, channel):
+                self._check_input(channel, f"a marker of snapshot {snapshot!r} arrived")
+                signal = marker_signal(channel, self._progress(snapshot)[1])
+                return self._advance(snapshot, signal, arrived=channel)
+            case BatchArrived(channel, records):
+                self._check_input(channel, "a batch arrived")
+                actions: list[Action] = []
+                for snapshot, awaited in self.recorded.items():
+                    late = Capture(snapshot, channel, records)
+                    actions += self._advance(snapshot, records_signal(channel, awaited), late=late)
+                return tuple(actions)
+            case Forgotten(snapshot):
+                return self._advance(snapshot, Signal.FORGET)
+        raise ProtocolError(
+            "a process received what it does not know",
+            "Requested, BatchArrived, MarkerArrived or Forgotten",
+            repr(event),
+        )
+
+    def _progress(self, snapshot: str) -> tuple[Phase, frozenset[str]]:
+        return self._snapshots.get(snapshot, (Phase.UNKNOWN, self._inputs))
+
+    def _advance(
+        self, snapshot: str, signal: Signal, *, arrived: str = "", late: Capture | None = None
+    ) -> tuple[Action, ...]:
+        phase, awaited = self._progress(snapshot)
+        phase, steps = transition(self._role, phase, signal, snapshot)
+        if phase is Phase.UNKNOWN:
+            self._snapshots.pop(snapshot, None)
+        else:
+            self._snapshots[snapshot] = (phase, awaited - {arrived})
+        actions: list[Action] = []
+        for step in steps:
+            match step:
+                case Step.RECORD:
+                    actions.append(RecordState(snapshot))
+                case Step.SEND_MARKERS:
+                    actions += (SendMarker(snapshot, output) for output in self._outputs)
+                case Step.CAPTURE if late:
+                    actions.append(late)
+                case Step.FINISH:
+                    actions.append(Finished(snapshot))
+        return tuple(actions)
+
+    def _check_input(self, channel: str, what: str) -> None:
+        if channel not in self._inputs:
+            known = " or ".join(map(repr, sorted(self._inputs)))
+            expected = f"it on {known}" if known else "none, for this process reads no channel"
+            raise ProtocolError(what, expected, f"it on {channel!r}")

@@ -1,0 +1,147 @@
+"""The law: every transition of the protocol is a row of the one table in this file.
+
+A row is about one snapshot and one party: in this phase, this signal leads to that phase and asks for these steps, in
+their order. Snapshots do not know each other, so any number of them may overlap. What has no row is illegal.
+
+`Process` and `Injector` only turn events into signals (by `marker_signal` and its like, below), keep the phase that
+the table answers, and turn steps into actions. Neither decides anything.
+"""
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Final
+
+from .errors import ProtocolError
+
+__all__ = [
+    "TRANSITIONS",
+    "Phase",
+    "Role",
+    "Signal",
+    "Step",
+    "answer_signal",
+    "marker_signal",
+    "records_signal",
+    "transition",
+]
+
+
+class Role(Enum):
+    """Who is concerned."""
+
+    SOURCE = "a process without channel inputs"
+    READER = "a process with channel inputs"
+    INJECTOR = "the injector"
+
+
+class Phase(Enum):
+    """How far the party is with one snapshot."""
+
+    UNKNOWN = "does not know"
+    CAPTURING = "has recorded its state and awaits markers for"
+    FINISHED = "has finished"
+    COLLECTING = "awaits stages for"
+
+
+class Signal(Enum):
+    """What an event means to one snapshot."""
+
+    REQUEST = "Requested"
+    MARKER = "MarkerArrived on an awaited channel"
+    LAST_MARKER = "MarkerArrived on the only awaited channel"
+    REPEATED_MARKER = "MarkerArrived once more"
+    RECORDS = "BatchArrived before the channel's marker"
+    LATER_RECORDS = "BatchArrived after the channel's marker"
+    FORGET = "Forgotten"
+    TAKE = "Take"
+    ANSWER = "StageFinished"
+    LAST_ANSWER = "StageFinished of the only awaited stage"
+    CANCEL = "Cancel"
+
+
+class Step(Enum):
+    """What a transition asks for."""
+
+    RECORD = auto()
+    SEND_MARKERS = auto()
+    CAPTURE = auto()
+    FINISH = auto()
+    REQUEST = auto()
+    COMPLETE = auto()
+
+
+TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tuple[Step, ...]]]]] = {
+    (Role.SOURCE, Phase.UNKNOWN): {
+        Signal.REQUEST: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS, Step.FINISH)),
+        Signal.FORGET: (Phase.UNKNOWN, ()),
+    },
+    (Role.SOURCE, Phase.FINISHED): {
+        Signal.REQUEST: (Phase.FINISHED, ()),
+        Signal.FORGET: (Phase.UNKNOWN, ()),
+    },
+    # The first marker records at once, whatever the other inputs do: nobody ever waits.
+    (Role.READER, Phase.UNKNOWN): {
+        Signal.MARKER: (Phase.CAPTURING, (Step.RECORD, Step.SEND_MARKERS)),
+        Signal.LAST_MARKER: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS, Step.FINISH)),
+        Signal.FORGET: (Phase.UNKNOWN, ()),
+    },
+    (Role.READER, Phase.CAPTURING): {
+        Signal.RECORDS: (Phase.CAPTURING, (Step.CAPTURE,)),
+        Signal.LATER_RECORDS: (Phase.CAPTURING, ()),
+        Signal.MARKER: (Phase.CAPTURING, ()),
+        Signal.LAST_MARKER: (Phase.FINISHED, (Step.FINISH,)),
+        Signal.REPEATED_MARKER: (Phase.CAPTURING, ()),
+        Signal.FORGET: (Phase.UNKNOWN, ()),
+    },
+    (Role.READER, Phase.FINISHED): {
+        Signal.LATER_RECORDS: (Phase.FINISHED, ()),
+        Signal.REPEATED_MARKER: (Phase.FINISHED, ()),
+        Signal.FORGET: (Phase.UNKNOWN, ()),
+    },
+    # An answer to a question nobody asks any more is late, not wrong.
+    (Role.INJECTOR, Phase.UNKNOWN): {
+        Signal.TAKE: (Phase.COLLECTING, (Step.REQUEST,)),
+        Signal.ANSWER: (Phase.UNKNOWN, ()),
+        Signal.LAST_ANSWER: (Phase.UNKNOWN, ()),
+        Signal.CANCEL: (Phase.UNKNOWN, ()),
+    },
+    (Role.INJECTOR, Phase.COLLECTING): {
+        Signal.TAKE: (Phase.COLLECTING, (Step.REQUEST,)),
+        Signal.ANSWER: (Phase.COLLECTING, ()),
+        Signal.LAST_ANSWER: (Phase.UNKNOWN, (Step.COMPLETE,)),
+        Signal.CANCEL: (Phase.UNKNOWN, ()),
+    },
+}
+
+
+def transition(role: Role, phase: Phase, signal: Signal, snapshot: str) -> tuple[Phase, tuple[Step, ...]]:
+    """Look the row up; `snapshot` is for the message only.
+
+    Raises:
+        ProtocolError: The table has no such row.
+    """
+    rows = TRANSITIONS[role, phase]
+    if signal not in rows:
+        raise ProtocolError(
+            f"{role.value} that {phase.value} snapshot {snapshot!r} cannot go on",
+            expected=" or ".join(row.value for row in rows),
+            found=signal.value,
+        )
+    return rows[signal]
+
+
+def marker_signal(channel: str, awaited: frozenset[str]) -> Signal:
+    """What a marker on `channel` means while the markers of `awaited` have not arrived."""
+    if channel not in awaited:
+        return Signal.REPEATED_MARKER
+    return Signal.MARKER if awaited - {channel} else Signal.LAST_MARKER
+
+
+def records_signal(channel: str, awaited: frozenset[str]) -> Signal:
+    """What records on `channel` mean while the markers of `awaited` have not arrived."""
+    return Signal.RECORDS if channel in awaited else Signal.LATER_RECORDS
+
+
+def answer_signal(stage: str, awaited: frozenset[str]) -> Signal:
+    """What an answer of `stage` means while the stages of `awaited` have not answered."""
+    return Signal.ANSWER if awaited - {stage} else Signal.LAST_ANSWER

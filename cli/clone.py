@@ -1,0 +1,145 @@
+"""`slackwater clone`: an app of its own, from another app's moment."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..store.errors import NotFound, Usage
+from . import humane, options
+from .output import Part, output_for
+from .settings import load
+from .tables import Grid, Title
+
+if TYPE_CHECKING:
+    from ..snapshot.clone import ClonePlan
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater clone flights flights-staging",
+        "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
+        "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
+    )
+)
+def clone(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC[@REF]", help="The app to clone, and the moment. Default: now.", show_default=False
+        ),
+    ],
+    name: Annotated[str, typer.Argument(metavar="DST", help="Name of the clone.", show_default=False)],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=OTHER",
+            help="Let the clone read topic OTHER where the app says NAME; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="ROOT", help="Store root of the clone. Default: the source's."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")
+    ] = False,
+    store: options.Store = None,
+    kafka: options.Kafka = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make a new app from a moment of another: its state, its offsets and what its stages had not read yet.
+
+    No state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
+    keeps them. The clone has repartition topics of its own and never writes to the source's. An interrupted
+    clone is finished by the same command. --store is where the source is, --to where the clone goes.
+    """
+    from ..pipeline.channels import KafkaChannels
+    from ..snapshot.clone import clone as make
+    from ..snapshot.operations import record, whoami
+    from ..store.open import open_store
+
+    settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
+    opened, channels = settings.open_store(), KafkaChannels(settings.kafka())
+    target = open_store(to) if to else opened
+    try:
+        plan = make(
+            opened,
+            source,
+            name,
+            topics=topics,
+            channels=channels,
+            target_store=target,
+            by=by,
+            dry_run=dry_run,
+        )
+    except NotFound as error:
+        if error.what == "app" and store and not to:
+            error.hint += "; --store is where the source is, --to says where the clone goes"
+        raise
+    if not dry_run:
+        record(opened, plan.source.app, "clone", f"{source} as {name}{f' in {to}' if to else ''}", by)
+        record(target, name, "clone", f"from {source} in {opened.url}", by)
+    output_for(json=as_json).show(_data(plan, dry_run), *_parts(plan, source, to, dry_run))
+
+
+def _topics(pairs: Sequence[str]) -> dict[str, str]:
+    topics: dict[str, str] = {}
+    for pair in pairs:
+        declared, equals, other = pair.partition("=")
+        if not (declared and equals and other):
+            raise Usage(
+                f"--topic {pair!r} is not NAME=OTHER", hint="for example --topic flights=flights-corrected"
+            )
+        if topics.setdefault(declared, other) != other:
+            raise Usage(f"--topic names {declared!r} twice: as {topics[declared]!r} and as {other!r}")
+    return topics
+
+
+def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
+    return {
+        "app": plan.info,
+        "store": plan.target_root,
+        "source": {"app": plan.source.app, "versions": plan.source.versions, "time_ms": plan.source.time_ms},
+        "topics": plan.topics,
+        "in_flight": plan.in_flight,
+        "resumed": plan.resumed,
+        "dry_run": dry_run,
+    }
+
+
+def _parts(plan: "ClonePlan", source: str, to: str | None, dry_run: bool) -> Iterator[Part]:
+    done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
+    yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
+    manifests = [plan.source.stages[stage] for stage in plan.source.versions]
+    yield Grid.of(
+        ("stage", ">version", "committed", ">state shared", "goes on at"),
+        (
+            (
+                manifest.stage,
+                f"v{manifest.version}",
+                humane.moment(manifest.time_ms),
+                humane.size(sum(sst.bytes for sst in manifest.ssts)) if manifest.table else "-",
+                ", ".join(
+                    f"{plan.topics[name]}[{partition}] {offset}"
+                    for name, read in manifest.inputs.items()
+                    if not read.upstream
+                    for partition, offset in enumerate(read.offsets)
+                ),
+            )
+            for manifest in manifests
+        ),
+    )
+    rows = sum(flight.rows for flight in plan.in_flight)
+    if rows:
+        yield f"{humane.plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+    if dry_run:
+        return
+    if plan.info.origin:
+        yield f"{plan.source.app}@{plan.info.origin.snapshot} keeps the state that the clone shares"
+    yield f"run it: slackwater run FILE --app {plan.info.name}{f' --store {to}' if to else ''}"

@@ -1,0 +1,83 @@
+"""`slackwater log`: the commits of an app, and what people did to it."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import humane, options
+from .output import Part, output_for
+from .settings import load
+from .tables import Grid
+
+if TYPE_CHECKING:
+    from ..snapshot.log import Entry
+    from ..snapshot.operations import Operation
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater log flights",
+        "slackwater log flights --stage routes --limit 5",
+        "slackwater log flights --operations",
+    )
+)
+def log(
+    app_name: options.App,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show this many.")] = 20,
+    stage: Annotated[str, typer.Option(metavar="NAME", help="Only this stage.", show_default=False)] = "",
+    operations: Annotated[
+        bool, typer.Option("--operations", help="Show what was done to the app, by whom, not its commits.")
+    ] = False,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the commits of an app, newest first, with what they read and the snapshots they are part of."""
+    from ..snapshot.log import entries
+    from ..snapshot.operations import list_operations
+    from ..store.apps import read_app
+
+    output, opened = output_for(json=as_json), load(store=store).open_store()
+    if operations:
+        read_app(opened, app_name)
+        done = list_operations(opened, app_name, limit)
+        output.show(done, _operations(done, app_name))
+    else:
+        commits = entries(opened, app_name, limit, stage=stage)
+        output.show(commits, _commits(commits, app_name))
+
+
+def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
+    if not commits:
+        return f"{app_name} has no commit yet; `slackwater run FILE` makes them"
+    now_ms = humane.now_ms()
+    return Grid.of(
+        ("committed", "stage", ">version", "kind", ">rows in", ">rows out", ">took", "read", "snapshots"),
+        (
+            (
+                humane.when(entry.time_ms, now_ms),
+                entry.stage,
+                f"v{entry.version}",
+                entry.kind,
+                humane.count(entry.rows_in),
+                humane.count(entry.rows_out),
+                humane.duration(entry.duration_ms),
+                ", ".join(map(str, entry.windows)),
+                ", ".join(entry.snapshots),
+            )
+            for entry in commits
+        ),
+    )
+
+
+def _operations(done: "tuple[Operation, ...]", app_name: str) -> Part:
+    if not done:
+        return f"nothing was done to {app_name} from the command line yet"
+    now_ms = humane.now_ms()
+    return Grid.of(
+        ("done", "what", "detail", "by"),
+        ((humane.when(each.time_ms, now_ms), each.verb, each.detail, each.by) for each in done),
+    )

@@ -1,0 +1,127 @@
+"""`slackwater query`: SQL over the state of an app, now or at any earlier moment."""
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..store.errors import Usage
+from . import humane, options
+from .output import Part, output_for
+from .settings import Settings, load
+from .tables import Grid
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ..store.manifest import Manifest
+    from ..store.objects import ObjectStore
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater query flights                       # which tables there are",
+        'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
+        'slackwater query flights@-5m "SELECT count(*) FROM routes"',
+        'slackwater query flights@before-deploy "FROM routes" --out routes.parquet',
+        "slackwater query flights --file report.sql --json",
+    )
+)
+def query(
+    ref: options.Ref,
+    sql: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SQL",
+            help="DuckDB SQL over the app's tables; '-' reads it from standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Read the SQL from a file."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all rows to a .parquet, .csv or .json file.")
+    ] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Print this many rows; 0 for all.")] = 50,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Query the tables of an app with DuckDB, now or at any earlier moment.
+
+    Every table is named after its stage. Without SQL the tables and their columns are listed.
+    """
+    settings, output, text = load(store=store), output_for(json=as_json), _sql(sql, file)
+    if text is None:
+        output.show(*_tables(settings.open_store(), ref))
+        return
+    from . import values
+
+    if out is not None:
+        values.check_ending(out)
+    rows = _run(settings, ref, text)
+    if out is not None:
+        values.write(rows, out)
+        output.show(
+            {"file": str(out), "rows": rows.num_rows}, f"{humane.plural(rows.num_rows, 'row')} in {out}"
+        )
+    elif as_json:
+        output.show(values.records(rows))
+    else:
+        output.show(None, values.grid(rows, limit or None))
+        if 0 < limit < rows.num_rows:
+            output.note(f"and {humane.plural(rows.num_rows - limit, 'more row')}; --limit 0 prints all")
+
+
+def _sql(sql: str | None, file: Path | None) -> str | None:
+    if sql is not None and file is not None:
+        raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    return sys.stdin.read() if sql == "-" else sql
+
+
+def _run(settings: Settings, ref: str, sql: str) -> "pa.Table":
+    from ..snapshot.cut import resolve
+    from ..snapshot.tables import connect, run_query
+
+    store = settings.open_store()
+    cut = resolve(store, ref, now_ms=humane.now_ms())
+    with closing(settings.open_cache()) as cache, connect(store, cache, cut) as connection:
+        return run_query(connection, sql)
+
+
+def _tables(store: "ObjectStore", ref: str) -> tuple[object, Part]:
+    """The tables at a ref, for machines and for people."""
+    from ..snapshot.cut import resolve
+
+    cut = resolve(store, ref, now_ms=humane.now_ms())
+    found = [_describe(name, manifest) for name, manifest in cut.tables.items()]
+    if not found:
+        return found, f"{cut.ref} has no table: none of its stages keeps state"
+    rows = (
+        (each["table"], column["name"], column["type"], "key" if column["key"] else "")
+        for each in found
+        for column in each["columns"]
+    )
+    return found, Grid.of(("table", "column", "type", ""), rows)
+
+
+def _describe(name: str, manifest: "Manifest") -> dict[str, Any]:
+    table = manifest.table
+    if table is None:
+        raise AssertionError("a table without columns")
+    key = [{"name": column.name, "type": column.type, "key": True} for column in table.key]
+    values = [
+        {"name": column.name, "type": column.type, "key": False}
+        for column in table.values
+        if not column.name.startswith("_")
+    ]
+    return {"table": name, "version": manifest.version, "columns": key + values}

@@ -1,0 +1,103 @@
+"""`slackwater run`: the one verb that starts Spark."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import humane, options
+from .output import output_for
+from .settings import load
+
+if TYPE_CHECKING:
+    from ..pipeline.progress import Progress
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater run flights.py",
+        "slackwater run flights.py --until-caught-up --max-records 50000",
+        "slackwater run flights.py --stage routes --master 'local[4]'",
+        "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
+    )
+)
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Python file that declares the app.", show_default=False)
+    ],
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run only this stage; may be repeated. Default: all of them."),
+    ] = None,
+    app_name: Annotated[
+        str | None,
+        typer.Option("--app", metavar="NAME", help="Run the program as this app, for example as a clone."),
+    ] = None,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="Stop when nothing is left to read.")
+    ] = False,
+    max_records: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most this many records of an input a batch.")
+    ] = None,
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="From batch to batch, such as '1 second'. Default: no wait."),
+    ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on when offsets not read yet are gone from Kafka.")
+    ] = False,
+    master: Annotated[str, typer.Option(metavar="URL", help="Spark master.")] = "local[*]",
+    patience: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="How long to wait for a broker or store that is away."),
+    ] = 120,
+    store: options.Store = None,
+    kafka: options.Kafka = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run an app, or some of its stages, from where it stopped.
+
+    Prints a line for each commit. Ctrl-C stops it: the batch under way ends or is dropped whole. A second
+    runner of the same stage takes it over; the first says so and stops.
+    """
+    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
+    root, brokers = settings.store_root(), settings.kafka()
+    from ..pipeline.main import Options, run_file
+
+    run_file(
+        str(file),
+        app=app_name,
+        options=Options(
+            store=root,
+            kafka=brokers,
+            stages=tuple(stage or ()),
+            until_caught_up=until_caught_up,
+            max_records=max_records,
+            trigger=trigger,
+            accept_loss=accept_loss,
+            master=master,
+            patience_s=patience,
+            cache_folder=settings.cache_folder,
+            cache_bytes=settings.cache_max_bytes,
+        ),
+        on_progress=lambda commit: output.show(commit, _line(commit)),
+    )
+
+
+def _line(commit: "Progress") -> str:
+    rate = commit.rows_in / commit.seconds if commit.seconds else 0
+    words = (
+        humane.moment(commit.time_ms),
+        f"{commit.stage} v{commit.version}",
+        humane.plural(commit.rows_in, "row"),
+        f"{humane.plural(commit.keys, 'key')} written",
+        f"{humane.count(commit.rows_out)} out",
+        f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
+        ", ".join(commit.windows),
+        f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
+    )
+    return "  ".join(filter(None, words))

@@ -1,0 +1,166 @@
+"""Where the store and the brokers are: flags, then the environment, then the nearest slackwater.toml."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..store.errors import Usage
+
+if TYPE_CHECKING:
+    from ..store.cache import SstCache
+    from ..store.objects import ObjectStore
+
+__all__ = ["FILE", "Settings", "load"]
+
+FILE = "slackwater.toml"
+
+_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "store")
+_CACHE_MAX_BYTES = 10 << 30
+_KAFKA_VARIABLE = "SLACKWATER_KAFKA_"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a verb needs to reach the outside. Absent parts are errors only once they are asked for."""
+
+    store: str | None
+    """Store root, or None when nothing names one."""
+    brokers: str | None
+    kafka_properties: Mapping[str, str] = field(repr=False)
+    """Client properties of librdkafka. They may hold secrets: never printed."""
+    cache_folder: Path
+    cache_max_bytes: int
+
+    def store_root(self) -> str:
+        """The store root. Raises `Usage` when nothing names one."""
+        if not self.store:
+            raise _missing("store", "the store root", "s3://bucket/prefix or a folder", "--store ROOT")
+        return self.store
+
+    def open_store(self) -> "ObjectStore":
+        """The store. Raises `Usage` when nothing names one, `Unavailable` when it does not answer."""
+        from ..store.open import open_store
+
+        return open_store(self.store_root())
+
+    def open_cache(self) -> "SstCache":
+        """The local cache of SSTs that all verbs share."""
+        from ..store.cache import SstCache
+
+        return SstCache(self.cache_folder, self.cache_max_bytes)
+
+    def kafka(self) -> dict[str, str]:
+        """Client properties, always with `bootstrap.servers`. Raises `Usage` when nothing names brokers."""
+        if not self.brokers:
+            raise _missing("kafka", "the Kafka brokers", "host:port", "--kafka HOST:PORT")
+        return {**self.kafka_properties, "bootstrap.servers": self.brokers}
+
+
+def load(
+    *,
+    store: str | None = None,
+    kafka: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """Settings from the flags, then `environ`, then the nearest file from `folder` upwards.
+
+    `environ` is this process's and `folder` the current one when None. A relative path in the file means one
+    beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
+    variables: `SLACKWATER_KAFKA_SASL_PASSWORD` is `sasl.password`.
+
+    Raises:
+        Usage: the file is not TOML, or says what nobody understands.
+    """
+    environ = os.environ if environ is None else environ
+    path = _nearest(folder or Path.cwd())
+    values = _read(path) if path else {}
+    from_file = values.get("store")
+    if from_file and path and "://" not in from_file:
+        from_file = str((path.parent / Path(from_file).expanduser()).resolve())
+    cache = environ.get("SLACKWATER_CACHE")
+    if not cache and path and "cache" in values:
+        cache = str(path.parent / Path(values["cache"]).expanduser())
+    properties = dict(values.get("kafka_properties", {}))
+    properties.update(_properties_in(environ))
+    return Settings(
+        store=store or environ.get("SLACKWATER_STORE") or from_file,
+        brokers=kafka
+        or environ.get("SLACKWATER_KAFKA")
+        or values.get("kafka")
+        or properties.get("bootstrap.servers"),
+        kafka_properties=properties,
+        cache_folder=Path(cache) if cache else _user_cache(environ),
+        cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),
+    )
+
+
+def _nearest(folder: Path) -> Path | None:
+    folder = folder.resolve()
+    candidates = (parent / FILE for parent in (folder, *folder.parents))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
+    for key in values:
+        if key not in _KEYS:
+            near = get_close_matches(key, _KEYS, n=1, cutoff=0.4)
+            nearest = f"; the nearest is {near[0]!r}" if near else ""
+            raise Usage(
+                f"{path} sets {key!r}, which is not a setting{nearest}",
+                hint=f"the settings are {', '.join(_KEYS)}",
+            )
+    for key in ("store", "kafka", "cache"):
+        if key in values and not (isinstance(values[key], str) and values[key]):
+            raise Usage(f"{path}: {key} must be a string that is not empty, not {values[key]!r}")
+    size = values.get("cache_max_bytes", 0)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
+    values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
+    return values
+
+
+def _as_properties(path: Path, table: object) -> dict[str, str]:
+    """Properties as librdkafka takes them; `sasl.password = …` without quotes is a table to TOML."""
+    if not isinstance(table, dict):
+        raise Usage(f"{path}: kafka_properties must be a table", hint="write [kafka_properties] above them")
+    properties: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            nested = _as_properties(path, value)
+            properties.update({f"{key}.{rest}": nested_value for rest, nested_value in nested.items()})
+        elif isinstance(value, bool):
+            properties[key] = str(value).lower()
+        elif isinstance(value, str | int | float):
+            properties[key] = str(value)
+        else:
+            raise Usage(f"{path}: kafka property {key!r} must be a string, a number or a boolean")
+    return properties
+
+
+def _properties_in(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(_KAFKA_VARIABLE).lower().replace("_", "."): value
+        for name, value in environ.items()
+        if name.startswith(_KAFKA_VARIABLE) and value
+    }
+
+
+def _user_cache(environ: Mapping[str, str]) -> Path:
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "slackwater" / "sst"
+
+
+def _missing(key: str, what: str, shape: str, flag: str) -> Usage:
+    return Usage(
+        f"nothing says where {what} {'are' if what.endswith('s') else 'is'}",
+        hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE}',
+    )

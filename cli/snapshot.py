@@ -1,0 +1,254 @@
+"""`slackwater snapshot`: take, list, show and remove named moments of an app."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..store.errors import Unavailable
+from . import humane, options
+from .output import Output, Part, Progress, output_for
+from .settings import load
+from .tables import Grid
+
+if TYPE_CHECKING:
+    from ..snapshot.cut import Cut, InFlight
+    from ..snapshot.snapshots import Request, Snapshot
+    from ..store.objects import ObjectStore
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+_POLL_S = 0.1
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.", show_default=False)]
+
+
+@app.callback(
+    epilog=options.examples(
+        "slackwater snapshot take flights before-deploy", "slackwater snapshot list flights"
+    )
+)
+def _snapshot() -> None:
+    """Take, list, show and remove snapshots: named, consistent moments of an app."""
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater snapshot take flights before-deploy",
+        "slackwater snapshot take flights --instant      # also of an app that does not run",
+    )
+)
+def take(
+    app_name: options.App,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Default: the time, as 20261121-071205.", show_default=False),
+    ] = None,
+    instant: Annotated[
+        bool, typer.Option("--instant", help="Pin the newest consistent moment without asking the app.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Withdraw the request after this long.")
+    ] = 60,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Take a snapshot of a running app, without stopping or slowing it.
+
+    Every stage answers between two of its batches; markers in the topics between them make the answers one
+    consistent moment. No state is copied.
+    """
+    from ..snapshot import snapshots
+    from ..snapshot.cut import resolve
+    from ..snapshot.operations import record, whoami
+
+    output, opened, by = output_for(json=as_json), load(store=store).open_store(), whoami()
+    name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if instant:
+        cut = resolve(opened, app_name, now_ms=humane.now_ms())
+        snapshot = snapshots.pin(opened, cut, name, by=by)
+    else:
+        asked = snapshots.request(opened, app_name, name, by)
+        if not wait:
+            output.show(asked, f"asked for {app_name}@{name}; `slackwater snapshot list {app_name}` shows it")
+            return
+        snapshot = _await(opened, app_name, asked, timeout, output)
+    record(opened, app_name, "snapshot take", name, by)
+    output.show(snapshot, *_taken(snapshot))
+
+
+def _await(
+    store: "ObjectStore", app_name: str, asked: "Request", timeout_s: float, output: Output
+) -> "Snapshot":
+    """Wait for the stages' answers; whatever ends the waiting early withdraws the request."""
+    from ..snapshot.snapshots import cancel, progress, try_complete
+
+    started = time.monotonic()
+    recorded: dict[str, int | None] = {}
+    try:
+        with output.progress() as tell:
+            while (snapshot := try_complete(store, app_name, asked)) is None:
+                seen, recorded = recorded, progress(store, app_name, asked)
+                waited_s = time.monotonic() - started
+                _tell(tell, app_name, asked.name, seen, recorded, waited_s)
+                if waited_s > timeout_s:
+                    raise _unanswered(app_name, asked.name, recorded, timeout_s)
+                time.sleep(_POLL_S)
+    except BaseException:
+        cancel(store, app_name, asked)
+        raise
+    return snapshot
+
+
+def _tell(
+    tell: Progress,
+    app_name: str,
+    name: str,
+    before: dict[str, int | None],
+    recorded: dict[str, int | None],
+    waited_s: float,
+) -> None:
+    picture = (
+        f"snapshot {name} of {app_name}: {waited_s:.1f} s",
+        Grid.of(("stage", "recorded"), ((s, f"v{v}" if v else "…") for s, v in recorded.items())),
+    )
+    news = [f"{stage} recorded v{v}" for stage, v in recorded.items() if v and not before.get(stage)]
+    for line in news:
+        tell(line, *picture)
+    if not news:
+        tell("", *picture)
+
+
+def _unanswered(app_name: str, name: str, recorded: dict[str, int | None], timeout_s: float) -> Unavailable:
+    missing = [stage for stage, version in recorded.items() if version is None]
+    who = f"no answer from {', '.join(missing)}" if missing else "no stage of it has committed a version yet"
+    return Unavailable(
+        f"snapshot {name!r} of {app_name} was not complete after {timeout_s:g} s and is withdrawn: {who}",
+        hint=f"is every stage running? (`slackwater status {app_name}`) "
+        "--timeout waits longer, --instant needs no running app",
+    )
+
+
+@app.command("list", epilog=options.examples("slackwater snapshot list flights"))
+def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
+    """List the snapshots of an app, oldest first, and those it was asked for."""
+    from ..snapshot.snapshots import list_snapshots, open_requests
+
+    opened = load(store=store).open_store()
+    taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
+    output_for(json=as_json).show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
+
+
+@app.command(epilog=options.examples("slackwater snapshot show flights before-deploy"))
+def show(
+    app_name: options.App, name: Name, store: options.Store = None, as_json: options.Json = False
+) -> None:
+    """Show one snapshot: its versions, where its inputs stood, and what was on the way between stages."""
+    from ..snapshot.cut import in_flight, of_snapshot
+    from ..snapshot.snapshots import read_snapshot
+
+    opened = load(store=store).open_store()
+    snapshot = read_snapshot(opened, app_name, name)
+    cut = of_snapshot(opened, snapshot)
+    flights = in_flight(opened, cut)
+    inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
+    data = {"snapshot": snapshot, "inputs": inputs, "in_flight": flights}
+    output_for(json=as_json).show(data, *_shown(snapshot, cut, flights))
+
+
+@app.command(epilog=options.examples("slackwater snapshot rm flights before-deploy --dry-run"))
+def rm(
+    app_name: options.App,
+    name: Name,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also when a clone lives from it.")] = False,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Remove a snapshot, or withdraw the request for one that is not complete.
+
+    The versions stay in the history; only the promise to keep them is gone.
+    """
+    from ..snapshot import snapshots
+    from ..snapshot.operations import record, whoami
+
+    opened = load(store=store).open_store()
+    asked = [each for each in snapshots.open_requests(opened, app_name) if each.name == name]
+    gone: Any = asked[0] if asked else snapshots.read_snapshot(opened, app_name, name)
+    if not dry_run:
+        if asked:
+            snapshots.cancel(opened, app_name, gone)
+        else:
+            snapshots.remove(opened, app_name, name, force=force)
+        record(opened, app_name, "snapshot rm", name, whoami())
+    what = f"{'the request for ' if asked else ''}{app_name}@{name}"
+    done = "would remove" if dry_run else "removed"
+    data = {"removed": gone, "dry_run": dry_run}
+    output_for(json=as_json).show(data, f"{done} {what}{'' if asked else f' ({_versions(gone)})'}")
+
+
+def _taken(snapshot: "Snapshot") -> Iterator[Part]:
+    took = humane.duration(snapshot.completed_ms - snapshot.created_ms)
+    yield f"snapshot {snapshot.app}@{snapshot.name} is complete after {took}: {_versions(snapshot)}"
+    yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"'
+
+
+def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:
+    now_ms = humane.now_ms()
+    rows: list[tuple[str, ...]] = [
+        (s.name, humane.when(s.completed_ms, now_ms), s.kind, _versions(s), s.by) for s in taken
+    ]
+    rows += [(r.name, humane.when(r.created_ms, now_ms), "asked for", "…", r.by) for r in asked]
+    if rows:
+        yield Grid.of(("name", "taken", "kind", "versions", "by"), rows)
+    else:
+        yield f"{app_name} has no snapshot; `slackwater snapshot take {app_name} NAME` takes one"
+
+
+def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Part]:
+    now_ms = humane.now_ms()
+    by = f" by {snapshot.by}" if snapshot.by else ""
+    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {humane.when(snapshot.completed_ms, now_ms)}{by}"
+    if snapshot.clone:
+        yield f"kept for the clone {snapshot.clone}"
+    manifests = [cut.stages[stage] for stage in cut.versions]
+    yield Grid.of(
+        ("stage", ">version", "committed", "table", "read up to"),
+        (
+            (
+                m.stage,
+                f"v{m.version}",
+                humane.moment(m.time_ms),
+                m.stage if m.table else "-",
+                ", ".join(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
+            )
+            for m in manifests
+        ),
+    )
+    if not flights:
+        yield "nothing was on the way between stages"
+        return
+    yield ""
+    yield Grid.of(
+        ("on the way", "from", "to", ">rows", "offsets"),
+        (
+            (f.channel, f.sender, f.receiver or "-", humane.count(f.rows), ", ".join(_windows(f)))
+            for f in flights
+        ),
+    )
+
+
+def _windows(flight: "InFlight") -> tuple[str, ...]:
+    partitions = enumerate(zip(flight.starts, flight.ends, strict=True))
+    return tuple(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
+
+
+def _versions(snapshot: "Snapshot") -> str:
+    return ", ".join(f"{stage}@v{version}" for stage, version in snapshot.stages.items())

@@ -1,0 +1,157 @@
+"""`slackwater status`: how far the apps of a store root are."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..store.errors import SlackwaterError
+from . import humane, options
+from .output import Part, output_for
+from .settings import Settings, load
+from .tables import Grid
+
+if TYPE_CHECKING:
+    from ..store.objects import ObjectStore
+    from .overview import AppOverview, StageOverview
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_KAFKA_TIMEOUT_S = 3.0
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater status",
+        "slackwater status flights --watch",
+        "slackwater status flights --json | jq '.[].stages[].inputs[].lag'",
+    )
+)
+def status(
+    app_name: Annotated[
+        str | None,
+        typer.Argument(metavar="APP", help="Only this app. Default: all in the store.", show_default=False),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")] = False,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default=True)
+    ] = 2.0,
+    store: options.Store = None,
+    kafka: options.Kafka = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show how far each stage is: version, state, and what it has not read yet.
+
+    The lag of users' topics needs Kafka; without it everything else is shown.
+    """
+    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
+    opened = settings.open_store()
+    if not watch:
+        found, note = _look(opened, settings, app_name)
+        output.show(found, *_parts(found, in_detail=app_name is not None))
+        if note:
+            output.note(note)
+        return
+    with output.live() as show:
+        while True:
+            found, note = _look(opened, settings, app_name)
+            show(found, *_parts(found, in_detail=app_name is not None), *filter(None, [note]))
+            time.sleep(every)
+
+
+def _look(
+    store: "ObjectStore", settings: Settings, app_name: str | None
+) -> tuple[tuple["AppOverview", ...], str]:
+    """The apps, and why the lag of users' topics is missing, if it is."""
+    from ..store.apps import list_apps
+    from .overview import overview
+
+    ends = _EndOffsets(settings)
+    names = (app_name,) if app_name else list_apps(store)
+    return tuple(overview(store, name, ends) for name in names), ends.silence
+
+
+class _EndOffsets:
+    """Asks Kafka where topics end; after its first silence no more, as each question takes seconds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = settings.kafka() if settings.brokers else None
+        self.silence = ""
+
+    def __call__(self, topic: str) -> tuple[int, ...] | None:
+        if self._client is None or self.silence:
+            return None
+        from ..pipeline.kafka import end_offsets
+
+        try:
+            return end_offsets(self._client, topic, timeout_s=_KAFKA_TIMEOUT_S)
+        except SlackwaterError as error:
+            self.silence = f"the lag of users' topics is not known: {error.message}"
+            return None
+
+
+def _parts(found: tuple["AppOverview", ...], *, in_detail: bool) -> Iterator[Part]:
+    if not found:
+        yield "no app in this store yet; `slackwater run FILE` makes one"
+    now_ms = humane.now_ms()
+    for number, each in enumerate(found):
+        if number:
+            yield ""
+        yield _title(each, now_ms)
+        yield Grid.of(
+            ("stage", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
+            (_row(stage, now_ms) for stage in each.stages),
+        )
+        if in_detail:
+            yield ""
+            yield Grid.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
+
+
+def _title(each: "AppOverview", now_ms: int) -> str:
+    words = [f"{each.app}  created {humane.when(each.created_ms, now_ms)}"]
+    if each.origin:
+        words.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
+    if each.requested:
+        words.append(f"snapshot asked for: {', '.join(each.requested)}")
+    return "; ".join(words)
+
+
+def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
+    keys = "-" if stage.keys is None else f"{'' if stage.keys_exact else '~'}{humane.count(stage.keys)}"
+    has_table = stage.keys is not None
+    return (
+        stage.stage,
+        f"v{stage.version}",
+        str(stage.epoch),
+        humane.when(stage.time_ms, now_ms),
+        humane.count(stage.rows),
+        keys,
+        str(stage.ssts) if has_table else "-",
+        humane.size(stage.bytes) if has_table else "-",
+        ", ".join(f"{source.name} {_number(source.lag)}" for source in stage.inputs),
+    )
+
+
+def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:
+    for stage in each.stages:
+        for source in stage.inputs:
+            ends = source.ends or ()
+            for partition in range(max(len(source.offsets), len(ends))):
+                # A partition added since the last commit has not been read at all.
+                offset = source.offsets[partition] if partition < len(source.offsets) else 0
+                end = ends[partition] if partition < len(ends) else None
+                lag = None if end is None else max(0, end - offset)
+                yield (
+                    stage.stage,
+                    f"{source.topic}[{partition}]",
+                    str(offset),
+                    "?" if end is None else str(end),
+                    _number(lag),
+                )
+
+
+def _number(lag: int | None) -> str:
+    return "?" if lag is None else humane.count(lag)

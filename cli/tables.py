@@ -1,0 +1,83 @@
+"""Tables of words, drawn for a terminal by rich or as plain aligned columns for a pipe."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Grid", "Title", "as_plain", "as_rich", "printable"]
+
+# Data comes from strangers: no control character may reach the terminal, no line break the columns.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
+_CONTROL |= {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows of words under headings. A heading that starts with `>` marks a column aligned to the right."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Grid":
+        """A grid of any rows."""
+        return cls(tuple(headings), tuple(tuple(printable(cell) for cell in row) for row in rows))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The headings without their marks."""
+        return tuple(heading.removeprefix(">") for heading in self.headings)
+
+    @property
+    def to_right(self) -> tuple[bool, ...]:
+        """Which columns are aligned to the right."""
+        return tuple(heading.startswith(">") for heading in self.headings)
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """A line that stands out on a terminal."""
+
+    text: str
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters written out."""
+    return text.translate(_CONTROL)
+
+
+def as_plain(grid: Grid) -> str:
+    """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
+    lines = (grid.names, *grid.rows)
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    cells = (zip(line, widths, grid.to_right, strict=True) for line in lines)
+    return "".join("  ".join(_pad(*cell) for cell in line).rstrip() + "\n" for line in cells)
+
+
+def as_rich(grid: Grid) -> "Table":
+    """The same for a terminal: a bold heading; long values fold, they are never cut."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, right in zip(grid.names, grid.to_right, strict=True):
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - _width(text))
+    return blanks + text if right else text + blanks

@@ -1,0 +1,85 @@
+"""Delays of New York's flights in 2013, by carrier, and how much of them came with the aircraft.
+
+    legs      reads the topic `flights`, JSON events
+      | by-aircraft
+    aircraft  keeps each aircraft's last leg; tells what a leg inherits from it
+      | by-carrier
+    carriers  totals by carrier
+
+Run it with `slackwater run examples/flights.py`; `make demo` tells a whole story with it.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+import slackwater as sw
+
+EVENT = (
+    "time timestamp, carrier string, flight int, tailnum string, origin string, dest string, "
+    "dep_delay double, arr_delay double"
+)
+
+app = sw.App("flights")
+
+
+@app.stage(reads=sw.topic("flights"), writes=sw.repartition("by-aircraft", key="tailnum"))
+def legs(flights: DataFrame) -> DataFrame:
+    """One row per flight that arrived; an event that is not JSON becomes null and is left out."""
+    event = F.from_json(F.col("value").cast("string"), EVENT)
+    return flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
+
+
+def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """What each leg's late departure owes to its aircraft's late arrival less than twelve hours before."""
+    key = rows["_key"].to_numpy()
+    position = np.arange(len(key))
+    first = np.append(True, key[1:] != key[:-1])
+    last = np.append(first[1:], True)
+
+    # A leg's predecessor is the row above it; for an aircraft's first row here, it is what the state remembers.
+    above = pa.array(position - 1, mask=first)
+    time_before = pc.if_else(first, state["last_time"].take(rows["_key"]), rows["time"].take(above))
+    late_before = pc.if_else(first, state["last_arr_delay"].take(rows["_key"]), rows["arr_delay"].take(above))
+
+    recent = pc.less(pc.subtract(rows["time"], time_before), pa.scalar(12 * 3600 * 10**6, pa.duration("us")))
+    owed = pc.max_element_wise(pc.min_element_wise(late_before, rows["dep_delay"]), 0.0)
+    inherited = pc.if_else(pc.fill_null(recent, False), owed, 0.0)
+
+    legs = pc.add(pc.fill_null(state["legs"], 0), np.bincount(key))
+    remembered = rows.filter(last).select(["time", "arr_delay"]).rename_columns(["last_time", "last_arr_delay"])
+    return remembered.append_column("legs", legs), rows.append_column("inherited", inherited)
+
+
+@app.stage(
+    reads="by-aircraft",
+    state=sw.update(
+        inherit,
+        state="last_time timestamp, last_arr_delay double, legs long",
+        emits="carrier string, tailnum string, time timestamp, arr_delay double, inherited double",
+        order_by=["time", "flight"],
+    ),
+    writes=sw.repartition("by-carrier", key="carrier", partitions=2),
+)
+def aircraft(legs: DataFrame) -> DataFrame:
+    """One row per aircraft: when it last left New York, how late it arrived, how many legs it has flown."""
+    return legs
+
+
+@app.stage(
+    reads="by-carrier",
+    state=sw.aggregate(
+        flights=sw.count(),
+        delay=sw.sum("arr_delay"),
+        mean_delay=sw.mean("arr_delay"),
+        worst=sw.max("arr_delay"),
+        inherited=sw.sum("inherited"),
+        last_flight=sw.max("time"),
+    ),
+    partitions=2,
+)
+def carriers(legs: DataFrame) -> DataFrame:
+    """One row per carrier: totals of delay in minutes."""
+    return legs

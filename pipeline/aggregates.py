@@ -1,0 +1,228 @@
+"""State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
+
+Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
+NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide and an overflow is an error; sums of decimals keep their scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..store.errors import Usage
+from .states import BoundState, Groups, Merged, State, check_value_names, field_of
+
+__all__ = ["Aggregate", "aggregate", "count", "first", "last", "max", "mean", "min", "sum"]
+
+Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
+Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One aggregate of one column; `by` orders `first` and `last`."""
+
+    function: Function
+    column: str | None = None
+    by: str | None = None
+
+    def __str__(self) -> str:
+        inside = ", ".join(part for part in (self.column, self.by and f"by={self.by}") if part)
+        return f"{self.function}({inside})"
+
+
+def count(column: str | None = None) -> Aggregate:
+    """Number of rows, or of rows in which `column` is not null."""
+    return Aggregate("count", column)
+
+
+def sum(column: str) -> Aggregate:  # noqa: A001  named as SQL and pyspark.sql.functions name it
+    """Sum of a numeric column."""
+    return Aggregate("sum", column)
+
+
+def min(column: str) -> Aggregate:  # noqa: A001
+    """Smallest value."""
+    return Aggregate("min", column)
+
+
+def max(column: str) -> Aggregate:  # noqa: A001
+    """Largest value."""
+    return Aggregate("max", column)
+
+
+def mean(column: str) -> Aggregate:
+    """Mean of a numeric column, a double."""
+    return Aggregate("mean", column)
+
+
+def first(column: str, *, by: str) -> Aggregate:
+    """The column's value in the row with the smallest `by`; of equals, the one that came first."""
+    return Aggregate("first", column, by)
+
+
+def last(column: str, *, by: str) -> Aggregate:
+    """The column's value in the row with the largest `by`; of equals, the one that came last."""
+    return Aggregate("last", column, by)
+
+
+def aggregate(**columns: Aggregate) -> State:
+    """Declare a table with one row per key and these aggregates as its columns.
+
+    A stage with outputs emits the key and the columns of every key that a batch touched, as they are after it.
+
+    Raises:
+        Usage: No column is given, or one is not an aggregate.
+    """
+    if not columns:
+        raise Usage("aggregate() needs at least one column, such as rows=slackwater.count()")
+    for name, made in columns.items():
+        if not isinstance(made, Aggregate):
+            raise Usage(f"aggregate column {name!r} is {made!r}; expected count(), sum(...), min(...), …")
+    return _Aggregates(tuple(columns.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Aggregates:
+    columns: tuple[tuple[str, Aggregate], ...]
+
+    def describe(self) -> str:
+        return f"aggregate({', '.join(f'{name}={made}' for name, made in self.columns)})"
+
+    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
+        check_value_names([name for name, _ in self.columns], key)
+        fields: list[pa.Field] = []
+        needs: dict[str, None] = {}
+        for name, made in self.columns:
+            source = field_of(rows, made.column).type if made.column else None
+            by = field_of(rows, made.by).type if made.by else None
+            fields += _fields(name, made, source, by)
+            needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
+        values = pa.schema(fields)
+        visible = [field for field in values if not field.name.startswith("_")]
+        emits = pa.schema([*(field_of(rows, column) for column in key), *visible])
+        return _BoundAggregates(self.columns, values, tuple(needs), emits)
+
+
+def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
+    """The stored columns of one aggregate: what users see, and internally what merging needs."""
+    if made.function == "count":
+        return [pa.field(name, pa.int64())]
+    assert source is not None  # noqa: S101  every other function takes a column
+    if made.function in ("sum", "mean"):
+        total = _sum_type(name, made, source)
+        if made.function == "sum":
+            return [pa.field(name, total)]
+        return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
+    if pa.types.is_nested(source):
+        raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one")
+    if made.function in ("min", "max"):
+        return [pa.field(name, source)]
+    return [pa.field(name, source), pa.field(f"_{name}_by", by)]
+
+
+def _sum_type(name: str, made: Aggregate, source: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(source):
+        return pa.int64()
+    if pa.types.is_floating(source):
+        return pa.float64()
+    if pa.types.is_decimal(source):
+        return pa.decimal128(38, source.scale)
+    raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a number")
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundAggregates:
+    columns: tuple[tuple[str, Aggregate], ...]
+    values: pa.Schema
+    needs: tuple[str, ...]
+    emits: pa.Schema
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        stored: dict[str, Array] = {}
+        batch = _PerKey(rows, groups)
+        for name, made in self.columns:
+            stored.update(_merge_one(name, made, batch, old, self.values))
+        values = pa.table([stored[field.name] for field in self.values], schema=self.values)
+        visible = values.select([field.name for field in self.values if not field.name.startswith("_")])
+        emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits)
+        return Merged(values, emitted=emitted)
+
+
+class _PerKey:
+    """Aggregates of the batch alone, one value per key, in the keys' order."""
+
+    def __init__(self, rows: pa.Table, groups: Groups) -> None:
+        self._rows = rows
+        self._groups = groups
+        self._ids = pa.array(groups.ids)
+
+    def column(self, name: str) -> Array:
+        return self._rows[name]
+
+    def count_rows(self) -> Array:
+        return pa.array(np.diff(self._groups.starts, append=self._rows.num_rows))
+
+    def reduce(self, values: Array, function: str) -> Array:
+        # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
+        grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
+        return grouped.aggregate([("v", function)])[f"v_{function}"]
+
+    def pick(self, value: str, by: str, *, largest: bool) -> tuple[Array, Array]:
+        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
+        bys = self._rows[by]
+        edge = self.reduce(bys, "max" if largest else "min")
+        at_edge = pc.equal(bys, edge.take(self._ids))
+        ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
+        ids, values = self._ids.take(ties), self._rows[value].take(ties)
+        # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
+        order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
+        ids_sorted = ids.take(order).to_numpy()
+        firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
+        picked = np.full(self._groups.num, -1, np.int64)
+        picked[ids_sorted[firsts]] = order.to_numpy()[firsts]
+        take = pa.array(picked, mask=picked < 0)
+        return values.take(take), edge
+
+
+def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema) -> dict[str, Array]:
+    kind = schema.field(name).type
+    if made.function == "count":
+        new = batch.count_rows() if made.column is None else batch.reduce(batch.column(made.column), "count")
+        return {name: pc.add(pc.fill_null(old[name], 0), new)}
+    assert made.column is not None  # noqa: S101  only count() goes without
+    column = batch.column(made.column)
+    if made.function == "sum":
+        return {name: _plus(old[name], batch.reduce(column.cast(kind), "sum").cast(kind), kind)}
+    if made.function == "mean":
+        total_type = schema.field(f"_{name}_sum").type
+        total = _plus(old[f"_{name}_sum"], batch.reduce(column.cast(total_type), "sum").cast(total_type), total_type)
+        number = pc.add(pc.fill_null(old[f"_{name}_count"], 0), batch.reduce(column, "count"))
+        divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
+        mean_value = pc.divide(total.cast(pa.float64()), divisor)
+        return {name: mean_value, f"_{name}_sum": total, f"_{name}_count": number}
+    if made.function in ("min", "max"):
+        if pa.types.is_floating(kind):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+        new = batch.reduce(column, made.function)
+        # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
+        better = pc.less(new, old[name]) if made.function == "min" else pc.greater(new, old[name])
+        return {name: pc.if_else(pc.fill_null(better, pc.is_null(old[name])), new, old[name])}
+    assert made.by is not None  # noqa: S101  first and last are ordered
+    value, by = batch.pick(made.column, made.by, largest=made.function == "last")
+    old_by = old[f"_{name}_by"]
+    newer = pc.greater_equal(by, old_by) if made.function == "last" else pc.less(by, old_by)
+    use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
+    return {name: pc.if_else(use_new, value, old[name]), f"_{name}_by": pc.if_else(use_new, by, old_by)}
+
+
+def _plus(old: Array, new: Array, kind: pa.DataType) -> Array:
+    """SQL's sum of two partial sums: null only where both are."""
+    # Arrow wants a digit more for a decimal sum; the cast back refuses what does not fit.
+    wide = pa.decimal256(38, kind.scale) if pa.types.is_decimal(kind) else kind
+    total = pc.add_checked(old.cast(wide), new.cast(wide))
+    return pc.coalesce(total.cast(kind), old, new)

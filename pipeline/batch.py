@@ -1,0 +1,50 @@
+"""The Spark job of one micro-batch: from the stage's rows to what its tasks report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812  Spark's own convention
+
+from .task import RESULT_SCHEMA, Result, StateTask, WriteTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["run_state", "run_write"]
+
+_LONG_MIN = -(1 << 63)
+
+
+def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
+    """Write the rows of a stage without state to its channels, without a shuffle."""
+    targets = [
+        _partition(F.xxhash64(*channel.key), count).alias(f"_to_{n}")
+        for n, (channel, _, count) in enumerate(task.outputs)
+    ]
+    return _run(rows.select("*", *targets), task)
+
+
+def run_state(rows: DataFrame, task: StateTask) -> tuple[Result, ...]:
+    """Bring the rows to their state partitions and merge them there."""
+    key = [column.name for column in task.table.key]
+    hashed = rows.select(*(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash"))
+    placed = hashed.repartitionById(task.table.partitions, _partition(F.col("_hash"), task.table.partitions))
+    return _run(placed, task)
+
+
+def _partition(hashed: Column, partitions: int) -> Column:
+    """`store.hashing.partition_of`, in Spark."""
+    upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
+    return F.shiftright(upper * F.lit(partitions), 32).cast("int")
+
+
+def _run(rows: DataFrame, task: WriteTask | StateTask) -> tuple[Result, ...]:
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task(batches)
+
+    collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
+    return tuple(msgspec.msgpack.decode(bytes(row.result), type=Result) for row in collected)

@@ -1,0 +1,113 @@
+"""A Kafka broker of one node for development, the demo and tests: KRaft, controller and broker in one JVM."""
+
+import base64
+import subprocess
+import uuid
+from pathlib import Path
+from typing import ClassVar
+
+from ..store.errors import SlackwaterError
+from . import ports
+from .embedded import EmbeddedServer
+from .jars import Jars
+
+__all__ = ["EmbeddedKafka"]
+
+_SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+# Relative to the server's own folder: this file could not say every path.
+log.dirs=log
+
+auto.create.topics.enable=false
+default.replication.factor=1
+min.insync.replicas=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=1
+
+# Events may be dated years back; retention by time would delete them as they come.
+log.retention.ms=-1
+
+# A consumer that is alone need not wait for others.
+group.initial.rebalance.delay.ms=0
+# After a crash the controller takes the broker for alive as long as this, and keeps the new one waiting (else 9 s).
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=500
+
+num.network.threads=2
+num.io.threads=4
+background.threads=2
+num.recovery.threads.per.data.dir=2
+group.coordinator.threads=1
+# The default takes a quarter of the heap.
+log.cleaner.dedupe.buffer.size=4194304
+"""
+
+
+class EmbeddedKafka(EmbeddedServer):
+    """`with EmbeddedKafka(folder) as broker:` and clients go to `broker.bootstrap`.
+
+    `kill` and `start` again are a crash and a recovery: same port, same data, and some 3 s until it answers.
+    """
+
+    name: ClassVar[str] = "Kafka"
+    jars: ClassVar[Jars] = Jars("Kafka 4.1.0", "kafka-4.1.0", Path(__file__).with_name("kafka-pom.xml"))
+    heap: ClassVar[str] = "512m"
+
+    @property
+    def bootstrap(self) -> str:
+        """What clients take as `bootstrap.servers`."""
+        return self.address
+
+    def answers(self) -> bool:
+        """Whether the broker lists its topics, and each of their partitions has a leader."""
+        if not ports.is_open(self.port):
+            return False
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "error_cb": lambda _error: None})
+        try:
+            listed = admin.list_topics(timeout=2)
+        except KafkaException:
+            return False
+        partitions = (each for topic in listed.topics.values() for each in topic.partitions.values())
+        return bool(listed.brokers) and all(partition.leader >= 0 for partition in partitions)
+
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
+        settings = self.folder / "server.properties"
+        # Nobody but the broker talks to its controller, so that port may be another one each time.
+        settings.write_text(
+            _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose()), encoding="ascii"
+        )
+        # Kafka writes this file last when it prepares the folder.
+        if not (self.folder / "log" / "meta.properties").exists():
+            self._format(java, classpath, settings)
+        return ("-Dorg.apache.logging.log4j.level=WARN", "-cp", classpath, "kafka.Kafka", settings.name)
+
+    def _format(self, java: str, classpath: str, settings: Path) -> None:
+        # 22 characters of base64 that never start with a dash, which would look like an option.
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
+        tool = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classpath, "kafka.tools.StorageTool", "format")
+        with self.log.open("ab") as out:
+            done = subprocess.run(
+                (java, *tool, "--ignore-formatted", "--cluster-id", cluster, "--config", settings.name),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                check=False,
+            )
+        if done.returncode:
+            raise self._failed(SlackwaterError, f"Kafka could not prepare {self.folder}")

@@ -1,0 +1,86 @@
+"""An S3 server for development, the demo and tests: s3proxy on a folder, with one bucket in it.
+
+Chosen because it keeps its objects on disk as they are, needs nothing that Kafka does not need, and does
+`If-None-Match: *` with link(2), so that of any number of writers exactly one wins. One thing to know: while an object
+is being written, and after a crash in the middle of that, a listing also shows `<key>-<uuid>`.
+"""
+
+import http
+import http.client
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from . import ports
+from .embedded import EmbeddedServer
+from .jars import Jars
+
+__all__ = ["BUCKET", "EmbeddedBucket"]
+
+BUCKET = "slackwater"
+
+_SETTINGS = """\
+s3proxy.endpoint=http://{host}:{port}
+# Any credentials will do: nobody but this machine can reach it.
+s3proxy.authorization=none
+s3proxy.jetty.max-threads=32
+jclouds.provider=filesystem
+# Relative to the server's own folder: this file could not say every path.
+jclouds.filesystem.basedir=objects
+"""
+_LEFTOVER = re.compile(r".+\.[a-z0-9]+-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_TIMEOUT_S = 2.0
+
+
+class EmbeddedBucket(EmbeddedServer):
+    """`with EmbeddedBucket(folder) as bucket:` and S3 clients that have `bucket.environment` use `bucket.store_root`."""
+
+    name: ClassVar[str] = "S3"
+    jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("bucket-pom.xml"))
+    heap: ClassVar[str] = "256m"
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that S3 clients take as their endpoint."""
+        return f"http://{self.address}"
+
+    @property
+    def store_root(self) -> str:
+        """The store root that is the whole bucket."""
+        return f"s3://{BUCKET}/"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables with which any AWS client reaches this server."""
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "slackwater",
+            "AWS_SECRET_ACCESS_KEY": "slackwater",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def answers(self) -> bool:
+        """Whether the bucket can be listed."""
+        # The server asks for no signature, so plain HTTP is enough and boto3 need not be imported.
+        connection = http.client.HTTPConnection(ports.HOST, self.port, timeout=_TIMEOUT_S)
+        try:
+            connection.request("GET", f"/{BUCKET}?list-type=2&max-keys=1")
+            answer = connection.getresponse()
+            return answer.status == http.HTTPStatus.OK and b"<ListBucketResult" in answer.read()
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
+        settings = self.folder / "server.properties"
+        settings.write_text(_SETTINGS.format(host=ports.HOST, port=self.port), encoding="ascii")
+        objects = self.folder / "objects"
+        # A bucket is a folder.
+        (objects / BUCKET).mkdir(parents=True, exist_ok=True)
+        for path in objects.rglob("*-*-*-*-*"):
+            if _LEFTOVER.fullmatch(path.name) and path.is_file():
+                path.unlink()
+        logging = Path(__file__).with_name("bucket-logback.xml")
+        options = (f"-Dlogback.configurationFile={logging}", "-cp", classpath)
+        return (*options, "org.gaul.s3proxy.Main", "--properties", settings.name)

@@ -1,0 +1,40 @@
+"""Spark's checkpoint folder, written from a manifest: scratch, because the manifest is the only log.
+
+Spark resumes from the last batch in `offsets/` that `commits/` confirms; it needs two of each to take up a position.
+Formats: OffsetSeqLog and CommitLog of Structured Streaming, version 1.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from .planner import Position
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """One query's scratch checkpoint under `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, version: int, positions: Sequence[Position]) -> None:
+        """Make Spark go on with batch `version` + 1 from these positions, one for each source in order."""
+        (self.folder / "offsets").mkdir(parents=True)
+        (self.folder / "commits").mkdir()
+        (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+        header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 0, "conf": {}})
+        # Spark compares offsets as text: write them as its Python sources do.
+        lines = "\n".join(json.dumps(position.json()) for position in positions)
+        for batch in (version - 1, version):
+            (self.folder / "offsets" / str(batch)).write_text(f"v1\n{header}\n{lines}")
+            (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    def planned(self, batch: int) -> tuple[Position, ...]:
+        """Where batch `batch` ends, as Spark logged it before it started."""
+        _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
+        return tuple(Position.of(json.loads(line)) for line in lines)

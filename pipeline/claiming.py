@@ -1,0 +1,157 @@
+"""Taking a stage over: what the stored head must agree with, and what a new stage begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ..store import commit, history
+from ..store.errors import NotFound, Refused
+from ..store.manifest import Input, Manifest, Output, Table
+from ..store.objects import ObjectStore
+from . import kafka as kafka_client
+from .app import App, Repartition, Stage, Topic, channel_topic
+from .schemas import Shape
+
+__all__ = ["Claimer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimer:
+    """Claims stages of one app for one writer.
+
+    Attributes:
+        topics: Users' topics that this app reads under another name (a clone's), by the declared name.
+        accept_loss: Whether offsets that are gone may be skipped.
+    """
+
+    store: ObjectStore
+    kafka: Mapping[str, str]
+    app: App
+    topics: Mapping[str, str]
+    writer: str
+    by: str
+    accept_loss: bool
+
+    def create_channels(self, stages: tuple[Stage, ...]) -> None:
+        """Make the repartition topics that these stages read or write, where there are none yet."""
+        for stage in stages:
+            reads = (self.app.channel(stage.reads),) if isinstance(stage.reads, str) else ()
+            for channel in (*stage.writes, *reads):
+                kafka_client.create_topic(self.kafka, self._topic_of(channel), channel.partitions)
+
+    def check(self, stage: Stage, shape: Shape) -> None:
+        """Refuse a stage that does not fit what is stored, before anything is written.
+
+        Raises:
+            Refused: The key, the state or an input changed, or input offsets are gone.
+            NotFound: An input topic does not exist.
+        """
+        head = history.head(self.store, self.app.name, stage.name)
+        _check_table(stage, shape.table, head)
+        self._input(stage, head)
+
+    def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
+        """Commit a claim of the stage and return it. Raises as `check` does."""
+
+        def build(draft: Manifest) -> Manifest:
+            known = draft if draft.version > 1 else None
+            _check_table(stage, shape.table, known)
+            name, read = self._input(stage, known)
+            ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in shape.emits)
+            return replace(
+                draft,
+                table=shape.table,
+                inputs={name: read},
+                outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
+            )
+
+        return commit.claim(
+            self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build
+        )
+
+    def _topic_of(self, channel: Repartition) -> str:
+        return channel_topic(self.app.name, channel.name)
+
+    def _output(self, channel: Repartition, draft: Manifest, ddl: str) -> Output:
+        known = draft.outputs.get(channel.name)
+        if known is not None:
+            return replace(known, schema=ddl)
+        topic = self._topic_of(channel)
+        return Output(topic, kafka_client.offsets(self.kafka, topic)[1], schema=ddl)
+
+    def _input(self, stage: Stage, head: Manifest | None) -> tuple[str, Input]:
+        """The declared input's name, and where reading begins."""
+        if isinstance(stage.reads, Topic):
+            name, upstream = stage.reads.name, ""
+            topic = self.topics.get(name, name)
+        else:
+            name, upstream = stage.reads, self.app.writer_of(stage.reads).name
+            topic = channel_topic(self.app.name, name)
+        if head is not None and name not in head.inputs:
+            raise Refused(
+                f"stage {stage.name!r} reads {name!r}, but its stored state comes from "
+                f"{', '.join(map(repr, head.inputs))}",
+                hint="give the stage a new name to start afresh, or read what it read before",
+            )
+        try:
+            earliest, ends = kafka_client.offsets(self.kafka, topic)
+        except NotFound as error:
+            raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+        if head is None:
+            latest = isinstance(stage.reads, Topic) and stage.reads.starting_offsets == "latest"
+            return name, Input(topic, ends if latest else earliest, upstream)
+        known = head.inputs[name]
+        offsets = known.offsets + (0,) * (len(ends) - len(known.offsets))
+        return name, replace(known, offsets=self._still_there(stage, topic, offsets, earliest, ends))
+
+    def _still_there(
+        self, stage: Stage, topic: str, offsets: tuple[int, ...], earliest: tuple[int, ...], ends: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        if len(ends) < len(offsets):
+            raise Refused(
+                f"topic {topic!r} has {len(ends)} partitions; stage {stage.name!r} has read {len(offsets)}: "
+                "it was deleted and made again",
+                hint="clone the app onto the new topic, or start afresh under another app name",
+            )
+        lost = []
+        for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True)):
+            if at < first:
+                lost.append(f"{topic}[{partition}] {at}..{first}")
+            elif at > end:
+                lost.append(f"{topic}[{partition}] {end}..{at} (the topic ends before)")
+        if lost and not self.accept_loss:
+            raise Refused(
+                f"stage {stage.name!r} would go on at offsets that are gone from Kafka: {', '.join(lost)}",
+                hint="raise the topic's retention and restore it, or go on without these records by --accept-loss",
+            )
+        return tuple(
+            at if first <= at <= end else first for at, first, end in zip(offsets, earliest, ends, strict=True)
+        )
+
+
+def _check_table(stage: Stage, table: Table | None, head: Manifest | None) -> None:
+    if head is None or (stored := head.table) == table:
+        return
+    if stored is None or table is None:
+        raise Refused(
+            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
+            f"and {'had none' if stored is None else 'has none now'}",
+            hint="give the stage a new name",
+        )
+    hint = "clone the app to keep the old state, and give the changed stage a new name"
+    for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
+        if before != now:
+            shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
+            raise Refused(
+                f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
+                hint=hint,
+            )
+    if stored.partitions != table.partitions:
+        raise Refused(
+            f"stage {stage.name!r} asks for {table.partitions} state partitions; its state has {stored.partitions}",
+            hint=f"say partitions={stored.partitions}",
+        )
+    raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)

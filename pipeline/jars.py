@@ -1,0 +1,148 @@
+"""What servers that run on Java need: Java itself, and their jars, fetched once by Maven into a cache of the user's."""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..store.errors import SlackwaterError
+from .lock import locked
+
+__all__ = ["JAVA_NEEDED", "Jars", "MissingTool", "Tell", "cache_folder", "find_java", "quiet"]
+
+Tell = Callable[[str], None]
+"""Takes news of something that takes long, a line each."""
+
+JAVA_NEEDED = 17
+_EVERY_S = 1.0
+
+
+class MissingTool(SlackwaterError):
+    """A program that the machine must have is missing or too old."""
+
+
+def quiet(_line: str) -> None:
+    """A `Tell` that tells nobody."""
+
+
+def find_java(who: str) -> str:
+    """Path of a Java that `who` can run on: the one of JAVA_HOME, else the first on PATH.
+
+    Raises:
+        MissingTool: there is none, or it is too old.
+    """
+    hint = f"install a JDK or JRE {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    where = f"in JAVA_HOME ({home})" if home else "on PATH"
+    if java is None:
+        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and there is no java {where}", hint=hint)
+    said = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    if said.returncode or found is None:
+        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} does not run", hint=hint)
+    if int(found[1]) < JAVA_NEEDED:
+        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} is Java {found[1]}", hint=hint)
+    return java
+
+
+def cache_folder() -> Path:
+    """The user's cache: SLACKWATER_CACHE, else `slackwater` in XDG_CACHE_HOME, else in ~/.cache."""
+    ours = os.environ.get("SLACKWATER_CACHE")
+    if ours:
+        return Path(ours).absolute()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).absolute() if base else Path.home() / ".cache") / "slackwater"
+
+
+@dataclass(frozen=True, slots=True)
+class Jars:
+    """A program on Java and everything it runs on, as a Maven project lists it."""
+
+    name: str
+    """For people: `Kafka 4.1.0`."""
+    folder_name: str
+    """In the cache: `kafka-4.1.0`."""
+    pom: Path
+
+    def fetch(self, tell: Tell = quiet) -> Path:
+        """The folder that holds the jars; fetched first if it is not there. Any number of processes may ask at once.
+
+        Raises:
+            MissingTool: the jars are not there, and neither is Maven.
+            SlackwaterError: Maven could not fetch them.
+        """
+        folder = cache_folder() / self.folder_name
+        if self._is_complete(folder):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f"{folder.name}.lock"), lambda: tell(f"waiting for {self.name} to be fetched")):
+            if not self._is_complete(folder):
+                self._fetch_into(folder, tell)
+        return folder
+
+    def _is_complete(self, folder: Path) -> bool:
+        # The folder appears whole, by a rename; its copy of the list tells what it was made from.
+        try:
+            return (folder / "pom.xml").read_bytes() == self.pom.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _fetch_into(self, folder: Path, tell: Tell) -> None:
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise MissingTool(
+                f"{self.name} is to be fetched with Maven, and there is no mvn on PATH",
+                hint="install Maven (package: maven), and run this again; it is needed only once",
+            )
+        tell(f"fetching {self.name} with Maven, once, into {folder}")
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
+            made = Path(scratch) / "jars"
+            made.mkdir()
+            shutil.copyfile(self.pom, made / "pom.xml")
+            self._run(maven, made, tell)
+            if folder.exists():
+                shutil.rmtree(folder)
+            made.rename(folder)
+
+    def _run(self, maven: str, folder: Path, tell: Tell) -> None:
+        command = (maven, "-B", "-Dstyle.color=never", "dependency:copy-dependencies", f"-DoutputDirectory={folder}")
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        with process:
+            try:
+                failure = self._follow(process, tell)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise SlackwaterError(
+                f"Maven could not fetch {self.name}: {failure or f'it ended with exit code {process.returncode}'}",
+                hint=f"see that `mvn -f {self.pom} dependency:resolve` works (network, proxy, settings.xml), then "
+                "run this again",
+            )
+
+    def _follow(self, process: "subprocess.Popen[str]", tell: Tell) -> str:
+        """Tell how far Maven is until its output ends; returns the first error it printed."""
+        failure, num_files, told_s = "", 0, time.monotonic()
+        for line in process.stdout or ():
+            if "Downloaded from" in line:
+                num_files += 1
+                if time.monotonic() - told_s > _EVERY_S:
+                    told_s = time.monotonic()
+                    tell(f"fetching {self.name} with Maven: {num_files} files")
+            elif line.startswith("[ERROR]") and not failure:
+                failure = line.removeprefix("[ERROR]").strip()
+        return failure

@@ -1,0 +1,313 @@
+"""Kafka as slackwater needs it: topics, their offsets, whole ranges in, whole batches of messages out.
+
+Clients are kept for the life of a process (a new consumer takes 150 ms and more until its first record); Spark's
+Python workers are reused, so that their clients are too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from ..store.errors import NotFound, Refused, Unavailable
+from .outage import Patience
+
+__all__ = ["create_topic", "end_offsets", "offsets", "read_range", "send", "topics"]
+
+Kafka = Mapping[str, str]
+"""librdkafka client properties; `bootstrap.servers` at least."""
+
+_CHUNK = 10_000
+_POLL_S = 0.25
+
+# By process, as a forked child must not use its parent's clients.
+_clients: dict[tuple[object, ...], Any] = {}
+
+_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_FATAL = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
+
+
+def _properties(kafka: Kafka, **ours: object) -> dict[str, object]:
+    # librdkafka would write each lost connection to stderr; Patience says it once, in words.
+    return {"log_level": 0, "error_cb": _ignore, **kafka, **ours}
+
+
+def _ignore(_error: KafkaError) -> None:
+    return None
+
+
+def _server(kafka: Kafka) -> str:
+    return f"Kafka at {kafka['bootstrap.servers']}"
+
+
+def _kept(kind: str, kafka: Kafka, *more: object) -> tuple[object, ...]:
+    return (os.getpid(), kind, tuple(sorted(kafka.items())), *more)
+
+
+def _admin(kafka: Kafka) -> AdminClient:
+    key = _kept("admin", kafka)
+    if key not in _clients:
+        _clients[key] = AdminClient(_properties(kafka))
+    return _clients[key]  # type: ignore[no-any-return]
+
+
+def topics(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
+    """Number of partitions by name of topic. Raises `Unavailable`."""
+    try:
+        listed = _admin(kafka).list_topics(timeout=timeout_s).topics
+    except KafkaException as error:
+        raise _unavailable(kafka, error) from None
+    return {name: len(meta.partitions) for name, meta in listed.items()}
+
+
+def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Earliest and end offset of each partition, the end as a committed reader sees it.
+
+    Raises:
+        NotFound: There is no such topic.
+        Unavailable: The broker did not answer in time.
+    """
+    admin = _admin(kafka)
+    try:
+        meta = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
+        if meta is None or meta.error is not None or not meta.partitions:
+            raise NotFound("Kafka topic", topic, (n for n in topics(kafka) if not n.startswith("__")))
+        partitions = [TopicPartition(topic, partition) for partition in sorted(meta.partitions)]
+
+        def ask(spec: OffsetSpec) -> tuple[int, ...]:
+            asked = admin.list_offsets(
+                {partition: spec for partition in partitions},
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=timeout_s,
+            )
+            return tuple(asked[partition].result().offset for partition in partitions)
+
+        return ask(OffsetSpec.earliest()), ask(OffsetSpec.latest())
+    except KafkaException as error:
+        raise _unavailable(kafka, error) from None
+
+
+def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[int, ...] | None:
+    """End offset of each partition, or None when there is no such topic. Raises `Unavailable`."""
+    try:
+        return offsets(kafka, topic, timeout_s=timeout_s)[1]
+    except NotFound:
+        return None
+
+
+def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float = 30) -> None:
+    """Make the topic if there is none; one that is there stays as it is.
+
+    Raises:
+        Refused: The broker does not allow it.
+        Unavailable: The broker did not answer in time.
+    """
+    if topic in topics(kafka, timeout_s=timeout_s):
+        return
+    # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"})
+    try:
+        _admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
+    except KafkaException as error:
+        code = error.args[0].code()
+        if code == KafkaError.TOPIC_ALREADY_EXISTS:
+            return
+        if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
+            raise _unavailable(kafka, error) from None
+        raise Refused(f"{_server(kafka)} refuses to create topic {topic!r}: {error.args[0].str()}") from None
+
+
+def read_range(
+    kafka: Kafka, topic: str, partition: int, start: int, end: int, *, patience_s: float
+) -> Iterator[Sequence[Message]]:
+    """The messages at offsets start to end - 1 of one partition, in chunks. Gaps (compaction, transactions) are skipped.
+
+    Raises:
+        Refused: The offsets are no longer there.
+        Unavailable: The broker has been away for longer than `patience_s`.
+    """
+    consumer = _Positioned.of(kafka, topic, partition)
+    try:
+        yield from consumer.read(start, end, patience_s)
+    except BaseException:
+        # Where it stands is unknown now, also when the caller stopped half-way.
+        consumer.forget()
+        raise
+
+
+class _Positioned:
+    """A consumer of one partition that remembers where it stands, so that the next range needs no seek."""
+
+    def __init__(self, kafka: Kafka, topic: str, partition: int) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._partition = partition
+        self._position = -1
+        self._ahead: list[Message] = []
+        self._consumer = Consumer(
+            _properties(
+                kafka,
+                **{
+                    "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "enable.partition.eof": True,
+                    "auto.offset.reset": "error",
+                    "fetch.wait.max.ms": 50,
+                    "fetch.message.max.bytes": 8 << 20,
+                    "queued.max.messages.kbytes": 32 << 10,
+                },
+            )
+        )
+
+    @classmethod
+    def of(cls, kafka: Kafka, topic: str, partition: int) -> _Positioned:
+        key = _kept("consumer", kafka, topic, partition)
+        if key not in _clients:
+            _clients[key] = cls(kafka, topic, partition)
+        return _clients[key]  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        self._position = -1
+        self._ahead = []
+
+    def read(self, start: int, end: int, patience_s: float) -> Iterator[Sequence[Message]]:
+        if start >= end:
+            return
+        if self._position != start:
+            self._ahead = []
+            self._consumer.assign([TopicPartition(self._topic, self._partition, start)])
+        patience = Patience(_server(self._kafka), patience_s)
+        at, chunk = start, self._ahead
+        while at < end:
+            if not chunk:
+                chunk = self._consumer.consume(min(_CHUNK, end - at), timeout=_POLL_S)
+            if not chunk:
+                patience.waited()
+                continue
+            messages, at, reached = self._sort_out(chunk, at, end, patience)
+            chunk = []
+            if messages:
+                patience.answered()
+                yield messages
+            if reached:
+                break
+        self._position = max(at, end) if not self._ahead else end
+
+    def _sort_out(
+        self, chunk: list[Message], at: int, end: int, patience: Patience
+    ) -> tuple[list[Message], int, bool]:
+        """Messages before `end`, the next offset, and whether the range is over; what lies beyond is kept."""
+        errors = [message for message in chunk if message.error() is not None]
+        reached = False
+        for message in errors:
+            error = message.error()
+            if error.code() == KafkaError._PARTITION_EOF:
+                reached = reached or message.offset() >= end
+                at = max(at, min(message.offset(), end))
+            elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+                raise Refused(
+                    f"offsets {at} to {end - 1} of {self._topic}[{self._partition}] are gone from Kafka",
+                    hint="they outlived the topic's retention; --accept-loss goes on without them",
+                )
+            elif error.code() in _GONE or error.code() in _FATAL:
+                raise Refused(f"{self._topic}[{self._partition}] cannot be read: {error.str()}")
+            else:
+                patience.waited(error.str())
+        messages = [message for message in chunk if message.error() is None] if errors else chunk
+        if messages:
+            at = messages[-1].offset() + 1
+            if at > end:
+                self._ahead = [message for message in messages if message.offset() >= end]
+                messages = messages[: len(messages) - len(self._ahead)]
+                return messages, end, True
+            self._ahead = []
+        return messages, at, reached or at >= end
+
+
+def send(
+    kafka: Kafka, topic: str, messages: Sequence[tuple[int, bytes]], header: bytes, *, patience_s: float
+) -> dict[int, int]:
+    """Write messages, (partition, value) each, durably and in order.
+
+    Returns:
+        The next offset after the last message written, by partition.
+
+    Raises:
+        Unavailable: The broker has been away for longer than `patience_s`; nobody will read what did get written,
+            as no manifest will name this attempt.
+    """
+    key = _kept("producer", kafka, patience_s)
+    if key not in _clients:
+        _clients[key] = Producer(
+            _properties(
+                kafka,
+                **{
+                    "enable.idempotence": True,
+                    "linger.ms": 0,
+                    "message.max.bytes": 8 << 20,
+                    "message.timeout.ms": int(patience_s * 1000),
+                },
+            )
+        )
+    producer: Producer = _clients[key]
+    ends: dict[int, int] = {}
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failed.append(error)
+        else:
+            ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
+
+    for partition, value in messages:
+        producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
+        producer.poll(0)
+    patience = Patience(_server(kafka), patience_s + 5)
+    while producer.flush(1) > 0:
+        patience.waited()
+    patience.answered()
+    if failed:
+        _clients.pop(key, None)
+        raise Unavailable(f"{_server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
+    return ends
+
+
+def wait_for(kafka: Kafka, patience_s: float) -> None:
+    """Return once the broker answers. Raises `Unavailable` after `patience_s`."""
+    patience = Patience(_server(kafka), patience_s)
+    while True:
+        try:
+            topics(kafka, timeout_s=2)
+        except Unavailable as error:
+            patience.waited(error.message)
+            time.sleep(0.2)
+        else:
+            patience.answered()
+            return
+
+
+def _unavailable(kafka: Kafka, error: KafkaException) -> Unavailable:
+    return Unavailable(
+        f"{_server(kafka)} does not answer: {error.args[0].str()}",
+        hint="is it running, and is the address right? `slackwater dev up` starts one for development",
+    )

@@ -1,0 +1,42 @@
+"""Holds a server on a leash: runs as a script of its own between us and the server.
+
+It prints the server's process id and then takes orders from standard input, one byte each. When that pipe breaks,
+because whoever started the server has died in whatever way, the server is killed. A JVM cannot watch its parent
+itself, and `prctl(PR_SET_PDEATHSIG)` exists on Linux only and looks at the parent's thread; a pipe works everywhere.
+As the server's parent this process can never signal a stranger that got the same id.
+
+Only the standard library's lightest modules: it starts with `python -I -S`.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+
+RELEASE = b"r"
+"""Let the server live on by itself."""
+TERMINATE = b"t"
+"""Ask the server to end."""
+
+
+def main() -> None:
+    """Run the command in our arguments until it ends, and exit as it does."""
+    server = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=sys.stderr)
+    sys.stdout.write(f"{server.pid}\n")
+    sys.stdout.flush()
+    threading.Thread(target=_obey, args=(server,), daemon=True).start()
+    code = server.wait()
+    # Not sys.exit: the other thread may be in the middle of a read, which must not hold us up.
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _obey(server: "subprocess.Popen[bytes]") -> None:
+    while order := os.read(0, 1):
+        if order == RELEASE:
+            os._exit(0)
+        server.terminate()
+    server.kill()
+
+
+if __name__ == "__main__":
+    main()

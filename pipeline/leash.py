@@ -1,0 +1,130 @@
+"""Processes of servers: on a leash while they are ours, found again by their mark once they are on their own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, cast
+
+import psutil
+
+from ..store.errors import SlackwaterError
+from . import launch
+
+__all__ = ["Leash", "find", "last_words", "terminate"]
+
+_POLL_S = 0.05
+
+
+class Leash:
+    """A server that ends when this process does, however that happens, unless it is released.
+
+    It runs in a session of its own, so that a Ctrl-C in the terminal reaches us and not the server.
+    """
+
+    def __init__(self, argv: Sequence[str], *, folder: Path, log: Path) -> None:
+        """Start `argv` in `folder`, its output appended to `log`.
+
+        Raises:
+            SlackwaterError: the program cannot be run.
+        """
+        with log.open("ab") as out:
+            self._launcher = subprocess.Popen(
+                (sys.executable, "-I", "-S", launch.__file__, *argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                cwd=folder,
+                start_new_session=True,
+                bufsize=0,
+            )
+        self._orders = cast("IO[bytes]", self._launcher.stdin)
+        self._answers = cast("IO[bytes]", self._launcher.stdout)
+        try:
+            said = self._answers.readline()
+        except BaseException:
+            self.kill()
+            raise
+        if not said:
+            self.kill()
+            raise SlackwaterError(f"{argv[0]} cannot be run", hint=f"the reason is in {log}")
+        self.pid = int(said)
+        """The server's process id."""
+
+    def ended(self, patience_s: float = 0) -> int | None:
+        """The server's exit code as a shell would say it, or None if it still runs after `patience_s`."""
+        try:
+            return self._launcher.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def terminate(self, patience_s: float) -> None:
+        """Ask the server to end, wait for it, and kill it when it takes longer than `patience_s`."""
+        try:
+            self._order(launch.TERMINATE)
+            self.ended(patience_s)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the server at once, and wait until it is gone."""
+        self._orders.close()
+        self._finish()
+
+    def release(self) -> None:
+        """Let the server live on when this process ends. Nothing else may be asked of this leash afterwards."""
+        self._order(launch.RELEASE)
+        self._finish()
+
+    def _order(self, order: bytes) -> None:
+        # A server that has ended by itself took the pipe's other end with it.
+        with suppress(BrokenPipeError):
+            self._orders.write(order)
+
+    def _finish(self) -> None:
+        self._launcher.wait()
+        self._orders.close()
+        self._answers.close()
+
+
+def find(pid: int, mark: str) -> psutil.Process | None:
+    """The process of that id if it has `mark` among its arguments; another one that got the id is nobody's business."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE and mark in process.cmdline():
+            return process
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        pass
+    return None
+
+
+def terminate(pid: int, mark: str, patience_s: float) -> bool:
+    """Ask a released server to end, wait until it is gone, and kill it when it takes longer than `patience_s`.
+
+    Returns:
+        Whether there was such a server.
+    """
+    process = find(pid, mark)
+    if process is None:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+    deadline = time.monotonic() + patience_s
+    while find(pid, mark):
+        if time.monotonic() > deadline:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(_POLL_S)
+    return True
+
+
+def last_words(log: Path, since: int, num_lines: int = 6) -> str:
+    """The last lines that were appended to `log` after byte `since`, without stack frames, each indented."""
+    with log.open("rb") as file:
+        file.seek(max(since, os.fstat(file.fileno()).st_size - 65_536))
+        lines = file.read().decode(errors="replace").splitlines()
+    telling = [line for line in lines if line.strip() and not line.lstrip().startswith(("at ", "... "))]
+    return "\n".join(f"  {line}" for line in telling[-num_lines:])

@@ -1,0 +1,58 @@
+"""From a file with a user's program to a running app."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ..store.errors import NotFound, Usage
+from .app import App
+from .progress import Progress
+from .runner import Options, run
+
+__all__ = ["Options", "load_app", "run_file"]
+
+
+def load_app(path: str, *, name: str | None = None) -> App:
+    """The app that a Python file declares.
+
+    Args:
+        path: The file. It is imported as a module of its own name, its folder on `sys.path`.
+        name: Run it as the app of this name, for example as a clone of the declared one.
+
+    Raises:
+        NotFound: There is no such file.
+        Usage: It declares no app, or several.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        siblings = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        raise NotFound("Python file", path, siblings)
+    module_name = file.stem.replace("-", "_")
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise Usage(f"{path} is not a Python file; expected one that declares a slackwater.App")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    # Workers do not have the file: its functions travel by value.
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+    found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
+    if len(found) != 1:
+        names = ", ".join(repr(app.name) for app in found.values()) or "none"
+        raise Usage(f"{path} declares {len(found)} apps ({names}); expected exactly one slackwater.App(...)")
+    (app,) = found.values()
+    return app if name is None else replace(app, name=name)
+
+
+def run_file(
+    path: str, *, app: str | None, options: Options, on_progress: Callable[[Progress], None]
+) -> None:
+    """Run the app that a file declares. Raises as `load_app` and `runner.run` do."""
+    run(load_app(path, name=app), options, on_progress)

@@ -1,0 +1,194 @@
+"""Structured Streaming sources in Python: a user's Kafka topic, and a repartition topic.
+
+Options follow Structured Streaming's Kafka source: `kafka.*` for the client, `subscribe`, `maxOffsetsPerTrigger`.
+Those of our own: `store`, `app`, `upstream`, `channel`, `handled` (snapshot ids, comma between), `triggerMs` and
+`patienceS`. Planning runs in one process per source on the driver, reading in Spark's Python workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ..store.open import open_store
+from .kafka import read_range
+from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
+from .wire import decode
+
+__all__ = ["TOPIC_SCHEMA", "ChannelSource", "TopicSource"]
+
+TOPIC_SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+)
+"""The columns of Structured Streaming's Kafka source."""
+
+Options = dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Range(InputPartition):
+    """Offsets start to end - 1 of one Kafka partition; for a channel, the attempts whose messages count."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    attempts: frozenset[str] = frozenset()
+
+
+def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
+    known = start.offsets + (0,) * (len(end.offsets) - len(start.offsets))
+    return [
+        _Range(topic, partition, first, last, attempts)
+        for partition, (first, last) in enumerate(zip(known, end.offsets, strict=True))
+        if first < last
+    ]
+
+
+class _Reader(DataSourceStreamReader):
+    """What both sources share: options, and Spark's offsets as `Position`."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        # Spark hands the names over in lower case.
+        self._options = {name.lower(): value for name, value in options.items()}
+        self._schema = schema
+        # Made where it is first used: this object also travels to workers, which plan nothing.
+        self._planner: Any = None
+
+    @property
+    def _kafka(self) -> dict[str, str]:
+        return {name[6:]: value for name, value in self._options.items() if name.startswith("kafka.")}
+
+    @property
+    def _patience_s(self) -> float:
+        return float(self._options.get("patiences", 120))
+
+    @property
+    def _max_records(self) -> int | None:
+        limit = self._options.get("maxoffsetspertrigger")
+        return int(limit) if limit else None
+
+    def _pace(self) -> Pace:
+        return Pace(int(self._options.get("triggerms", 0)) / 1000)
+
+    def _plan(self) -> Any:
+        raise NotImplementedError
+
+    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802  Spark's name
+        if self._planner is None:
+            self._planner = self._plan()
+        return self._planner.latest(Position.of(start)).json()  # type: ignore[no-any-return]
+
+
+class _TopicReader(_Reader):
+    def _plan(self) -> TopicPlanner:
+        options = self._options
+        return TopicPlanner(
+            self._kafka,
+            options["subscribe"],
+            pace=self._pace(),
+            max_records=self._max_records,
+            patience_s=self._patience_s,
+            requests=partial(request_ids, open_store(options["store"], patience_s=self._patience_s), options["app"]),
+            handled=frozenset(filter(None, options.get("handled", "").split(","))),
+        )
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _ranges(self._options["subscribe"], Position.of(start), Position.of(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        chunks = read_range(
+            self._kafka,
+            partition.topic,
+            partition.partition,
+            partition.start,
+            partition.end,
+            patience_s=self._patience_s,
+        )
+        for messages in chunks:
+            stamps = [message.timestamp() for message in messages]
+            columns = [
+                pa.array([message.key() for message in messages], pa.binary()),
+                pa.array([message.value() for message in messages], pa.binary()),
+                pa.repeat(pa.scalar(partition.topic), len(messages)),
+                pa.repeat(pa.scalar(partition.partition, pa.int32()), len(messages)),
+                pa.array([message.offset() for message in messages], pa.int64()),
+                pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+                # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
+                pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _ChannelReader(_Reader):
+    def _plan(self) -> ChannelPlanner:
+        options = self._options
+        return ChannelPlanner(
+            open_store(options["store"], patience_s=self._patience_s),
+            options["app"],
+            options["upstream"],
+            options["channel"],
+            pace=self._pace(),
+            max_records=self._max_records,
+        )
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if self._planner is None:
+            self._planner = self._plan()
+        first, last = Position.of(start), Position.of(end)
+        return _ranges(
+            self._options["subscribe"], first, last, self._planner.attempts(first.version, last.version)
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        chunks = read_range(
+            self._kafka,
+            partition.topic,
+            partition.partition,
+            partition.start,
+            partition.end,
+            patience_s=self._patience_s,
+        )
+        for messages in chunks:
+            yield from decode(messages, partition.attempts, schema)
+
+
+class TopicSource(DataSource):
+    """`spark.readStream.format("slackwater-topic")`: a user's Kafka topic."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Spark's name of the format."""
+        return "slackwater-topic"
+
+    def schema(self) -> str:
+        """The columns of Structured Streaming's Kafka source."""
+        return TOPIC_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """Spark's hook."""
+        return _TopicReader(dict(self.options), schema)
+
+
+class ChannelSource(DataSource):
+    """`spark.readStream.format("slackwater-channel").schema(...)`: a repartition topic."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Spark's name of the format."""
+        return "slackwater-channel"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """Spark's hook."""
+        return _ChannelReader(dict(self.options), schema)

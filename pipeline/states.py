@@ -1,0 +1,113 @@
+"""The seam between a stage's keyed table and what a user declares it to be.
+
+A `State` is the declaration (`aggregate`, `upsert`, `update`); bound to the schema of the stage's rows it becomes a
+`BoundState`, which workers call once per batch and state partition, on whole Arrow tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..store.errors import NotFound, Usage
+
+__all__ = ["BoundState", "Groups", "Merged", "State", "check_value_names", "field_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A batch's rows by key: rows are sorted so that each key's rows are neighbours.
+
+    Attributes:
+        ids: int32[rows], the key's position, 0 to num - 1, ascending.
+        starts: int64[num], each key's first row.
+    """
+
+    ids: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+
+    @property
+    def num(self) -> int:
+        """Number of different keys."""
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a batch makes of the state.
+
+    Attributes:
+        values: One row per key of the batch, the table's value columns.
+        deleted: bool[num], keys to remove; None for none.
+        changed: bool[num], keys whose row must be written; None for all.
+        emitted: Rows for the stage's outputs, or None when it emits none.
+    """
+
+    values: pa.Table
+    deleted: npt.NDArray[np.bool_] | None = None
+    changed: npt.NDArray[np.bool_] | None = None
+    emitted: pa.Table | None = None
+
+
+class BoundState(Protocol):
+    """A state that knows its rows' schema. Crosses to workers by pickle."""
+
+    @property
+    def values(self) -> pa.Schema:
+        """The table's value columns; names that start with `_` are internal."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Columns of the rows, besides the key, that `merge` reads."""
+        ...
+
+    @property
+    def emits(self) -> pa.Schema:
+        """Schema of the rows this state sends to the stage's outputs."""
+        ...
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        """Merge a batch's rows into the rows of its keys.
+
+        Args:
+            rows: The batch's rows (key and needed columns), sorted by key as `groups` says.
+            groups: Which row belongs to which key.
+            keys: The key columns, one row per key.
+            old: The value columns, one row per key; nulls where the key is new.
+        """
+        ...
+
+
+class State(Protocol):
+    """A declared state."""
+
+    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
+        """Fix the table's columns for rows of this schema. Raises `NotFound` or `Usage`."""
+        ...
+
+    def describe(self) -> str:
+        """One line that changes whenever stored values would change their meaning."""
+        ...
+
+
+def field_of(rows: pa.Schema, column: str) -> pa.Field:
+    """The field of a column. Raises `NotFound` with the nearest names."""
+    index = rows.get_field_index(column)
+    if index < 0:
+        raise NotFound("column", column, rows.names)
+    return rows.field(index)
+
+
+def check_value_names(names: Sequence[str], key: tuple[str, ...]) -> None:
+    """Refuse value columns that hide the key or look internal. Raises `Usage`."""
+    for name in names:
+        if name in key:
+            raise Usage(f"column {name!r} is part of the key already; give the value another name")
+        if name.startswith("_"):
+            raise Usage(f"column {name!r} starts with '_', which is kept for internal columns; rename it")

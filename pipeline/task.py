@@ -1,0 +1,231 @@
+"""What a Spark task does with one state partition of a micro-batch, in its Python worker.
+
+Look up the batch's keys, merge, write one L0 SST, write what the state emits to Kafka, and report. Nothing a task
+does counts until the driver names it in a manifest: a retried or speculative attempt leaves only litter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from ..store import index, sst
+from ..store.cache import SstCache
+from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
+from ..store.manifest import Sst, Table
+from ..store.objects import ObjectStore
+from ..store.open import open_store
+from .app import Repartition
+from .kafka import send
+from .states import BoundState, Groups
+from .wire import split
+
+__all__ = ["RESULT_SCHEMA", "Places", "Result", "StateTask", "WriteTask"]
+
+RESULT_SCHEMA = "result binary"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where workers find things. Crosses to them by pickle, inside Spark."""
+
+    app: str
+    stage: str
+    store: str
+    kafka: dict[str, str]
+    cache: tuple[str, int]
+    """Folder of the SST cache, and how many bytes it may hold."""
+    patience_s: float
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One task attempt's report to the driver."""
+
+    attempt: str
+    rows_in: int
+    ssts: tuple[Sst, ...] = ()
+    rows_out: dict[str, int] = {}
+    ends: dict[str, dict[int, int]] = {}
+    """By channel and Kafka partition: the offset after this attempt's last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sink:
+    """Writes one attempt's rows to the stage's channels."""
+
+    places: Places
+    outputs: tuple[tuple[Repartition, str, int], ...]
+    """Each channel, its Kafka topic and that topic's number of partitions."""
+
+    def write(
+        self, rows: pa.Table, partitions: Callable[[Repartition, int], npt.NDArray[np.integer]], attempt: str
+    ) -> dict[str, dict[int, int]]:
+        ends = {}
+        for channel, topic, count in self.outputs:
+            messages = list(split(rows, partitions(channel, count)))
+            ends[channel.name] = (
+                send(
+                    self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s
+                )
+                if messages
+                else {}
+            )
+        return ends
+
+
+@lru_cache(maxsize=8)
+def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
+    """A worker is reused from batch to batch, and with it what it has open."""
+    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
+
+
+def _attempt(writer: str, version: int) -> str:
+    """Unique for ever: also a topic that outlived its app's store must not speak for the app made anew."""
+    context = TaskContext.get()
+    assert context is not None  # noqa: S101  only Spark's workers call this
+    return f"{writer}.{version}.{context.taskAttemptId()}"
+
+
+def _table(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
+    kept = [batch for batch in batches if batch.num_rows]
+    return pa.Table.from_batches(kept) if kept else None
+
+
+def _report(result: Result) -> Iterator[pa.RecordBatch]:
+    yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """A stage without state: the function's rows go to the channels. `_to_<n>` is each row's partition there."""
+
+    places: Places
+    writer: str
+    version: int
+    outputs: tuple[tuple[Repartition, str, int], ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = _table(batches)
+        if rows is None:
+            return
+        attempt = _attempt(self.writer, self.version)
+        numbers = {channel.name: f"_to_{n}" for n, (channel, _, _) in enumerate(self.outputs)}
+        plain = rows.drop_columns(list(numbers.values()))
+        ends = _Sink(self.places, self.outputs).write(
+            plain, lambda channel, _count: rows[numbers[channel.name]].to_numpy(), attempt
+        )
+        yield from _report(
+            Result(attempt, rows.num_rows, rows_out=dict.fromkeys(numbers, rows.num_rows), ends=ends)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StateTask:
+    """A stage with state. Rows come with `_hash`, all rows of a state partition in one task."""
+
+    places: Places
+    writer: str
+    version: int
+    outputs: tuple[tuple[Repartition, str, int], ...]
+    state: BoundState
+    table: Table
+    ssts: tuple[Sst, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = _table(batches)
+        if rows is None:
+            return
+        attempt = _attempt(self.writer, self.version)
+        key = [column.name for column in self.table.key]
+        partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
+        written: list[Sst] = []
+        emitted: list[pa.Table] = []
+        # One partition a task is what Spark's plan gives; correct for any number of them.
+        for partition in np.unique(partitions).tolist():
+            mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
+            made, out = self._merge(mine, key, partition)
+            written += [made] if made else []
+            emitted += [out] if out is not None else []
+        ends: dict[str, dict[int, int]] = {}
+        rows_out: dict[str, int] = {}
+        if self.outputs and emitted:
+            out = pa.concat_tables(emitted)
+            ends = _Sink(self.places, self.outputs).write(
+                out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
+            )
+            rows_out = {channel.name: out.num_rows for channel, _, _ in self.outputs}
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), rows_out, ends))
+
+    def _merge(self, rows: pa.Table, key: list[str], partition: int) -> tuple[Sst | None, pa.Table | None]:
+        rows, groups = group(rows, key)
+        starts = pa.array(groups.starts)
+        hashes = rows["_hash"].take(starts).combine_chunks()
+        keys = rows.select(key).take(starts)
+        store, cache = _storage(self.places.store, self.places.patience_s, *self.places.cache)
+        ssts = [one for one in self.ssts if one.partition == partition]
+        old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys)
+        merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
+        deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
+        # Nothing to remember of a key that was not there and is deleted.
+        write = ~(deleted & ~found) if merged.changed is None else merged.changed & ~(deleted & ~found)
+        new = pa.table(
+            [
+                hashes,
+                *keys.columns,
+                *merged.values.columns,
+                pa.repeat(pa.scalar(self.version, pa.int64()), groups.num),
+                pa.array(deleted.astype(np.uint8)),
+            ],
+            names=["_hash", *key, *merged.values.column_names, "_seq", "_op"],
+        )
+        if not write.all():
+            new = new.filter(pa.array(write))
+        if new.num_rows == 0:
+            return None, merged.emitted
+        made = sst.write(
+            store,
+            cache,
+            app=self.places.app,
+            stage=self.places.stage,
+            table=self.table,
+            partition=partition,
+            rows=new,
+        )
+        return made, merged.emitted
+
+
+def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
+    """Sort rows by (`_hash`, key) and tell which belong together. Keys are normalised: -0.0 is 0.0, NaN is one."""
+    rows = normalise_keys(rows, key)
+    hashes = rows["_hash"].to_numpy()
+    order = np.argsort(hashes, kind="stable")
+    rows = rows.take(pa.array(order)).combine_chunks()
+    hashes = hashes[order]
+    same_hash = hashes[1:] == hashes[:-1]
+    same_key = _same_as_before(rows, key, np.flatnonzero(same_hash) + 1)
+    if not same_key.all():
+        # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
+        rows = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in ("_hash", *key)]))
+        candidates = np.flatnonzero(same_hash) + 1
+        same_key = _same_as_before(rows, key, candidates)
+        begins = np.ones(rows.num_rows, bool)
+        begins[candidates[same_key]] = False
+    else:
+        begins = np.concatenate(([True], ~same_hash))
+    ids = (np.cumsum(begins) - 1).astype(np.int32)
+    return rows, Groups(ids, np.flatnonzero(begins))
+
+
+def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Whether the rows at these positions have the key of the row before."""
+    keys = rows.select(list(key))
+    return same_keys(keys.take(pa.array(at)), keys.take(pa.array(at - 1)), key)

@@ -1,0 +1,129 @@
+"""State as a vectorised function of the user's own: whole Arrow tables in, whole Arrow tables out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..store.errors import Refused, Usage
+from .states import BoundState, Groups, Merged, State, check_value_names, field_of
+
+__all__ = ["update"]
+
+Update = Callable[[pa.Table, pa.Table], "pa.Table | tuple[pa.Table, pa.Table]"]
+
+
+def update(
+    function: Update,
+    *,
+    state: str | pa.Schema,
+    emits: str | pa.Schema | None = None,
+    order_by: Sequence[str] | str = (),
+) -> State:
+    """Declare a table that a function of yours keeps, called once per batch and state partition.
+
+    `function(rows, state)` gets Arrow tables and returns the new state, or `(state, emitted)` with `emits=`:
+
+    - `rows`: the batch's rows. A column `_key` (int32) says which row of `state` each belongs to; rows are sorted by
+      it and then by `order_by`.
+    - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null where the
+      key is new. Return as many rows in the same order; the key columns may be left out. A boolean column `_deleted`
+      removes the keys in which it is true.
+    - `emitted`: rows for the stage's outputs, with the columns that `emits` declares.
+
+    Work on whole columns (pyarrow.compute, numpy, pandas, polars); a Python loop over rows is what makes it slow.
+
+    Args:
+        function: See above. It must give the same result for the same rows, so that a replay can be trusted.
+        state: The table's value columns as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
+        emits: Columns of the emitted rows, likewise; needed when the stage has outputs.
+        order_by: Columns that sort a key's rows.
+    """
+    columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+    return _Update(function, state, emits, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    function: Update
+    state: str | pa.Schema
+    emitted: str | pa.Schema | None
+    order_by: tuple[str, ...]
+
+    def describe(self) -> str:
+        # The columns are compared by themselves; a new function over the same columns is a release, not a break.
+        return "update"
+
+    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
+        values = _schema(self.state)
+        check_value_names(values.names, key)
+        for column in self.order_by:
+            field_of(rows, column)
+        emits = _schema(self.emitted) if self.emitted is not None else pa.schema([])
+        needs = tuple(name for name in rows.names if name not in key)
+        return _BoundUpdate(self.function, values, needs, emits, self.order_by)
+
+
+def _schema(ddl: str | pa.Schema) -> pa.Schema:
+    if isinstance(ddl, pa.Schema):
+        return ddl
+    from pyspark.errors import ParseException
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    try:
+        return to_arrow_schema(StructType.fromDDL(ddl), timezone="UTC")
+    except ParseException as error:
+        raise Usage(f"columns {ddl!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundUpdate:
+    function: Update
+    values: pa.Schema
+    needs: tuple[str, ...]
+    emits: pa.Schema
+    order_by: tuple[str, ...]
+
+    def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
+        tagged = rows.append_column("_key", pa.array(groups.ids))
+        if self.order_by:
+            order = [("_key", "ascending"), *((column, "ascending") for column in self.order_by)]
+            tagged = tagged.take(pc.sort_indices(tagged, order))
+        before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
+        returned = self.function(tagged, before)
+        after, emitted = returned if isinstance(returned, tuple) else (returned, None)
+        if emitted is None and len(self.emits):
+            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+        if after.num_rows != groups.num:
+            raise Refused(
+                f"the update function returned {after.num_rows} state rows; expected {groups.num}, "
+                "one for each row of `state`, in its order"
+            )
+        deleted = None
+        if "_deleted" in after.column_names:
+            deleted = np.asarray(pc.fill_null(after["_deleted"], False).to_numpy())
+        return Merged(
+            _conform("state", after, self.values),
+            deleted,
+            emitted=_conform("emitted", emitted, self.emits) if emitted is not None else None,
+        )
+
+
+def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The declared columns, cast without loss. Raises `Refused` naming the column."""
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            raise Refused(f"the update function's {what} rows lack column {field.name!r} ({field.type})")
+        try:
+            columns.append(table[field.name].cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise Refused(
+                f"the update function's {what} column {field.name!r} does not fit {field.type}: {error}"
+            ) from error
+    return pa.table(columns, schema=schema)

@@ -1,0 +1,95 @@
+"""Repartition topics on the wire: a Kafka message is an Arrow IPC stream of one record batch, or a marker.
+
+Every message carries one header, `slackwater: <attempt>`, or `slackwater: marker <snapshot>`. Readers take the
+messages of the attempts that manifests name and pass over all others. A row's address is
+`topic[partition]@offset+row`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..store.errors import Corruption
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+__all__ = ["decode", "encode", "header_of", "marker_header", "split"]
+
+_HEADER = "slackwater"
+_MESSAGE_ROWS = 32_768
+_MESSAGE_BYTES = 512 << 10
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def encode(rows: pa.RecordBatch) -> bytes:
+    """One message's value."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
+    """Messages of at most a few hundred KB, as (partition, value), for rows and each one's partition."""
+    if rows.num_rows == 0:
+        return
+    order = np.argsort(partitions, kind="stable")
+    counts = np.bincount(partitions)
+    sorted_rows = rows.take(pa.array(order)).combine_chunks()
+    per_row = max(1, sorted_rows.nbytes // rows.num_rows)
+    step = int(max(1, min(_MESSAGE_ROWS, _MESSAGE_BYTES // per_row)))
+    at = 0
+    for partition, count in enumerate(counts.tolist()):
+        for first in range(at, at + count, step):
+            for batch in sorted_rows.slice(first, min(step, at + count - first)).to_batches():
+                yield partition, encode(batch)
+        at += count
+
+
+def marker_header(snapshot: str) -> bytes:
+    """Header of the marker of a snapshot; its message has no value."""
+    return f"marker {snapshot}".encode()
+
+
+def header_of(message: Message) -> str:
+    """What the message says of itself; empty when it is not ours."""
+    for name, value in message.headers() or ():
+        if name == _HEADER and value is not None:
+            return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return ""
+
+
+def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of the messages that these attempts wrote.
+
+    Raises:
+        Corruption: A message of these attempts does not hold rows of this schema.
+    """
+    for message in messages:
+        if header_of(message) not in attempts:
+            continue
+        address = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+        try:
+            with pa.ipc.open_stream(message.value()) as reader:
+                batches = list(reader)
+        except pa.ArrowInvalid as error:
+            raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
+        for batch in batches:
+            if batch.schema.names != schema.names or batch.schema.types != schema.types:
+                raise Corruption(
+                    f"message {address} has rows of ({_show(batch.schema)}); expected ({_show(schema)})",
+                    object_key=address,
+                    hint="the stage that writes it was changed while records were in flight: run its old code until "
+                    "they are consumed, then the new",
+                )
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _show(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,109 @@
+"""Carrying what is in flight at a cut into a clone's own channels, so that the clone never touches the source's."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from ..store.manifest import Input, Output
+from ..store.objects import ObjectStore
+from .cut import InFlight, stretch
+from .topology import Channel, Cut, channels
+
+__all__ = ["Carried", "Channels", "carried_input", "carried_output", "carry", "channel_topic"]
+
+
+class Channels(Protocol):
+    """What cloning needs of Kafka; `pipeline` implements it."""
+
+    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
+        """Check that a stage can go on reading a user's topic at these offsets, one per partition.
+
+        Raises:
+            NotFound: there is no such topic.
+            Refused: it has another number of partitions, or these offsets are outside of what it holds.
+        """
+        ...
+
+    def ends(self, topic: str, /) -> tuple[int, ...] | None:
+        """The end offset of each partition, or None when there is no such topic."""
+        ...
+
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, /
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+        """Copy records in flight to the end of `topic`, which is created, with as many partitions, if it is missing.
+
+        The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts in
+        `in_flight` the topic is created and nothing copied.
+
+        Returns:
+            The end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
+            where reading the copied records starts.
+        """
+        ...
+
+
+class Carried(Struct, frozen=True):
+    """A channel of a clone, as copied."""
+
+    topic: str
+    ends: tuple[int, ...]
+    attempts: tuple[str, ...]
+    rows: int
+    starts: dict[str, tuple[int, ...]]
+    """For each receiver, where it reads on."""
+
+
+def channel_topic(app: str, channel: str) -> str:
+    """The repartition topic behind a channel."""
+    return f"{app}-{channel}-repartition"
+
+
+def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels) -> dict[str, Carried]:
+    """Copy every channel of the cut into the topics of `app`, by channel name.
+
+    May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
+
+    Raises:
+        NotFound: a manifest or a topic that holds what is in flight is gone.
+        Refused: records in flight are gone.
+        Unavailable: storage or Kafka did not answer.
+    """
+    by_name: dict[str, list[Channel]] = {}
+    for channel in channels(cut):
+        by_name.setdefault(channel.name, []).append(channel)
+    return {name: _carry_one(store, cut, app, kafka, readers) for name, readers in by_name.items()}
+
+
+def _carry_one(store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel]) -> Carried:
+    """Copy one channel, from the receiver that is furthest behind, with a stop where each of the others is."""
+    readers = sorted(readers, key=lambda reader: reader.input.version if reader.input else 0)
+    topic = channel_topic(app, readers[0].name)
+    starts: dict[str, tuple[int, ...]] = {}
+    attempts: list[str] = []
+    ends: tuple[int, ...] = ()
+    rows = 0
+    for index, reader in enumerate(readers):
+        following = readers[index + 1].input if index + 1 < len(readers) else None
+        flight = stretch(store, cut, reader, following)
+        ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app)
+        if flight.attempts:
+            attempts.append(attempt)
+            rows += flight.rows
+    return Carried(topic, ends, tuple(attempts), rows, starts)
+
+
+def carried_output(output: Output, carried: Carried) -> Output:
+    """What the clone's first version of the sender says about the channel."""
+    return Output(carried.topic, carried.ends, carried.attempts, carried.rows, output.schema)
+
+
+def carried_input(source: Input, receiver: str, carried: Mapping[str, Carried], name: str, cut: Cut) -> Input:
+    """What the clone's first version of a receiver says about the channel: the sender's first version is to be read.
+
+    Nothing but that version exists of the sender, so what is in flight counts as written by it.
+    """
+    channel = carried[name]
+    starts, sent = channel.starts[receiver], cut.stages[source.upstream].version
+    return Input(channel.topic, starts, source.upstream, sent if starts == channel.ends else sent - 1)

@@ -1,0 +1,293 @@
+"""From a ref to a consistent cut, and what is in flight in one.
+
+Every manifest says what it consumed and what it produced, so any moment is a consistent cut after the fact: take each
+stage's version of that moment and raise every sender to what its receivers had consumed (Chandy and Lamport 1985:
+nothing is received that was not sent).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+
+from ..store import apps, history
+from ..store.errors import NotFound
+from ..store.manifest import Input, Manifest
+from ..store.objects import ObjectStore
+from . import snapshots
+from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
+from .timeline import newest_first, newest_where
+from .topology import Channel, Cut, carries_data, channels, consumed, descendants, order, violations
+
+__all__ = [
+    "Cut",
+    "InFlight",
+    "consistent",
+    "cut_at",
+    "first_cut",
+    "in_flight",
+    "lower_receivers",
+    "of_snapshot",
+    "order",
+    "raise_senders",
+    "resolve",
+    "stages_of",
+    "stretch",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Records sent before the sender's version and not yet consumed by the receiver's, on one channel.
+
+    They lie in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose attempt is one
+    of `attempts`; anything else in that range is to be skipped.
+    """
+
+    channel: str
+    topic: str
+    sender: str
+    receiver: str
+    """Empty when no stage had read the channel yet."""
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    attempts: tuple[str, ...]
+    rows: int
+    """Records that the sender's versions `after`+1..`up_to` wrote."""
+    after: int
+    up_to: int
+    schema: str
+
+
+def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
+    """The consistent cut that a ref names. `now_ms` is what relative times count from.
+
+    Raises:
+        Usage: `text` is no ref.
+        NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
+    """
+    return cut_at(store, parse(text, now_ms=now_ms))
+
+
+def cut_at(store: ObjectStore, ref: Ref) -> Cut:
+    """The consistent cut of a parsed ref: always of the whole app, also for a ref to one stage.
+
+    Raises:
+        NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
+    """
+    stages = stages_of(store, ref.app)
+    chosen = stages_of(store, ref.app, ref.stage) if ref.stage else stages
+    match ref.moment:
+        case Latest():
+            cut = _latest(store, ref.app, stages)
+        case AtTime(time_ms):
+            pinned = history.latest_at(store, ref.app, ref.stage, time_ms) if ref.stage else None
+            cut = _instant(store, ref.app, stages, time_ms, pinned)
+        case Back(commits):
+            commit = _back(store, ref, chosen, commits)
+            cut = _instant(store, ref.app, stages, commit.time_ms, commit)
+        case Version(version):
+            commit = history.read(store, ref.app, ref.stage, version)
+            cut = _instant(store, ref.app, stages, commit.time_ms, commit)
+        case Named(name):
+            cut = of_snapshot(store, snapshots.read_snapshot(store, ref.app, name))
+    if not cut.stages or (ref.stage and ref.stage not in cut.stages):
+        raise _too_early(store, ref, chosen)
+    return cut
+
+
+def of_snapshot(store: ObjectStore, snapshot: snapshots.Snapshot) -> Cut:
+    """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
+    return Cut(
+        snapshot.app,
+        {
+            stage: history.read(store, snapshot.app, stage, version)
+            for stage, version in snapshot.stages.items()
+        },
+        snapshot.name,
+    )
+
+
+def first_cut(store: ObjectStore, app: str) -> Cut:
+    """The cut with the first kept version of every stage, senders raised where that is needed for consistency.
+
+    Stages begin at different times, so this is no moment of the clock, yet nothing in the app's history precedes it.
+
+    Raises:
+        NotFound: there is no such app.
+    """
+    firsts = ((stage, history.first_version(store, app, stage)) for stage in stages_of(store, app))
+    stages = {stage: history.read(store, app, stage, version) for stage, version in firsts if version}
+    return Cut(app, raise_senders(stages, _reader(store, app)))
+
+
+def consistent(cut: Cut) -> bool:
+    """Whether nothing is consumed in the cut that was not sent in it."""
+    return not violations(cut.stages)
+
+
+def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
+    """Names of the app's stages, or `only` that one; empty for an app that never ran.
+
+    Raises:
+        NotFound: there is no such app or stage.
+    """
+    stages = history.list_stages(store, app)
+    if not stages:
+        apps.read_app(store, app)
+    if only and only not in stages:
+        raise NotFound(f"stage of app {app!r}", only, stages)
+    return (only,) if only else stages
+
+
+def raise_senders(
+    stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]
+) -> dict[str, Manifest]:
+    """The least consistent cut that has each of these versions or a later one. `read` gets a stage's version."""
+    raised = dict(stages)
+    settled = False
+    while not settled:
+        settled = True
+        # Receivers first: a raised sender may itself have consumed more.
+        for receiver in reversed(order(raised)):
+            for sender, version in consumed(raised[receiver]).items():
+                if version > (raised[sender].version if sender in raised else 0):
+                    raised[sender] = read(sender, version)
+                    settled = False
+    return raised
+
+
+def lower_receivers(
+    stages: Mapping[str, Manifest],
+    pinned: str,
+    read: Callable[[str, int], Manifest],
+    first: Callable[[str], int],
+) -> dict[str, Manifest]:
+    """Take back every stage that got something of `pinned`'s that `pinned` has not sent at its version.
+
+    Versions that were taken by time need it where the clocks of two machines differ. With `raise_senders` after it,
+    the result is consistent and has `pinned` exactly as given. `first` is the lowest version a stage may go back to;
+    a stage that would have to go further is left out.
+    """
+    lowered = dict(stages)
+    bound = {pinned} | descendants(stages, pinned)
+    for receiver in order(stages):
+        if receiver == pinned or receiver not in bound:
+            continue
+        limits = {stage: lowered[stage].version if stage in lowered else 0 for stage in bound}
+
+        def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
+            return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())
+
+        current = lowered.pop(receiver)
+        if not within(current):
+            current = newest_where(partial(read, receiver), first(receiver), current.version - 1, within)
+        if current is not None:
+            lowered[receiver] = current
+    return lowered
+
+
+def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
+    """What the channels of the cut hold, senders upstream first; nothing for channels that are empty.
+
+    Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel there
+    is one entry for each that lags.
+    """
+    found = (stretch(store, cut, channel) for channel in channels(cut))
+    return tuple(flight for flight in found if flight.attempts)
+
+
+def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
+    """What one receiver has still to read of a channel, up to the cut or only up to where another receiver is.
+
+    Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept.
+
+    Raises:
+        NotFound: a manifest of the sender in between is gone.
+    """
+    sender = cut.stages[channel.sender]
+    output = sender.outputs[channel.name]
+    if channel.input is None:
+        after = history.first_version(store, cut.app, channel.sender) - 1
+        starts: tuple[int, ...] = (0,) * len(output.ends)
+    else:
+        after, starts = channel.input.version, channel.input.offsets
+    up_to, ends = (until.version, until.offsets) if until else (sender.version, output.ends)
+    written = [
+        part
+        for version in range(after + 1, up_to + 1)
+        if (part := history.read(store, cut.app, channel.sender, version).outputs.get(channel.name))
+    ]
+    return InFlight(
+        channel=channel.name,
+        topic=output.topic,
+        sender=channel.sender,
+        receiver=channel.receiver,
+        starts=starts,
+        ends=ends,
+        attempts=tuple(attempt for part in written for attempt in part.attempts),
+        rows=sum(part.rows for part in written),
+        after=after,
+        up_to=up_to,
+        schema=output.schema,
+    )
+
+
+def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:
+    return partial(history.read, store, app)
+
+
+def _latest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
+    heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
+    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
+    return Cut(app, raise_senders(heads, _reader(store, app)))
+
+
+def _instant(
+    store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None
+) -> Cut:
+    """Every stage as of `time_ms`, made consistent; `pinned` is in the cut exactly as it is."""
+    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    if pinned is not None:
+        found[pinned.stage] = pinned
+        first = partial(history.first_version, store, app)
+        found = lower_receivers(found, pinned.stage, _reader(store, app), first)
+    return Cut(app, raise_senders(found, _reader(store, app)))
+
+
+def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
+    # A clone's first versions bring its data: they are where its history begins.
+    with_data = (m for m in newest_first(store, ref.app, stages) if carries_data(m) or m.kind == "clone")
+    found = list(islice(with_data, commits + 1))
+    if len(found) <= commits:
+        where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
+        raise NotFound(
+            "moment",
+            ref.text,
+            found=f"{where} has {len(found)} commits of data"
+            + (f", ~0 to ~{len(found) - 1}" if found else " yet"),
+            hint=f"`slackwater log {ref.app}` shows them",
+        )
+    return found[commits]
+
+
+def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFound:
+    where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
+    firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in stages]
+    times = [history.read(store, ref.app, stage, version).time_ms for stage, version in firsts if version]
+    if not times:
+        return NotFound(
+            "moment",
+            ref.text,
+            found=f"{where} has no version yet",
+            hint="`slackwater run` starts it",
+        )
+    # Up to the next millisecond that a ref can say: the time named must itself be found.
+    earliest = datetime.fromtimestamp(min(times) / 1_000, UTC).isoformat(timespec="milliseconds")
+    return NotFound(
+        "moment",
+        ref.text,
+        found=f"the history of {where} begins at {earliest.replace('+00:00', 'Z')}",
+        hint=f"the earliest is {where}@{earliest.replace('+00:00', 'Z')}",
+    )

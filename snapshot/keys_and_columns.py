@@ -1,0 +1,51 @@
+"""A table's columns as users see them, and keys as they type them."""
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ..store.errors import Usage
+from ..store.hashing import normalise_keys
+from ..store.manifest import Table
+from ..store.types import arrow_schema
+
+__all__ = ["parse_key", "visible_schema"]
+
+_ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
+
+
+def visible_schema(table: Table) -> pa.Schema:
+    """The columns of a table that users see: the key, and the values whose names do not start with `_`."""
+    return arrow_schema([*table.key, *(column for column in table.values if not column.name.startswith("_"))])
+
+
+def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.Table:
+    """A table of one row with the key columns. Raises `Usage` as `get` does; `name` is the table's, for the message."""
+    schema = arrow_schema(table.key)
+    expected = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    if len(key_values) != len(schema):
+        found = len(key_values)
+        raise Usage(
+            f"the key of table {name!r} is {expected}; found {found} value{'' if found == 1 else 's'}"
+        )
+    columns = []
+    for field, text in zip(schema, key_values, strict=True):
+        try:
+            columns.append(_parse(text, field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise Usage(
+                f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}"
+            ) from error
+    return normalise_keys(pa.table(columns, schema=schema), schema.names)
+
+
+def _parse(text: str | None, kind: pa.DataType) -> pa.Array:
+    if text is None:
+        return pa.nulls(1, kind)
+    if pa.types.is_binary(kind):
+        return pa.array([bytes.fromhex(text)], kind)
+    if pa.types.is_timestamp(kind) and kind.tz:
+        # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
+        return pa.array([text]).cast(kind if _ZONED.search(text) else pa.timestamp(kind.unit)).cast(kind)
+    return pa.array([text]).cast(kind)

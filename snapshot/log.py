@@ -1,0 +1,80 @@
+"""The history of an app: the versions of all its stages in one line."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from ..store.manifest import Kind, Manifest
+from ..store.objects import ObjectStore
+from .cut import stages_of
+from .lineage import Window, direct
+from .snapshots import list_snapshots
+from .timeline import before, newest_first
+
+__all__ = ["Entry", "entries"]
+
+_CLOCK_SLACK_MS = 3_600_000
+"""How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version of one stage."""
+
+    stage: str
+    version: int
+    kind: Kind
+    time_ms: int
+    rows_in: int
+    rows_out: int
+    """Rows written to channels; the table's changes are not counted."""
+    windows: tuple[Window, ...]
+    """What it read of each input partition, empty ones left out."""
+    duration_ms: int
+    snapshots: tuple[str, ...]
+    """Names of the snapshots whose part of this stage it is."""
+    epoch: int
+    by: str
+
+
+def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
+    """The newest `limit` versions of the app, or of one stage, newest first.
+
+    Reads the manifests it shows, one more for each stage, and the snapshots written since the oldest of them.
+
+    Raises:
+        NotFound: there is no such app or stage.
+    """
+    stages = stages_of(store, app, stage)
+    manifests = tuple(islice(newest_first(store, app, stages), limit))
+    if not manifests:
+        return ()
+    names = _names(store, app, manifests)
+    return tuple(_entry(store, manifest, names) for manifest in manifests)
+
+
+def _entry(store: ObjectStore, manifest: Manifest, names: dict[tuple[str, int], list[str]]) -> Entry:
+    earlier = before(store, manifest)
+    return Entry(
+        stage=manifest.stage,
+        version=manifest.version,
+        kind=manifest.kind,
+        time_ms=manifest.time_ms,
+        rows_in=sum(source.rows for source in manifest.inputs.values()),
+        rows_out=sum(output.rows for output in manifest.outputs.values()),
+        windows=direct(earlier, manifest) if earlier else (),
+        duration_ms=manifest.duration_ms,
+        snapshots=tuple(names.get((manifest.stage, manifest.version), ())),
+        epoch=manifest.epoch,
+        by=manifest.by,
+    )
+
+
+def _names(store: ObjectStore, app: str, manifests: Iterable[Manifest]) -> dict[tuple[str, int], list[str]]:
+    # A snapshot is written after the versions it names, so an older one can name none of these.
+    since_ms = min(manifest.time_ms for manifest in manifests) - _CLOCK_SLACK_MS
+    names: dict[tuple[str, int], list[str]] = {}
+    for snapshot in list_snapshots(store, app, since_ms=since_ms):
+        for part in snapshot.stages.items():
+            names.setdefault(part, []).append(snapshot.name)
+    return names

@@ -1,0 +1,39 @@
+"""One row by its key, read from storage by the few row groups that can hold it: no download, no scan, no cache."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ..store.errors import NotFound
+from ..store.hashing import hash_keys
+from ..store.index import point_get
+from ..store.objects import ObjectStore
+from .keys_and_columns import parse_key, visible_schema
+from .topology import Cut
+
+__all__ = ["get"]
+
+
+def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[str | None]) -> pa.Table:
+    """The row of one key at the cut: one row of the table's visible columns, or none.
+
+    Args:
+        store: the store of the cut's app.
+        cut: the moment to look at.
+        table: the table's name.
+        key_values: the values of the key columns, in their order, as text; None for a null.
+
+    Raises:
+        NotFound: the cut has no such table.
+        Usage: there are not as many values as key columns, or one is not of its column's type.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    manifest = cut.tables.get(table)
+    if manifest is None or manifest.table is None:
+        raise NotFound(f"table at {cut.ref}", table, cut.tables)
+    key = parse_key(table, manifest.table, key_values)
+    found = point_get(store, manifest.ssts, manifest.table, hash_keys(key, key.schema.names), key)
+    visible = visible_schema(manifest.table)
+    row = pa.table([*key.columns, *found.values.columns], [*key.schema.names, *found.values.schema.names])
+    return row.select(visible.names).slice(0, int(found.present[0]))

@@ -1,0 +1,158 @@
+"""Refs: how a person names a moment of an app. Text to a value; what exists is found out by `cut`."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..store.errors import Usage
+from ..store.keys import check_name
+
+__all__ = [
+    "FORMS",
+    "AtTime",
+    "Back",
+    "Latest",
+    "Moment",
+    "Named",
+    "Ref",
+    "Version",
+    "check_snapshot_name",
+    "parse",
+]
+
+FORMS = (
+    "app, app@SNAPSHOT, app@2026-11-21T07:12 (local time, or with Z or +01:00), app@2026-11-21, "
+    "app@-5m (s, m, h, d), app@now, app@~3 (commits of data back); "
+    "for one stage app/stage@v42, app/stage@~3, app/stage@TIME"
+)
+"""All forms of a ref, in one line for messages and help."""
+
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_AGO = re.compile(r"-(\d{1,9})([smhd])")
+_BACK = re.compile(r"~(\d{1,9})")
+_VERSION = re.compile(r"v(\d{1,19})")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_WHOLE_SECOND = re.compile(r".{10}[T ]\d{2}:\d{2}:\d{2}(?![.,\d]).*")
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest that is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """`commits` commits of data before the newest; 0 is the newest commit of data itself."""
+
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """Everything committed at or before this instant, milliseconds since 1970 UTC."""
+
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A snapshot."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of one stage, and the other stages as they were when it was committed."""
+
+    version: int
+
+
+Moment = Latest | Back | AtTime | Named | Version
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A moment of `app`; `stage` is empty unless the ref is about one stage. `text` is what the person wrote."""
+
+    text: str
+    app: str
+    stage: str
+    moment: Moment
+
+    @property
+    def moves(self) -> bool:
+        """Whether the same words may name another moment later: `app`, `app@now`, `app@-5m`, `app@~3`."""
+        return isinstance(self.moment, Latest | Back) or "@-" in self.text
+
+
+def parse(text: str, *, now_ms: int) -> Ref:
+    """The ref that `text` names. `now_ms` is what relative times count from.
+
+    A time without an offset is local; a date alone is its first instant. A time written to the second covers all of
+    that second, so that a time as a listing shows it includes the commit it stands for.
+
+    Raises:
+        Usage: `text` has none of the forms; the hint lists them.
+    """
+    where, at, when = text.partition("@")
+    app, slash, stage = where.partition("/")
+    try:
+        check_name("app", app)
+        if slash:
+            check_name("stage", stage)
+    except Usage as error:
+        raise _malformed(text, error.message) from None
+    if not at:
+        return Ref(text, app, stage, Latest())
+    return Ref(text, app, stage, _moment(text, app, stage, when, now_ms))
+
+
+def check_snapshot_name(name: str) -> str:
+    """Return `name` if a snapshot may have it: a usable name that no other form of ref would take.
+
+    Raises:
+        Usage: it may not.
+    """
+    check_name("snapshot", name)
+    if name == "now" or _VERSION.fullmatch(name) or _DATE.match(name):
+        raise Usage(
+            f"snapshot name {name!r} would read as a time or a version in app@{name}",
+            hint="choose another name, for example before-upgrade",
+        )
+    return name
+
+
+def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> Moment:
+    if when == "now":
+        return Latest()
+    if match := _BACK.fullmatch(when):
+        return Back(int(match[1]))
+    if match := _AGO.fullmatch(when):
+        return AtTime(now_ms - int(match[1]) * _UNIT_MS[match[2]])
+    if match := _VERSION.fullmatch(when):
+        if not stage:
+            raise Usage(
+                f"ref {text!r}: a version belongs to one stage, and no stage is named",
+                hint=f"write {app}/STAGE@{when}; `slackwater log {app}` shows stages and versions",
+            )
+        return Version(int(match[1]))
+    if _DATE.match(when):
+        return AtTime(_instant_ms(text, when))
+    try:
+        return Named(check_name("snapshot", when))
+    except Usage:
+        raise _malformed(text, f"{when!r} is neither a time nor a snapshot's name") from None
+
+
+def _instant_ms(text: str, when: str) -> int:
+    try:
+        # astimezone() takes a time without an offset as local.
+        time_ms = round(datetime.fromisoformat(when).astimezone().timestamp() * 1_000)
+    except (ValueError, OverflowError, OSError) as error:
+        raise _malformed(text, f"{when!r} is not an ISO time ({error})") from None
+    return time_ms + 999 if _WHOLE_SECOND.fullmatch(when) else time_ms
+
+
+def _malformed(text: str, why: str) -> Usage:
+    return Usage(f"ref {text!r}: {why}", hint=f"a ref is one of: {FORMS}")

@@ -1,0 +1,119 @@
+"""SQL over the tables of a cut: one DuckDB connection, one view a table, and no way to change anything.
+
+DuckDB runs in this process over the immutable SSTs. Once the views stand, the connection may open exactly the files
+behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot write into
+the store or look around on the machine.
+"""
+
+import re
+from collections.abc import Mapping
+
+import duckdb
+import pyarrow as pa
+
+from ..store import relation
+from ..store.cache import SstCache
+from ..store.errors import NotFound, SlackwaterError, Usage
+from ..store.manifest import Table
+from ..store.objects import ObjectStore
+from .keys_and_columns import visible_schema
+from .topology import Cut
+
+__all__ = ["connect", "run_query"]
+
+_READING = ("SELECT", "EXPLAIN", "MULTI")
+"""Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
+
+_EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
+_NO_TABLE = re.compile(r"Table with name \"?([^\s\"!]+)\"? does not exist")
+_NO_COLUMN = re.compile(r"Referenced column \"([^\"]+)\" not found|does not have a column named \"([^\"]+)\"")
+
+
+def connect(
+    store: ObjectStore, cache: SstCache, cut: Cut, *, empty: Mapping[str, Table] | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A connection with one view per table of the cut, named as its stage; for the caller to close.
+
+    Args:
+        store: the store of the cut's app.
+        cache: where SSTs of a remote store come to lie; used by the views, so it must outlive the connection.
+        cut: the moment to look at.
+        empty: tables to show without rows when the cut does not hold them, by name.
+
+    Raises:
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    # Python's own variables are no tables of anybody's app.
+    con = duckdb.connect(config={"python_enable_replacements": "false"})
+    try:
+        for name, manifest in cut.tables.items():
+            relation.register(con, name, store, cache, manifest)
+        for name, table in (empty or {}).items():
+            if name not in cut.tables:
+                con.register(name, visible_schema(table).empty_table())
+        files = {
+            str(cache.parquet_path(store, sst)) for manifest in cut.tables.values() for sst in manifest.ssts
+        }
+        con.execute("SET allowed_paths = $files", {"files": sorted(files)})
+        con.execute("SET enable_external_access = false")
+        con.execute("SET lock_configuration = true")
+    except BaseException:
+        con.close()
+        raise
+    return con
+
+
+def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None) -> pa.Table:
+    """The rows of one reading statement; at most `max_rows` of them, when that is given.
+
+    Raises:
+        Usage: the SQL is wrong, more than one statement or none, or one that does not only read: in DuckDB's own words.
+        NotFound: it names a table or column that the cut does not have; tells the nearest.
+        SlackwaterError: DuckDB could not carry it out (for example for want of memory).
+    """
+    try:
+        rows = con.sql(_reading(con, sql))
+        return (rows if max_rows is None else rows.limit(max_rows)).to_arrow_table()
+    except duckdb.Error as error:
+        raise _in_words(con, sql, error) from error
+
+
+def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The text of the one statement in `sql`. Raises `Usage` unless it is one that only reads."""
+    statements = con.extract_statements(sql)
+    if len(statements) != 1:
+        raise Usage(f"expected one SQL statement, found {len(statements)}\n  query: {sql.strip()}")
+    kind = statements[0].type.name
+    if kind == "EXPLAIN":
+        # EXPLAIN ANALYZE carries out what it explains.
+        _reading(con, _EXPLAIN.sub("", statements[0].query, count=1))
+    elif kind not in _READING:
+        raise Usage(
+            f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN"
+            f"\n  query: {sql.strip()}",
+            hint="--out writes a result to a file",
+        )
+    return str(statements[0].query)
+
+
+def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
+    words = str(error).strip()
+    if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(words)):
+        return NotFound("table", match[1], _columns(con), hint=f"query: {sql.strip()}")
+    if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(words)):
+        known = {column for names in _columns(con).values() for column in names}
+        return NotFound("column", match[1] or match[2], known, hint=f"query: {sql.strip()}")
+    message = f"{words}\n  query: {sql.strip()}"
+    if isinstance(error, duckdb.ProgrammingError | duckdb.DataError | duckdb.NotSupportedError):
+        return Usage(message)
+    return SlackwaterError(message)
+
+
+def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """The visible columns of each table."""
+    found = con.execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+    columns: dict[str, list[str]] = {}
+    for table, column in found:
+        columns.setdefault(table, []).append(column)
+    return columns

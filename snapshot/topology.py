@@ -1,0 +1,138 @@
+"""A cut, and how its stages hang together: who reads whose channel, as the manifests' inputs say.
+
+Pure: one manifest per stage in, answers out. `cut` is what finds the manifests.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..store.manifest import Input, Manifest
+
+__all__ = [
+    "Channel",
+    "Cut",
+    "carries_data",
+    "channels",
+    "consumed",
+    "descendants",
+    "newest_seq",
+    "order",
+    "violations",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One version per stage of an app, as manifests. A stage that had no version at that moment is not in it."""
+
+    app: str
+    stages: Mapping[str, Manifest]
+    snapshot: str = ""
+    """The snapshot that names this cut; empty for any other moment."""
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each stage, upstream first."""
+        return {stage: self.stages[stage].version for stage in order(self.stages)}
+
+    @property
+    def time_ms(self) -> int:
+        """When the newest commit of the cut was made; 0 for the empty cut."""
+        return max((manifest.time_ms for manifest in self.stages.values()), default=0)
+
+    @property
+    def tables(self) -> dict[str, Manifest]:
+        """The stages that keep a table, by its name, upstream first."""
+        return {
+            stage: self.stages[stage] for stage in order(self.stages) if self.stages[stage].table is not None
+        }
+
+    @property
+    def ref(self) -> str:
+        """A short name for people: `flights@before-upgrade`, or the versions, `flights(legs@v7, routes@v5)`."""
+        if self.snapshot:
+            return f"{self.app}@{self.snapshot}"
+        return f"{self.app}({', '.join(f'{stage}@v{version}' for stage, version in self.versions.items())})"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One edge of the cut's graph. `receiver` and `input` are empty and None while nobody reads the channel."""
+
+    name: str
+    sender: str
+    receiver: str = ""
+    input: Input | None = None
+
+
+def consumed(manifest: Manifest) -> dict[str, int]:
+    """The version of each upstream stage that this version has consumed, 0 for none yet."""
+    versions: dict[str, int] = {}
+    for source in manifest.inputs.values():
+        if source.upstream:
+            # Two channels of one sender may have been read to different versions: the larger binds the cut.
+            versions[source.upstream] = max(source.version, versions.get(source.upstream, 0))
+    return versions
+
+
+def order(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
+    """The stages upstream first; among equals by name, so that every caller sees the same order.
+
+    Stages that read each other in a circle (which `App` refuses to declare) come last, by name.
+    """
+    waiting = {stage: {up for up in consumed(stages[stage]) if up in stages} for stage in sorted(stages)}
+    placed: list[str] = []
+    while waiting:
+        ready = [stage for stage, upstream in waiting.items() if not upstream - set(placed)]
+        for stage in ready or list(waiting):
+            placed.append(stage)
+            del waiting[stage]
+    return tuple(placed)
+
+
+def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
+    """Every stage that gets something of `stage`'s, over any number of channels; without `stage` itself."""
+    found = {stage}
+    for name in order(stages):
+        if found & consumed(stages[name]).keys():
+            found.add(name)
+    return frozenset(found - {stage})
+
+
+def channels(cut: Cut) -> tuple[Channel, ...]:
+    """Every channel once per receiver, senders upstream first; a channel without a receiver in the cut once."""
+    found: list[Channel] = []
+    for sender in order(cut.stages):
+        for name in sorted(cut.stages[sender].outputs):
+            readers = [
+                Channel(name, sender, receiver, source)
+                for receiver in order(cut.stages)
+                for key, source in cut.stages[receiver].inputs.items()
+                if key == name and source.upstream == sender
+            ]
+            found += readers or [Channel(name, sender)]
+    return tuple(found)
+
+
+def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
+    """Each way in which something is consumed that was not sent, as a sentence; none means consistent."""
+    return tuple(
+        f"{receiver}@v{manifest.version} consumed {sender}@v{version}, but the cut holds "
+        + (f"{sender}@v{stages[sender].version}" if sender in stages else f"no version of {sender}")
+        for receiver, manifest in stages.items()
+        for sender, version in consumed(manifest).items()
+        if version > (stages[sender].version if sender in stages else 0)
+    )
+
+
+def carries_data(manifest: Manifest) -> bool:
+    """Whether this version read any record: claims, compactions and commits for a marker alone do not."""
+    return manifest.kind == "batch" and any(source.rows for source in manifest.inputs.values())
+
+
+def newest_seq(manifest: Manifest) -> int:
+    """The version that wrote the newest row of the table, 0 for an empty one.
+
+    Two versions of a stage with the same number hold the same rows: compactions and claims do not change it.
+    """
+    return max((sst.seq_max for sst in manifest.ssts), default=0)

@@ -1,0 +1,98 @@
+"""The keys that a commit turned bad, with their values before and after it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..store.cache import SstCache
+from ..store.hashing import hash_keys, normalise_keys
+from ..store.index import multi_get
+from ..store.manifest import Manifest, Table
+from ..store.objects import ObjectStore
+from ..store.types import SEQ, arrow_schema
+from .keys_and_columns import visible_schema
+
+__all__ = ["MAX_KEYS", "KeyChange", "turned_keys"]
+
+MAX_KEYS = 10
+"""Keys that are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """One key, and its visible values around a commit, by column; None where it had no row."""
+
+    key: Mapping[str, object]
+    before: Mapping[str, object] | None
+    after: Mapping[str, object] | None
+
+
+def turned_keys(
+    store: ObjectStore, cache: SstCache, before: Manifest | None, after: Manifest, rows: pa.Table
+) -> tuple[KeyChange, ...]:
+    """Up to ten keys that a commit turned bad, those whose values it changed first.
+
+    Args:
+        store: the store of the app.
+        cache: where SSTs of a remote store come to lie.
+        before: the version before the commit, None when the stage had none.
+        after: the version that the commit made.
+        rows: what the predicate returned. If it has all key columns, its keys are meant, else all that were written.
+    """
+    table = after.table
+    if table is None:
+        return ()
+    keys = _named_keys(rows, table)
+    if keys is None:
+        keys = _written_keys(store, cache, after, table)
+    keys = keys.group_by(keys.schema.names, use_threads=False).aggregate([])
+    changes = [
+        KeyChange(key, earlier, later)
+        for key, earlier, later in zip(
+            keys.to_pylist(),
+            _values(store, cache, before, table, keys),
+            _values(store, cache, after, table, keys),
+            strict=True,
+        )
+    ]
+    changes.sort(key=lambda change: change.before == change.after)
+    return tuple(changes[:MAX_KEYS])
+
+
+def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
+    """The keys in a predicate's result, or None if it has not all key columns, in types that fit."""
+    schema = arrow_schema(table.key)
+    if not set(schema.names) <= set(rows.schema.names):
+        return None
+    try:
+        return normalise_keys(rows.select(schema.names).cast(schema), schema.names)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _written_keys(store: ObjectStore, cache: SstCache, manifest: Manifest, table: Table) -> pa.Table:
+    """The keys of the rows that this version wrote, tombstones included."""
+    schema = arrow_schema(table.key)
+    written = [
+        rows.filter(pc.equal(rows.column(SEQ), manifest.version)).select(schema.names)
+        for sst in manifest.ssts
+        if sst.seq_min <= manifest.version <= sst.seq_max
+        for rows in [cache.open(store, sst, table).table]
+    ]
+    return pa.concat_tables(written) if written else schema.empty_table()
+
+
+def _values(
+    store: ObjectStore, cache: SstCache, manifest: Manifest | None, table: Table, keys: pa.Table
+) -> list[dict[str, object] | None]:
+    """The visible values of each key at a version, None where it has no row."""
+    if manifest is None:
+        return [None] * keys.num_rows
+    values, present = multi_get(store, cache, manifest.ssts, table, hash_keys(keys, keys.schema.names), keys)
+    shown = [name for name in visible_schema(table).names if name not in keys.schema.names]
+    return [
+        row if there else None
+        for row, there in zip(values.select(shown).to_pylist(), present.tolist(), strict=True)
+    ]

@@ -1,0 +1,86 @@
+"""Which apps a store root holds, and who they are."""
+
+from . import codec, keys
+from .errors import NotFound, ObjectExists, ObjectNotFound, Refused
+from .manifest import AppInfo
+from .objects import ObjectStore
+
+__all__ = ["create_app", "ensure_app", "list_apps", "read_app"]
+
+
+def create_app(store: ObjectStore, info: AppInfo) -> None:
+    """Write an app's identity; with it the app exists.
+
+    Raises:
+        Usage: the name cannot stand in an object key.
+        Refused: an app of this name exists, or the storage does not honour conditional puts.
+        Unavailable: storage did not answer; the app may have been created.
+    """
+    existing = _create(store, info)
+    if existing != info:
+        raise Refused(
+            f"app {info.name!r} exists already under {store.url}",
+            hint="choose another name, or another store root",
+        )
+
+
+def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
+    """The app of that name: the stored identity if there is one, else `info`, written.
+
+    Raises as `create_app`.
+    """
+    try:
+        return _read(store, info.name)
+    except ObjectNotFound:
+        return _create(store, info)
+
+
+def read_app(store: ObjectStore, name: str) -> AppInfo:
+    """An app's identity.
+
+    Raises:
+        NotFound: there is none of that name; the nearest names are told.
+        Corruption: the stored identity is not readable.
+    """
+    try:
+        return _read(store, name)
+    except ObjectNotFound:
+        raise NotFound("app", name, list_apps(store), hint=f"looked under {store.url}") from None
+
+
+def list_apps(store: ObjectStore) -> tuple[str, ...]:
+    """Names of the apps under the root, in order. One request, and one for each folder under the root."""
+    names = []
+    for name in store.list_folders(""):
+        try:
+            store.get_range(keys.app_info(name), 0, 1)
+        except ObjectNotFound:
+            continue  # somebody else's folder
+        names.append(name)
+    return tuple(names)
+
+
+def _read(store: ObjectStore, name: str) -> AppInfo:
+    key = keys.app_info(keys.check_name("app", name))
+    return codec.decode(store.get(key), AppInfo, key=key)
+
+
+def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
+    """Write the identity unless there is one; return the stored one."""
+    key = keys.app_info(keys.check_name("app", info.name))
+    data = codec.encode(info)
+    try:
+        store.put_if_absent(key, data)
+    except ObjectExists:
+        return _read(store, info.name)
+    # Every guarantee rests on conditional puts, and some S3 servers accept the header and overwrite all the
+    # same. The same bytes once more do no harm there, and tell before the first version is committed.
+    try:
+        store.put_if_absent(key, data)
+    except ObjectExists:
+        return info
+    raise Refused(
+        f"the storage of {store.url} overwrote an object in spite of 'If-None-Match: *': "
+        "commits would be lost",
+        hint="use an S3 server with conditional writes, or a local folder",
+    )

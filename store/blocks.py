@@ -1,0 +1,125 @@
+"""SSTs on their way in: from the bytes of an object to checked, sorted blocks of Arrow rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from .errors import Corruption, ObjectNotFound
+from .manifest import Sst
+from .objects import ObjectStore
+from .open import open_store
+from .types import HASH
+
+__all__ = [
+    "BLOCK_ROWS",
+    "Block",
+    "check_bytes",
+    "check_shape",
+    "corrupt",
+    "decode",
+    "fetch",
+    "file_name",
+    "holder",
+]
+
+BLOCK_ROWS = 1 << 20
+"""Rows of a block of a decoded SST: bounds the memory that decoding takes, whatever the SST's size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of one SST that lie together in memory."""
+
+    rows: pa.RecordBatch
+    hashes: npt.NDArray[np.int64]
+    """The rows' `_hash`, ascending: numpy's view of the same memory."""
+
+    @staticmethod
+    def of(rows: pa.RecordBatch) -> "Block":
+        """The block over these rows, which have the columns of an SST and its order."""
+        return Block(rows, np.asarray(rows.column(HASH)))
+
+
+def holder(store: ObjectStore, sst: Sst) -> ObjectStore:
+    """The store that has the object: the manifest's own, or another root that a clone points at.
+
+    Raises:
+        Usage: the other root cannot be understood.
+    """
+    return store if sst.root in ("", store.url) else _open_once(sst.root)
+
+
+@lru_cache(maxsize=16)
+def _open_once(url: str) -> ObjectStore:
+    return open_store(url)
+
+
+def file_name(sst: Sst) -> str:
+    """A name for local copies: the object's own, and the checksum, which tells apart what should never differ."""
+    return f"{PurePosixPath(sst.object).stem}-{sst.checksum}"
+
+
+def fetch(store: ObjectStore, sst: Sst) -> bytes:
+    """The whole object, checked against the manifest's checksum.
+
+    Raises:
+        Corruption: it is missing or not what was written.
+        Unavailable: the store did not answer.
+    """
+    try:
+        data = holder(store, sst).get(sst.object)
+    except ObjectNotFound as error:
+        raise corrupt(sst, "the object is missing") from error
+    check_bytes(data, sst)
+    return data
+
+
+def check_bytes(data: bytes | pa.Buffer, sst: Sst) -> None:
+    """Raise `Corruption` unless these are the bytes that the manifest promises."""
+    if len(data) != sst.bytes:
+        raise corrupt(sst, f"expected {sst.bytes} bytes, found {len(data)}")
+    found = xxhash.xxh3_128_hexdigest(data)
+    if found != sst.checksum:
+        raise corrupt(sst, f"expected checksum {sst.checksum}, found {found}")
+
+
+def corrupt(sst: Sst, what: str) -> Corruption:
+    """The error for an SST that is not what the manifest promises."""
+    return Corruption(
+        f"SST {sst.object} is damaged: {what}",
+        object_key=sst.object,
+        hint="put the object back from a backup or an older object version, or go on from a version that does not use it",
+    )
+
+
+def check_shape(sst: Sst, schema: pa.Schema, found: pa.Schema, rows: int) -> None:
+    """Raise `Corruption` unless a file has the declared columns and the manifest's number of rows."""
+    if found != schema:
+        raise corrupt(sst, f"expected columns {_shape(schema)}; found {_shape(found)}")
+    if rows != sst.rows:
+        raise corrupt(sst, f"expected {sst.rows} rows, found {rows}")
+
+
+def _shape(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def decode(data: bytes, sst: Sst, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a whole SST, in its order, at most `BLOCK_ROWS` at a time.
+
+    Raises:
+        Corruption: the bytes are not Parquet, or not of the declared columns.
+    """
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        check_shape(sst, schema, file.schema_arrow, file.metadata.num_rows)
+        yield from file.iter_batches(batch_size=BLOCK_ROWS)
+    except (pa.ArrowException, OSError) as error:
+        raise corrupt(sst, f"it cannot be decoded ({error})") from error

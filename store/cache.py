@@ -1,0 +1,292 @@
+"""SSTs on this machine: memory-mapped for look-ups, as Parquet files for DuckDB.
+
+Nothing here is needed for a right answer: what is missing or damaged is fetched again, and without a usable folder
+everything is read into memory.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+
+import pyarrow as pa
+import xxhash
+
+from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
+from .cache_folder import CacheFolder
+from .errors import Corruption, Unavailable
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .types import sst_schema
+
+__all__ = ["Mapped", "SstCache"]
+
+_ARROW = ".arrow"
+"""An Arrow IPC file, uncompressed, and after it the xxh3_128 of those bytes: disks and power do fail."""
+_PARQUET = ".parquet"
+"""A copy of the object."""
+_TRAILER_BYTES = 16
+_MAX_OPEN = 256
+"""Mapped files a process keeps open, each with a file descriptor."""
+_MAX_RANGED = 10_000
+"""SSTs for which reads by pieces are counted."""
+_TOUCH_S = 60.0
+"""How exactly the time of a file's last use is known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """One SST, ready for look-ups. Valid for as long as it is referenced."""
+
+    blocks: tuple[Block, ...]
+    """Its rows in order."""
+    memory_bytes: int
+    """What the rows take of the process's own memory: 0 for a mapped file."""
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """All rows as one table, without a copy."""
+        return pa.Table.from_batches([block.rows for block in self.blocks])
+
+
+class _Open:
+    """An entry of the list of open SSTs."""
+
+    __slots__ = ("mapped", "touched_s")
+
+    def __init__(self, mapped: Mapped) -> None:
+        self.mapped = mapped
+        self.touched_s = time.monotonic()
+
+
+class SstCache:
+    """A bounded folder of SSTs, and those this process has open. Safe to use from many threads and processes."""
+
+    def __init__(self, folder: Path, max_bytes: int, *, max_memory_bytes: int = 256 << 20) -> None:
+        """Use the folder, which is created when it is first needed.
+
+        Args:
+            folder: only for this cache; any number of processes may share it.
+            max_bytes: what its files may take together (see `CacheFolder`).
+            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. The one in
+                use may be larger.
+        """
+        self._folder = CacheFolder(folder, max_bytes)
+        self._max_memory_bytes = max_memory_bytes
+        self._lock = RLock()
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._dropped_s = time.monotonic()
+        self._ranged_bytes: dict[str, int] = {}
+        self._parquet: dict[str, Path] = {}
+        self._spill: Path | None = None
+        self._pins: list[int] = []
+        weakref.finalize(self, _close_all, self._pins)
+
+    def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
+        """The SST's rows; asks the store only when no process of this machine has them yet.
+
+        Raises:
+            Corruption: the object is missing or not what the manifest promises.
+            Unavailable: the store did not answer.
+        """
+        mapped = self.peek(sst, table)
+        if mapped is not None:
+            return mapped
+        data = fetch(store, sst)
+        schema = sst_schema(table)
+        self._write(sst, schema, decode(data, sst, schema))
+        mapped = self.peek(sst, table)
+        if mapped is not None:
+            return mapped
+        blocks = tuple(Block.of(batch) for batch in decode(data, sst, schema))
+        return self._remember(sst, Mapped(blocks, sum(block.rows.nbytes for block in blocks)))
+
+    def peek(self, sst: Sst, table: Table) -> Mapped | None:
+        """The SST's rows if this machine has them, else None; asks no store."""
+        name = file_name(sst)
+        with self._lock:
+            entry = self._open.get(name)
+            if entry is not None:
+                self._open.move_to_end(name)
+                self._touch(name, entry)
+                return entry.mapped
+        mapped = self._map(sst, table)
+        return None if mapped is None else self._remember(sst, mapped)
+
+    def add(self, sst: Sst, rows: pa.Table) -> None:
+        """Keep the rows of an SST that was just written: exactly its columns and order."""
+        self._write(sst, rows.schema, rows.combine_chunks().to_batches())
+
+    def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:
+        """Keep the rows of an SST that was just written, from its bytes; takes the memory of one block."""
+        schema = sst_schema(table)
+        self._write(sst, schema, decode(data, sst, schema))
+
+    def parquet_path(self, store: ObjectStore, sst: Sst) -> Path:
+        """A file with the object's bytes, checked once by this cache; it stays until the cache is closed.
+
+        The object itself where the store is a local folder, else a copy.
+
+        Raises:
+            Corruption: the object is missing or not what the manifest promises.
+            Unavailable: the store did not answer, or there is no folder on this machine that could hold a copy.
+        """
+        name = file_name(sst)
+        with self._lock:
+            path = self._parquet.get(name)
+        if path is None:
+            path = self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
+            with self._lock:
+                self._parquet[name] = path
+        return path
+
+    def ranged_bytes(self, sst: Sst, more: int) -> int:
+        """Add to the bytes that were read piecemeal of an SST which is not here, and return their sum."""
+        name = file_name(sst)
+        with self._lock:
+            if len(self._ranged_bytes) > _MAX_RANGED:
+                self._ranged_bytes.clear()
+            self._ranged_bytes[name] = self._ranged_bytes.get(name, 0) + more
+            return self._ranged_bytes[name]
+
+    def close(self) -> None:
+        """Let go of all files. The folder stays; paths to copies are no longer kept from eviction."""
+        with self._lock:
+            self._open.clear()
+            self._parquet.clear()
+            _close_all(self._pins)
+
+    def _write(self, sst: Sst, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+        """Put the rows into the folder, if it can be written."""
+
+        def write(path: Path) -> None:
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                for batch in batches:
+                    writer.write_batch(batch)
+            with pa.memory_map(str(path)) as source:
+                digest = xxhash.xxh3_128_digest(source.read_buffer())
+            with path.open("ab") as file:
+                file.write(digest)
+
+        self._folder.put(file_name(sst) + _ARROW, write)
+
+    def _map(self, sst: Sst, table: Table) -> Mapped | None:
+        """The SST's file in the folder, if there is a good one."""
+        name = file_name(sst) + _ARROW
+        if not self._folder.touch(name):
+            return None
+        try:
+            # Unlinked or replaced from now on, the map keeps what it has.
+            data = pa.memory_map(str(self._folder.path / name)).read_buffer()
+            content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
+            if xxhash.xxh3_128_digest(content) != data[content.size :].to_pybytes():
+                raise corrupt(sst, "its copy in the cache is not what was written")
+            reader = pa.ipc.open_file(content)
+            blocks = tuple(Block.of(reader.get_batch(i)) for i in range(reader.num_record_batches))
+            check_shape(sst, sst_schema(table), reader.schema, sum(block.rows.num_rows for block in blocks))
+        except (Corruption, pa.ArrowException, OSError):
+            self._folder.remove(name)
+            return None
+        return Mapped(blocks, 0)
+
+    def _remember(self, sst: Sst, mapped: Mapped) -> Mapped:
+        """Keep it open; let go of what was not used for longest where that is too much."""
+        name = file_name(sst)
+        with self._lock:
+            self._drop_evicted()
+            self._open[name] = _Open(mapped)
+            self._open.move_to_end(name)
+            self._ranged_bytes.pop(name, None)
+            memory = sum(entry.mapped.memory_bytes for entry in self._open.values())
+            for other, entry in list(self._open.items())[:-1]:
+                heavy = memory > self._max_memory_bytes and entry.mapped.memory_bytes > 0
+                if heavy or len(self._open) > _MAX_OPEN:
+                    memory -= entry.mapped.memory_bytes
+                    del self._open[other]
+        return mapped
+
+    def _touch(self, name: str, entry: _Open) -> None:
+        """Note now and then that an open file is used, so that it is evicted late."""
+        now_s = time.monotonic()
+        if not entry.mapped.memory_bytes and now_s - entry.touched_s > _TOUCH_S:
+            entry.touched_s = now_s
+            self._folder.touch(name + _ARROW)
+
+    def _drop_evicted(self) -> None:
+        """Let go, now and then, of open files that were evicted: they would hold on to the disk's space."""
+        now_s = time.monotonic()
+        if now_s - self._dropped_s > _TOUCH_S:
+            self._dropped_s = now_s
+            for name, entry in list(self._open.items()):
+                if not entry.mapped.memory_bytes and not (self._folder.path / (name + _ARROW)).exists():
+                    del self._open[name]
+
+    def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
+        """The object's own file, checked; None for a remote store."""
+        path = holder(store, sst).local_path(sst.object)
+        if path is None:
+            return None
+        try:
+            with pa.memory_map(str(path)) as source:
+                check_bytes(source.read_buffer(), sst)
+        except FileNotFoundError as error:
+            raise corrupt(sst, "the object is missing") from error
+        except OSError as error:
+            raise Unavailable(f"cannot read SST {path}: {error}") from error
+        return path
+
+    def _pinned_copy(self, store: ObjectStore, sst: Sst) -> Path | None:
+        """A copy in the folder, safe from eviction; None when the folder cannot have it."""
+        name = file_name(sst) + _PARQUET
+        path = self._folder.path / name
+        if self._pin(name):
+            try:
+                with pa.memory_map(str(path)) as source:
+                    check_bytes(source.read_buffer(), sst)
+            except (Corruption, OSError):
+                self._folder.remove(name)
+            else:
+                return path
+        data = fetch(store, sst)
+        return path if self._folder.put(name, lambda file: _write_bytes(file, data)) and self._pin(name) else None
+
+    def _pin(self, name: str) -> bool:
+        pin = self._folder.pin(name)
+        if pin is None:
+            return False
+        with self._lock:
+            self._pins.append(pin)
+        return True
+
+    def _spilled_copy(self, store: ObjectStore, sst: Sst) -> Path:
+        """A copy outside the folder, gone with this cache object."""
+        data = fetch(store, sst)
+        try:
+            with self._lock:
+                if self._spill is None:
+                    self._spill = Path(tempfile.mkdtemp(prefix="slackwater-"))
+                    weakref.finalize(self, shutil.rmtree, self._spill, ignore_errors=True)
+            path = self._spill / (file_name(sst) + _PARQUET)
+            path.write_bytes(data)
+        except OSError as error:
+            raise Unavailable(
+                f"no folder on this machine can hold a copy of SST {sst.object} ({sst.bytes} bytes): {error}",
+                hint="free some disk, or name a larger folder for the cache",
+            ) from error
+        return path
+
+
+def _write_bytes(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())

@@ -1,0 +1,159 @@
+"""A folder of files that never change, shared by several processes and bounded in bytes.
+
+Files appear whole, by a rename, and go by unlink, which leaves those who have them mapped undisturbed. A file that
+must keep its name for a while is pinned by a shared flock(2), which ends with the process at the latest. Nothing here
+raises for a folder that cannot be written: it says so once, in the log, and answers that there is no such file.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+__all__ = ["CacheFolder"]
+
+_log = logging.getLogger(__name__)
+
+_TEMPORARY = ".tmp-"
+_STALE_S = 3600
+"""A temporary file this old belongs to a process that died."""
+_SLACK = 0.1
+"""Eviction frees this part of the folder, and what others write goes unseen until we wrote as much."""
+
+
+class _Entry(NamedTuple):
+    used_ns: int
+    bytes: int
+    name: str
+
+
+class CacheFolder:
+    """Files by name. Safe to use from many threads and processes."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Use the folder, which is created with its first file.
+
+        Args:
+            path: the folder; nothing else may be kept in it.
+            max_bytes: what the files may take together. Each further process that writes at the same time may
+                exceed it by a tenth, and pinned files do not yield.
+        """
+        self.path = path
+        self.max_bytes = max_bytes
+        self._known_bytes = 0
+        self._unmeasured_bytes = max_bytes
+        self._complained = False
+
+    def put(self, name: str, write: Callable[[Path], None]) -> bool:
+        """Let `write` fill a file and give it its name; whether the file is there now.
+
+        Only what the file system refuses is handled here; other errors of `write` pass through, and leave no file.
+        """
+        temporary = self.path / f"{_TEMPORARY}{uuid4().hex}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write(temporary)
+            size = temporary.stat().st_size
+            if size > self.max_bytes:
+                return False
+            self._make_room(size)
+            # Whoever was faster wrote the same bytes, and somebody may have pinned them already.
+            if not (self.path / name).exists():
+                temporary.replace(self.path / name)
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                _log.warning("cache folder %s is of no use (%s): going on without it", self.path, error)
+            return False
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        self._known_bytes += size
+        self._unmeasured_bytes += size
+        return True
+
+    def touch(self, name: str) -> bool:
+        """Note that the file is used; whether it is there."""
+        try:
+            os.utime(self.path / name)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            # A folder that only reads: the file is there, and its time of use does not matter.
+            return True
+        return True
+
+    def remove(self, name: str) -> None:
+        """Drop a file, because it is damaged."""
+        with suppress(OSError):
+            (self.path / name).unlink()
+
+    def pin(self, name: str) -> int | None:
+        """Keep the file under its name until the returned file descriptor is closed; None when there is no file."""
+        try:
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        # A file system without locks does not keep us from reading; then only the time of use protects the file.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if os.fstat(descriptor).st_nlink == 0:
+            os.close(descriptor)
+            return None
+        self.touch(name)
+        return descriptor
+
+    def _make_room(self, size: int) -> None:
+        """Evict the files that were not used for longest until `size` more bytes fit."""
+        fits = self._known_bytes + size <= self.max_bytes
+        if fits and self._unmeasured_bytes < self.max_bytes * _SLACK:
+            return
+        entries = sorted(self._measure())
+        total = sum(entry.bytes for entry in entries)
+        if total + size > self.max_bytes:
+            for entry in entries:
+                if total + size <= self.max_bytes * (1 - _SLACK):
+                    break
+                if self._evict(entry.name):
+                    total -= entry.bytes
+        self._known_bytes = total
+        self._unmeasured_bytes = 0
+
+    def _measure(self) -> list[_Entry]:
+        """The files there are; removes what dead processes left behind."""
+        entries = []
+        with os.scandir(self.path) as listing:
+            for item in listing:
+                try:
+                    found = item.stat()
+                except FileNotFoundError:
+                    continue
+                if not item.name.startswith(_TEMPORARY):
+                    entries.append(_Entry(found.st_mtime_ns, found.st_size, item.name))
+                elif found.st_mtime < time.time() - _STALE_S:
+                    self.remove(item.name)
+        return entries
+
+    def _evict(self, name: str) -> bool:
+        """Unlink the file unless somebody has it pinned; whether its bytes are free."""
+        try:
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # A file system without locks: nobody can have pinned it either.
+            self.remove(name)
+        else:
+            self.remove(name)
+        finally:
+            os.close(descriptor)
+        return True

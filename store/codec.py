@@ -1,0 +1,73 @@
+"""Structs to bytes and back: JSON with a format version, so that an old program knows what it cannot read.
+
+An object is `{"format": 1, ...fields}`. Within a format, fields with defaults may be added: readers ignore
+what they do not know. Whatever a reader must not ignore, or must carry on into the next manifest, needs the
+next format.
+"""
+
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import Corruption
+
+__all__ = ["FORMAT", "decode", "encode"]
+
+FORMAT = 1
+"""The newest format this program writes and reads."""
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+# "deterministic" sorts what has no order of its own (dicts): equal values give equal bytes.
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+class _Header(msgspec.Struct):
+    format: int
+
+
+_header_decoder = msgspec.json.Decoder(_Header)
+
+
+@cache
+def _decoder(as_type: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(as_type)
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """The bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes."""
+    body = _encoder.encode(value)
+    separator = b"" if body == b"{}" else b","
+    return b'{"format":%d%b' % (FORMAT, separator) + body[1:]
+
+
+def decode(data: bytes, as_type: type[T], *, key: str) -> T:
+    """The value in an object's bytes; `key` names the object in errors.
+
+    Raises:
+        Corruption: the bytes are not this type's JSON, or have a format this program cannot read.
+    """
+    header = _parse(data, _header_decoder, as_type, key)
+    if header.format > FORMAT:
+        raise Corruption(
+            f"object {key!r} has format {header.format}; this slackwater reads formats up to {FORMAT}",
+            object_key=key,
+            hint="a newer slackwater wrote it: upgrade this one",
+        )
+    if header.format < 1:
+        raise Corruption(
+            f"object {key!r} has format {header.format}; formats are counted from 1", object_key=key
+        )
+    decoder: msgspec.json.Decoder[T] = _decoder(as_type)
+    return _parse(data, decoder, as_type, key)
+
+
+def _parse(data: bytes, decoder: msgspec.json.Decoder[T], as_type: type[msgspec.Struct], key: str) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corruption(
+            f"object {key!r} ({len(data)} bytes) is not a readable {as_type.__name__}: {error}",
+            object_key=key,
+        ) from error

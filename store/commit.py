@@ -1,0 +1,173 @@
+"""Making a version durable: compare-and-swap on its number, and fencing by epoch.
+
+Version N is committed by creating manifest N where there is none. Whoever creates it has won; numbers have no
+gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
+committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
+number or an earlier one, so it fails and finds the newer epoch there.
+"""
+
+from collections.abc import Callable
+from itertools import count
+
+from msgspec.structs import replace
+
+from . import codec, history, keys
+from .errors import CommitConflict, Fenced, ObjectExists
+from .manifest import Kind, Manifest
+from .objects import ObjectStore
+
+__all__ = ["claim", "commit", "successor"]
+
+_CLAIM_ATTEMPTS = 100
+"""Lost races, to writers that commit or claim at the same moment, before a claim gives up."""
+
+
+def successor(
+    head: Manifest, *, kind: Kind, epoch: int, writer: str, by: str, now_ms: int, duration_ms: int = 0
+) -> Manifest:
+    """The version after `head` with nothing changed yet: a writer replaces what it changes.
+
+    State, offsets and open snapshots are carried on. What `head` itself read and wrote is not: inputs have
+    rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers. `time_ms` is
+    `now_ms`, or one more than `head`'s when the clock is behind it.
+
+    Raises:
+        Fenced: `head` has a newer epoch than `epoch`.
+    """
+    if head.epoch > epoch:
+        raise _fenced(head, epoch)
+    return replace(
+        head,
+        version=head.version + 1,
+        epoch=epoch,
+        writer=writer,
+        by=by,
+        time_ms=max(now_ms, head.time_ms + 1),
+        kind=kind,
+        inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
+        outputs={
+            name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()
+        },
+        duration_ms=duration_ms,
+    )
+
+
+def commit(store: ObjectStore, manifest: Manifest) -> None:
+    """Make a manifest its stage's version, durably. One request, unless the number is taken.
+
+    After `Unavailable` the outcome is not known: calling this again with the very same manifest settles it.
+
+    Raises:
+        Fenced: the number is taken by a writer with a newer epoch; this writer must stop.
+        CommitConflict: the number is taken by another commit; read the head and see.
+        Unavailable: storage did not answer.
+        ValueError: version or epoch is not at least 1.
+    """
+    if manifest.version < 1 or manifest.epoch < 1:
+        raise ValueError(
+            f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}"
+        )
+    try:
+        store.put_if_absent(
+            keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest)
+        )
+    except ObjectExists:
+        existing = history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
+    else:
+        return
+    if existing == manifest:
+        return  # our own write, whose answer was lost
+    if existing.epoch > manifest.epoch:
+        raise _fenced(existing, manifest.epoch)
+    whom = (
+        "this writer itself, with other content," if existing.writer == manifest.writer else _author(existing)
+    )
+    raise CommitConflict(
+        f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed first by {whom} "
+        f"with epoch {existing.epoch}; this commit has epoch {manifest.epoch}",
+        version=manifest.version,
+        hint="read the head again and build on it",
+    )
+
+
+def claim(
+    store: ObjectStore,
+    app: str,
+    stage: str,
+    *,
+    writer: str,
+    by: str,
+    now_ms: int,
+    build: Callable[[Manifest], Manifest] | None = None,
+    known: int = 0,
+) -> Manifest:
+    """Take a stage over: commit a version of kind "claim" with the next epoch, and return it.
+
+    Args:
+        store: where the app lives.
+        app: the app's name.
+        stage: the stage's name.
+        writer: unique id of the claimer; its later commits carry it too.
+        by: host:pid, for messages to people.
+        now_ms: the wall clock.
+        build: gets the claim as it would be committed (everything carried on from the head; when there is
+            none, `version` 1 without inputs, outputs and table) and returns it with inputs, outputs, table or
+            other content replaced. May raise to refuse, and is called again with another head when a race is
+            lost.
+        known: a version the caller has seen, as for `history.head`.
+
+    Raises:
+        CommitConflict: others kept winning the race for the next number.
+        Corruption: the head cannot be read.
+        Unavailable: storage did not answer; the claim may have been committed.
+        ValueError: `build` changed who or what the claim is.
+    """
+    keys.check_name("app", app)
+    keys.check_name("stage", stage)
+    for attempt in count(1):
+        head = history.head(store, app, stage, known=known)
+        if head is None:
+            draft = Manifest(app, stage, 1, 1, writer, now_ms, "claim", by=by)
+        else:
+            known = head.version
+            draft = successor(head, kind="claim", epoch=head.epoch + 1, writer=writer, by=by, now_ms=now_ms)
+        claimed = draft if build is None else build(draft)
+        if _identity(claimed) != _identity(draft):
+            raise ValueError(
+                f"build may change a claim's content, not its identity: expected {_identity(draft)}, "
+                f"found {_identity(claimed)}"
+            )
+        try:
+            commit(store, claimed)
+        except CommitConflict:
+            if attempt == _CLAIM_ATTEMPTS:
+                raise
+        else:
+            break
+    return claimed
+
+
+def _identity(manifest: Manifest) -> tuple[object, ...]:
+    return (
+        manifest.app,
+        manifest.stage,
+        manifest.version,
+        manifest.epoch,
+        manifest.writer,
+        manifest.time_ms,
+        manifest.kind,
+        manifest.by,
+    )
+
+
+def _author(manifest: Manifest) -> str:
+    return manifest.by or f"writer {manifest.writer}"
+
+
+def _fenced(newer: Manifest, epoch: int) -> Fenced:
+    return Fenced(
+        f"stage {newer.app}/{newer.stage} was taken over: v{newer.version} has epoch {newer.epoch}, "
+        f"written by {_author(newer)}; this writer has epoch {epoch} and must stop",
+        version=newer.version,
+        hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
+    )

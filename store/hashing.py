@@ -1,0 +1,167 @@
+"""Keys as values: their hash, the state partition it falls in, and when two keys are the same key.
+
+`_hash` is what Spark SQL's `xxhash64(key columns)` gives, so Spark can compute it, too. The layout of each type is
+that of Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each
+column's hash is the next one's seed, and NULL leaves it as it is.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .errors import Usage
+from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
+
+__all__ = ["hash_keys", "normalise_keys", "partition_of", "same_keys"]
+
+_SEED = np.uint64(42)
+_LONG_DECIMAL_DIGITS = 18
+"""Spark keeps decimals up to this precision as a long."""
+
+
+def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Spark's `xxhash64(columns)` of each row, signed; as many as there are rows.
+
+    Raises:
+        Usage: a column's type cannot be hashed as Spark does.
+    """
+    running = np.full(rows.num_rows, _SEED)
+    for name in columns:
+        running = _chain(name, _one_array(rows.column(name)), running)
+    return running.view(np.int64)
+
+
+def partition_of(hashes: npt.NDArray[np.int64], partitions: int) -> npt.NDArray[np.int32]:
+    """The state partition of each hash: the p-th of `partitions` equal ranges of the signed 64-bit integers.
+
+    Multiply-shift on the upper half of the hash. Twice the partitions split each range in two.
+    """
+    from_zero = hashes.view(np.uint64) ^ np.uint64(1 << 63)
+    return (((from_zero >> np.uint64(32)) * np.uint64(partitions)) >> np.uint64(32)).astype(np.int32)
+
+
+def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The rows with one form for each key: -0.0 becomes 0.0, and every NaN the canonical one; nulls stay."""
+    for name in columns:
+        index = rows.schema.get_field_index(name)
+        field = rows.schema.field(index)
+        if pa.types.is_floating(field.type):
+            plain = _one_array(rows.column(index))
+            zero, nan = pa.scalar(0.0, field.type), pa.scalar(float("nan"), field.type)
+            plain = pc.if_else(pc.equal(plain, zero), zero, plain)
+            rows = rows.set_column(index, field, pc.if_else(pc.is_nan(plain), nan, plain))
+    return rows
+
+
+def same_keys(
+    left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch, columns: Sequence[str]
+) -> npt.NDArray[np.bool_]:
+    """Whether row i of `left` and row i of `right` have the same key: null equals null, NaN equals NaN.
+
+    Both sides have the same number of rows and the same types in these columns.
+    """
+    if not columns:
+        return np.ones(left.num_rows, np.bool_)
+    return reduce(np.logical_and, (_same(left.column(name), right.column(name)) for name in columns))
+
+
+def _same(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    equal = pc.equal(left, right)
+    if pa.types.is_floating(left.type):
+        equal = pc.or_(equal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    if left.null_count or right.null_count:
+        equal = pc.or_(pc.fill_null(equal, False), pc.and_(pc.is_null(left), pc.is_null(right)))
+    return np.asarray(equal)
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    combined = column.combine_chunks()
+    # A column beyond 2 GiB of characters stays in chunks; no batch of keys comes near.
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+
+
+def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
+    """The running hash after this column."""
+    if column.null_count == len(column):
+        return seeds
+    if column.null_count:
+        hashed = _hash_column(name, column, seeds)
+        return np.where(np.asarray(column.is_valid()), hashed, seeds)
+    return _hash_column(name, column, seeds)
+
+
+def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
+    """The hash of each value under its seed; what stands at nulls is meaningless."""
+    types, kind = pa.types, column.type
+    if types.is_boolean(kind):
+        column, kind = column.cast(pa.uint8()), pa.uint8()
+    if types.is_integer(kind) or types.is_date32(kind):
+        # Spark widens everything shorter to int, with its sign.
+        values = _values(column)
+        return hash_u64(values.view(np.uint64), seeds) if values.itemsize == 8 else _hash_int(values, seeds)
+    if types.is_timestamp(kind) and kind.unit == "us":
+        return hash_u64(_values(column).view(np.uint64), seeds)
+    if types.is_float32(kind) or types.is_float64(kind):
+        floats = _values(column) + 0.0  # -0.0 + 0.0 is 0.0
+        floats[np.isnan(floats)] = np.nan
+        if types.is_float32(kind):
+            return hash_u32(floats.view(np.uint32), seeds)
+        return hash_u64(floats.view(np.uint64), seeds)
+    if types.is_decimal128(kind):
+        words = _decimal_words(column)
+        if kind.precision <= _LONG_DECIMAL_DIGITS:
+            return hash_u64(np.ascontiguousarray(words[:, 0]), seeds)
+        return hash_bytes(*_as_big_integers(words), seeds)
+    if types.is_string(kind) or types.is_binary(kind):
+        return hash_bytes(*_byte_strings(column, np.int32), seeds)
+    if types.is_large_string(kind) or types.is_large_binary(kind):
+        return hash_bytes(*_byte_strings(column, np.int64), seeds)
+    raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of it is not known here")
+
+
+def _hash_int(values: npt.NDArray[np.int32], seeds: U64) -> U64:
+    return hash_u32(values.astype(np.int32).view(np.uint32), seeds)
+
+
+def _values(column: pa.Array) -> np.ndarray:
+    """The buffer of a fixed-width column as numpy, without a copy."""
+    dtype = np.dtype(column.type.to_pandas_dtype()) if pa.types.is_floating(column.type) else None
+    if dtype is None:
+        signed = "u" if pa.types.is_unsigned_integer(column.type) else "i"
+        dtype = np.dtype(f"<{signed}{column.type.bit_width // 8}")
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+
+
+def _byte_strings(
+    column: pa.Array, offset_type: type[np.int32] | type[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Data and offsets of a string or binary column."""
+    _, offset_buffer, data_buffer = column.buffers()
+    size = np.dtype(offset_type).itemsize
+    offsets = np.frombuffer(offset_buffer, offset_type, len(column) + 1, column.offset * size)
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+    return data, offsets.astype(np.int64)
+
+
+def _decimal_words(column: pa.Array) -> U64:
+    """Unscaled 128-bit integers as rows of two words, the lower first."""
+    return np.frombuffer(column.buffers()[1], "<u8", 2 * len(column), 16 * column.offset).reshape(-1, 2)
+
+
+def _as_big_integers(words: U64) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """What Java's `BigInteger.toByteArray` gives: the fewest big-endian bytes that keep the sign."""
+    big_endian = words[:, ::-1].astype(">u8").view(np.uint8).reshape(-1, 16)
+    sign = np.where(big_endian[:, :1] & 0x80, 0xFF, 0).astype(np.uint8)
+    # The first byte that says something: not the sign's, or whose follower's top bit would say another sign.
+    informs = big_endian[:, :-1] != sign
+    informs |= (big_endian[:, 1:] ^ sign) & 0x80 != 0
+    drop = np.where(informs.any(axis=1), informs.argmax(axis=1), 15)
+    offsets = np.zeros(len(words) + 1, np.int64)
+    np.cumsum(16 - drop, out=offsets[1:])
+    return big_endian[np.arange(16) >= drop[:, None]], offsets

@@ -1,0 +1,217 @@
+"""Reading a stage's versions: the newest, a given one, those that follow, the one of a moment.
+
+Manifests never change and their numbers have no gaps, so the newest is found by asking which numbers exist: a
+listing while there are few, a search over the numbers (galloping, Bentley and Yao 1976) when there are many.
+Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from threading import Lock
+from weakref import WeakKeyDictionary
+
+from . import apps, codec, keys
+from .errors import Corruption, NotFound, ObjectNotFound
+from .manifest import Manifest
+from .objects import ObjectStore
+
+__all__ = ["after", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh"]
+
+_PAGE = 1000
+"""Keys in one answer of S3 to a listing."""
+
+_STEPS = 4
+"""Versions tried one by one after a hint, before searching."""
+
+
+class _Recent:
+    """The manifests last read from one store, by key."""
+
+    _SIZE = 256
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+
+    def get(self, key: str) -> Manifest | None:
+        with self._lock:
+            if key in self._manifests:
+                self._manifests.move_to_end(key)
+            return self._manifests.get(key)
+
+    def add(self, key: str, manifest: Manifest) -> None:
+        with self._lock:
+            self._manifests[key] = manifest
+            while len(self._manifests) > self._SIZE:
+                self._manifests.popitem(last=False)
+
+
+# By store, not by URL: what a deleted and re-created root held is forgotten with the store that read it.
+_recent: WeakKeyDictionary[ObjectStore, _Recent] = WeakKeyDictionary()
+
+
+def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
+    """The newest version, or None when the stage has none.
+
+    `known` is a version that the caller has seen. With it, this takes one request and one for each version
+    since (one more when the known manifest was not read lately). Without it, or many versions later: a
+    listing and a read, and at 100,000 versions another listing and some 14 requests of a byte each.
+
+    Raises:
+        Corruption: the newest manifest is not readable.
+    """
+    low = 0
+    if known:
+        newest = None
+        for manifest in islice(after(store, app, stage, known), _STEPS):
+            newest = manifest
+        if newest is not None and newest.version < known + _STEPS:
+            return newest
+        try:
+            low = (newest or _get(store, app, stage, known)).version
+        except ObjectNotFound:
+            low = 0  # the app was deleted since
+        else:
+            if newest is None:
+                return _get(store, app, stage, known)
+    version = _newest(store, app, stage, low)
+    return read(store, app, stage, version) if version else None
+
+
+def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    """One version.
+
+    Raises:
+        NotFound: there is no such app, stage or version; says what there is.
+        Corruption: its manifest is not readable, or is another version's.
+    """
+    try:
+        return _get(store, app, stage, version)
+    except ObjectNotFound:
+        raise _missing(store, app, stage, version) from None
+
+
+def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    """One version, from storage itself.
+
+    Raises:
+        ObjectNotFound: there is no such version.
+        Corruption: its manifest is not readable, or is another version's.
+    """
+    key = keys.manifest(app, stage, version)
+    manifest = codec.decode(store.get(key), Manifest, key=key)
+    found = (manifest.app, manifest.stage, manifest.version)
+    if found != (app, stage, version):
+        raise Corruption(
+            f"object {key!r} holds the manifest of {found[0]}/{found[1]} v{found[2]}; "
+            f"expected {app}/{stage} v{version}",
+            object_key=key,
+        )
+    _recent.setdefault(store, _Recent()).add(key, manifest)
+    return manifest
+
+
+def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Manifest]:
+    """The versions that follow `version`, oldest first, up to the newest.
+
+    One request each, and one that finds none.
+    """
+    while True:
+        version += 1
+        try:
+            yield _get(store, app, stage, version)
+        except ObjectNotFound:
+            return
+
+
+def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
+    """The newest version committed at `time_ms` or before, or None when all that are kept are later.
+
+    A binary search, since commit times increase with versions: the requests of `head`, and a read a halving.
+
+    Raises:
+        Corruption: a manifest on the way is not readable.
+    """
+    newest = head(store, app, stage)
+    if newest is None or newest.time_ms <= time_ms:
+        return newest
+    best, low, high = None, first_version(store, app, stage), newest.version
+    # The answer, if there is one, is `best` or a version in low..high-1.
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            manifest = _get(store, app, stage, middle)
+        except ObjectNotFound:
+            low = middle + 1  # collected since the listing, and all before it
+            continue
+        if manifest.time_ms <= time_ms:
+            best, low = manifest, middle + 1
+        else:
+            high = middle
+    return best
+
+
+def first_version(store: ObjectStore, app: str, stage: str) -> int:
+    """The oldest version that is still kept, 0 when the stage has none. One request."""
+    return next(_versions(store, app, stage), 0)
+
+
+def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
+    """Names of the app's stages, in order; empty when there is none, also for an app that does not exist."""
+    return tuple(store.list_folders(keys.stages(app)))
+
+
+def _get(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    recent = _recent.get(store)
+    manifest = recent.get(keys.manifest(app, stage, version)) if recent else None
+    return manifest if manifest is not None else read_fresh(store, app, stage, version)
+
+
+def _exists(store: ObjectStore, app: str, stage: str, version: int) -> bool:
+    try:
+        store.get_range(keys.manifest(app, stage, version), 0, 1)
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def _versions(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[int]:
+    """Numbers of the versions after `version`, by listing."""
+    for info in store.list(keys.manifests(app, stage), keys.manifest(app, stage, version)):
+        # A file that somebody left in the folder is none of ours.
+        with suppress(ValueError):
+            yield keys.version_of(info.key)
+
+
+def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
+    """The largest version, given that `low` exists or is 0."""
+    while True:
+        page = tuple(islice(_versions(store, app, stage, low), _PAGE))
+        if len(page) < _PAGE:
+            return page[-1] if page else low
+        low, step = page[-1], _PAGE
+        while _exists(store, app, stage, low + step):
+            low += step
+            step *= 2
+        high = low + step
+        while high - low > _PAGE:
+            middle = (low + high) // 2
+            if _exists(store, app, stage, middle):
+                low = middle
+            else:
+                high = middle
+
+
+def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound:
+    stages = list_stages(store, app)
+    if stage not in stages:
+        if not stages:
+            apps.read_app(store, app)  # says so when the app is what is missing
+        return NotFound(f"stage of app {app!r}", stage, stages)
+    newest = head(store, app, stage)
+    if newest is None:
+        return NotFound(f"version of {app}/{stage}", f"v{version}")
+    found = f"there are v{first_version(store, app, stage)} to v{newest.version}"
+    return NotFound(f"version of {app}/{stage}", f"v{version}", found=found)

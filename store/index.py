@@ -1,0 +1,177 @@
+"""Point look-ups: the newest row of each of many keys, over the sorted runs of a table.
+
+One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes, one
+binary search over its hashes finds candidates, equality on the key decides. A tombstone ends the search for its key.
+All steps are vectorised; the cost follows the number of keys asked for, not the size of the state.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from .blocks import Block
+from .cache import SstCache
+from .hashing import normalise_keys, same_keys
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .ranged import RangedSst, Reads
+from .types import OP, TOMBSTONE, arrow_schema
+
+__all__ = ["Found", "multi_get", "point_get"]
+
+_FETCH_WHOLE = 4
+"""An SST is fetched whole once the pieces read of it would come to this fraction (1/n) of its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What `point_get` found, and what that took."""
+
+    values: pa.Table
+    """The value columns: one row for each key asked for, in the same order; nulls where absent."""
+    present: npt.NDArray[np.bool_]
+    """Whether each key is there."""
+    reads: Reads
+    """Requests, bytes and row groups read."""
+
+
+def multi_get(
+    store: ObjectStore,
+    cache: SstCache,
+    ssts: Sequence[Sst],
+    table: Table,
+    hashes: npt.NDArray[np.int64],
+    keys: pa.Table,
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """Look up keys, through the cache.
+
+    An SST that is not in the cache is read by row groups while these are few, and fetched whole into the cache once
+    a quarter of it would have been read.
+
+    Args:
+        store: the store of the app.
+        cache: this machine's.
+        ssts: the runs to search, of one state partition or of several, in any order.
+        table: the declared columns.
+        hashes: `hash_keys` of the keys.
+        keys: the key columns, in their declared types; a key may be asked for more than once.
+
+    Returns:
+        The value columns with one row for each key in the order asked, nulls where it is absent; and whether it is
+        present (shape of `hashes`).
+
+    Raises:
+        Corruption: an SST is missing or damaged.
+        Unavailable: the store did not answer.
+    """
+    search = _Search(table, hashes, keys)
+    for sst, wanted in search.over(ssts):
+        for block in _blocks(store, cache, sst, table, search.hashes[wanted]):
+            search.look_in(block, wanted)
+    return search.result()
+
+
+def point_get(
+    store: ObjectStore, ssts: Sequence[Sst], table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table
+) -> Found:
+    """Look up a few keys without a cache: of each SST only the footer and the row groups that may have them are read.
+
+    Arguments and errors as of `multi_get`.
+    """
+    search = _Search(table, hashes, keys)
+    reads = Reads()
+    for sst, wanted in search.over(ssts):
+        ranged = RangedSst(store, sst, table, reads)
+        for block in ranged.read(ranged.needed(search.hashes[wanted])):
+            search.look_in(block, wanted)
+    values, present = search.result()
+    return Found(values, present, reads)
+
+
+def _blocks(
+    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, hashes: npt.NDArray[np.int64]
+) -> Iterable[Block]:
+    """The parts of an SST in which these hashes (ascending) can be."""
+    mapped = cache.peek(sst, table)
+    if mapped is not None:
+        return mapped.blocks
+    if cache.ranged_bytes(sst, 0) * _FETCH_WHOLE < sst.bytes:
+        ranged = RangedSst(store, sst, table, Reads())
+        groups = ranged.needed(hashes)
+        if cache.ranged_bytes(sst, ranged.bytes_of(groups)) * _FETCH_WHOLE < sst.bytes:
+            return ranged.read(groups)
+    return cache.open(store, sst, table).blocks
+
+
+class _Search:
+    """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
+
+    def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table) -> None:
+        self._key_names = [column.name for column in table.key]
+        self._value_names = [column.name for column in table.values]
+        self._schema = arrow_schema(table.values)
+        self._order = np.argsort(hashes)
+        self.hashes = hashes[self._order]
+        key_schema = arrow_schema(table.key)
+        keys = keys.select(self._key_names).cast(key_schema)
+        self._keys = normalise_keys(keys, self._key_names).take(pa.array(self._order)).combine_chunks()
+        self._missing = np.ones(len(hashes), np.bool_)
+        self._taken: list[pa.RecordBatch] = []
+        self._taken_for: list[npt.NDArray[np.int64]] = []
+
+    def over(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
+        """The SSTs to look in, newest first, each with the positions of the keys that are still missing and may be in it."""
+        for sst in sorted(ssts, key=lambda run: run.seq_max, reverse=True):
+            low = np.searchsorted(self.hashes, sst.hash_min, side="left")
+            high = np.searchsorted(self.hashes, sst.hash_max, side="right")
+            wanted = low + np.flatnonzero(self._missing[low:high])
+            if wanted.size:
+                yield sst, wanted
+
+    def look_in(self, block: Block, wanted: npt.NDArray[np.int64]) -> None:
+        """Take what the block has of the keys at these positions."""
+        if not block.hashes.size:
+            return
+        hashes = self.hashes[wanted]
+        low = np.searchsorted(hashes, block.hashes[0], side="left")
+        high = np.searchsorted(hashes, block.hashes[-1], side="right")
+        wanted, hashes = wanted[low:high], hashes[low:high]
+        at = np.searchsorted(block.hashes, hashes)
+        while wanted.size:
+            # Only hashes within the block's range are here, but a collision may lead beyond its last row.
+            inside = at < block.hashes.size
+            candidates = inside.copy()
+            candidates[inside] = block.hashes[at[inside]] == hashes[inside]
+            wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
+            if not wanted.size:
+                return
+            rows = block.rows.take(pa.array(at))
+            same = same_keys(self._keys.take(pa.array(wanted)), rows, self._key_names)
+            self._take(rows, wanted, same)
+            # The others met a different key with the same hash; theirs may be the next row.
+            wanted, hashes, at = wanted[~same], hashes[~same], at[~same] + 1
+
+    def _take(self, rows: pa.RecordBatch, wanted: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
+        """Note the rows that are the keys' newest ones: where `same`."""
+        self._missing[wanted[same]] = False
+        live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
+        values = rows.select(self._value_names)
+        if live.all():
+            self._taken.append(values)
+            self._taken_for.append(wanted)
+        elif live.any():
+            self._taken.append(values.filter(pa.array(live)))
+            self._taken_for.append(wanted[live])
+
+    def result(self) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+        """The values, in the order asked, and which keys are there."""
+        source = np.full(len(self.hashes), -1)
+        if self._taken_for:
+            taken_for = self._order[np.concatenate(self._taken_for)]
+            source[taken_for] = np.arange(len(taken_for))
+        present = source >= 0
+        taken = pa.Table.from_batches(self._taken, self._schema).combine_chunks()
+        return taken.take(pa.array(source, mask=~present)), present

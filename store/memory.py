@@ -1,0 +1,114 @@
+"""The object store in memory: for tests and for trying things; the same guarantees as the durable ones."""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from threading import Lock
+from time import time_ns
+from typing import NamedTuple
+
+from .errors import ObjectExists, ObjectNotFound
+from .keys import check_key
+from .objects import ObjectInfo, check_range
+
+__all__ = ["MemoryStore"]
+
+_numbers = count(1)
+
+
+class _Object(NamedTuple):
+    data: bytes
+    modified_ms: int
+
+
+class MemoryStore:
+    """Objects of this process, gone with it. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        # Two stores are never the same root, so their URLs differ.
+        self._url = f"memory:{next(_numbers)}"
+        self._lock = Lock()
+        self._objects: dict[str, _Object] = {}
+        self._keys: list[str] = []
+        """The keys of `_objects`, sorted: listing 100,000 manifests must not sort them each time."""
+
+    @property
+    def url(self) -> str:
+        """`memory:` and a number."""
+        return self._url
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes. Raises `ObjectNotFound`."""
+        check_key(key)
+        try:
+            return self._objects[key].data
+        except KeyError:
+            raise ObjectNotFound(key, self._url) from None
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
+        check_range(start, length)
+        return self.get(key)[start : start + length]
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or overwrite, atomically."""
+        check_key(key)
+        with self._lock:
+            self._write(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """Create the object. Raises `ObjectExists` when the key is taken."""
+        check_key(key)
+        with self._lock:
+            if key in self._objects:
+                raise ObjectExists(key, self._url)
+            self._write(key, data)
+
+    def _write(self, key: str, data: bytes) -> None:
+        if key not in self._objects:
+            insort(self._keys, key)
+        # bytes() copies a caller's bytearray, which may change later.
+        self._objects[key] = _Object(bytes(data), time_ns() // 1_000_000)
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys."""
+        key = self._first(prefix) if start_after < prefix else self._next(start_after)
+        while key is not None and key.startswith(prefix):
+            found = self._objects.get(key)
+            if found is not None:
+                yield ObjectInfo(key, len(found.data), found.modified_ms)
+            key = self._next(key)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
+        key = self._first(prefix)
+        while key is not None and key.startswith(prefix):
+            name, slash, _ = key[len(prefix) :].partition("/")
+            if slash:
+                yield name
+                # '0' is the character after '/': the first key that can lie outside the folder.
+                key = self._first(f"{prefix}{name}0")
+            else:
+                key = self._next(key)
+
+    def _first(self, at_least: str) -> str | None:
+        with self._lock:
+            index = bisect_left(self._keys, at_least)
+            return self._keys[index] if index < len(self._keys) else None
+
+    def _next(self, after: str) -> str | None:
+        with self._lock:
+            index = bisect_right(self._keys, after)
+            return self._keys[index] if index < len(self._keys) else None
+
+    def delete(self, key: str) -> None:
+        """Remove the object; no error when it is not there."""
+        check_key(key)
+        with self._lock:
+            if self._objects.pop(key, None) is not None:
+                del self._keys[bisect_left(self._keys, key)]
+
+    def local_path(self, key: str) -> Path | None:
+        """Always None: there is no file."""
+        return None

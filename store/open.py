@@ -1,0 +1,71 @@
+"""From a store root as the user writes it to a store."""
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from .errors import Usage
+from .local import LocalStore
+from .objects import ObjectStore
+
+__all__ = ["PATIENCE_S", "open_store"]
+
+PATIENCE_S = 60.0
+"""How long a remote store is waited for, in seconds, where the user does not say."""
+
+_SUPPORTED = "s3://bucket/prefix or a local folder"
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+
+
+def open_store(url: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
+    """The store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
+
+    No request is made and nothing is created. `patience_s` is how long each request to S3 is retried while
+    storage does not answer.
+
+    Raises:
+        Usage: the root cannot be understood, or names storage that is not supported.
+    """
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return _folder(url, url)
+    match scheme[1].lower():
+        case "file":
+            parts = urlsplit(url)
+            if parts.netloc not in ("", "localhost"):
+                raise Usage(
+                    f"store {url!r} names the host {parts.netloc!r}: expected a folder of this machine",
+                    hint=f"write file:///{parts.netloc}{parts.path} if that was meant",
+                )
+            return _folder(unquote(parts.path), url)
+        case "s3":
+            bucket, _, prefix = url.split(":", 1)[1].removeprefix("//").partition("/")
+            prefix = prefix.strip("/")
+            if not _BUCKET.fullmatch(bucket):
+                raise Usage(
+                    f"store {url!r} names no usable bucket: expected s3://bucket/prefix, "
+                    f"found bucket {bucket!r}"
+                )
+            if any(segment in ("", ".", "..") for segment in prefix.split("/")) and prefix:
+                raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
+            # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
+            from .s3 import S3Store
+
+            return S3Store(bucket, prefix, patience_s=patience_s)
+        case "s3a" | "s3n":
+            raise Usage(f"store {url!r}: expected {_SUPPORTED}", hint=f"write s3:{url.split(':', 1)[1]}")
+        case other:
+            raise Usage(f"store {url!r}: {other}:// is not supported; expected {_SUPPORTED}")
+
+
+def _folder(path: str, url: str) -> LocalStore:
+    if not path.strip():
+        raise Usage(f"store {url!r} names nothing: expected {_SUPPORTED}")
+    try:
+        folder = Path(path).expanduser()
+    except RuntimeError as error:
+        raise Usage(f"store {url!r}: {error}") from None
+    if folder.exists() and not folder.is_dir():
+        raise Usage(f"store {url!r} is a file; expected {_SUPPORTED}")
+    return LocalStore(folder)

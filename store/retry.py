@@ -1,0 +1,113 @@
+"""Patience with a server that does not answer: backoff, one visible line, and an end."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from threading import Lock
+from typing import TypeVar
+
+from .errors import Unavailable
+
+__all__ = ["Retry", "TransientError"]
+
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 5.0
+
+_QUIET_S = 1.0
+"""An outage shorter than this is nobody's concern."""
+
+_log = logging.getLogger("slackwater")
+
+T = TypeVar("T")
+
+
+class TransientError(Exception):
+    """An attempt failed in a way that may pass; its text is the reason as a person should read it."""
+
+
+class Retry:
+    """Repeats requests to one server until they succeed or patience ends. Safe to use from many threads.
+
+    Between attempts it waits a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker,
+    Exponential Backoff And Jitter, AWS Architecture Blog 2015). When the server has been away for a second,
+    logger "slackwater" says so, once for each outage and however many threads wait; and once that it is back.
+
+    Args:
+        what: gives the server as people should read it, without credentials.
+        patience_s: how long one request is repeated, in seconds from its first failure.
+        clock: seconds, never going back.
+        sleep: waits for that many seconds.
+        seed: of the jitter; None for one of the system's.
+    """
+
+    def __init__(
+        self,
+        what: Callable[[], str],
+        patience_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        seed: int | None = None,
+    ) -> None:
+        self._what = what
+        self._patience_s = patience_s
+        self._clock = clock
+        self._sleep = sleep
+        self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
+        self._lock = Lock()
+        self._away_since: float | None = None
+        self._told = False
+
+    def call(self, attempt: Callable[[], T]) -> T:
+        """What `attempt` returns, as soon as it does not raise `TransientError`.
+
+        Raises:
+            Unavailable: it did so for longer than patience lasts.
+        """
+        first_failure_s: float | None = None
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                result = attempt()
+            except TransientError as error:
+                now_s = self._clock()
+                if first_failure_s is None:
+                    first_failure_s = now_s
+                elapsed_s = now_s - first_failure_s
+                if elapsed_s >= self._patience_s:
+                    raise Unavailable(
+                        f"{self._what()} did not answer for {elapsed_s:.0f} s: {error}",
+                        hint="see that it runs and can be reached from here, then start again",
+                    ) from error.__cause__
+                self._failed(now_s, str(error))
+                wait_s = self._random.uniform(0, delay_s)
+                # The last attempt comes when patience ends, not long before.
+                self._sleep(min(wait_s, self._patience_s - elapsed_s))
+                delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            except Exception:
+                self._answered()  # it refused, so it is there
+                raise
+            else:
+                self._answered()
+                return result
+
+    def _failed(self, now_s: float, reason: str) -> None:
+        with self._lock:
+            if self._away_since is None:
+                self._away_since = now_s
+            if self._told or now_s - self._away_since < _QUIET_S:
+                return
+            self._told = True
+        _log.warning(
+            "%s does not answer (%s); trying again for %.0f s", self._what(), reason, self._patience_s
+        )
+
+    def _answered(self) -> None:
+        if self._away_since is None:
+            return
+        with self._lock:
+            away_since, told = self._away_since, self._told
+            self._away_since, self._told = None, False
+        if told and away_since is not None:
+            _log.warning("%s is back after %.0f s", self._what(), self._clock() - away_since)

@@ -1,0 +1,198 @@
+"""S3 clients of this process, and what their errors mean."""
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from boto3.session import Session
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from .errors import NotFound, Refused, Usage
+from .retry import TransientError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["Options", "client", "http_status", "shown_endpoint", "translated"]
+
+_CONNECT_TIMEOUT_S = 5.0
+_READ_TIMEOUT_S = 30.0
+_CONNECTIONS = 32
+
+_AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+
+_CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+
+_TRANSIENT_CODES = frozenset(
+    {
+        "429",
+        "BandwidthLimitExceeded",
+        "ConditionalRequestConflict",  # another conditional put of this key is under way
+        "InternalError",
+        "OperationAborted",
+        "RequestLimitExceeded",
+        "RequestTimeout",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
+    }
+)
+
+_REGION_CODES = frozenset(
+    {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What tells one client from another; empty means as AWS's environment and configuration files say."""
+
+    endpoint_url: str = ""
+    region: str = ""
+    timeout_s: float = _READ_TIMEOUT_S
+    """Longest silence on a connection, not the longest transfer."""
+
+
+_REASONS = (
+    (boto.SSLError, "the secure connection could not be made"),
+    (boto.ConnectTimeoutError, "the connection timed out"),
+    (boto.ReadTimeoutError, "no answer in time"),
+    (boto.ProxyConnectionError, "the proxy cannot be reached"),
+    (boto.EndpointConnectionError, "cannot connect"),
+)
+
+_clients: dict[tuple[object, ...], "S3Client"] = {}
+_lock = Lock()
+
+
+def _after_fork() -> None:
+    # It may be held by a thread that does not exist in the child.
+    global _lock
+    _lock = Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def client(options: Options) -> "S3Client":
+    """This process's client for these options: made once (some 0.1 s), usable from many threads.
+
+    A forked child gets its own, because parent and child must not talk over the same connections; so does a
+    process whose AWS environment has changed.
+
+    Raises:
+        Usage: the endpoint is not a URL.
+        Refused: the AWS configuration cannot be used, such as a profile that does not exist.
+    """
+    environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
+    key = (os.getpid(), options, environment)
+    with _lock:
+        if key not in _clients:
+            _clients[key] = _make(options)
+        return _clients[key]
+
+
+def _make(options: Options) -> "S3Client":
+    session = Session(region_name=options.region or None)
+    # One attempt each: `retry` repeats them, with a patience and words of our own.
+    config = Config(
+        connect_timeout=min(_CONNECT_TIMEOUT_S, options.timeout_s),
+        read_timeout=options.timeout_s,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=_CONNECTIONS,
+    )
+    # Servers that are not AWS's often know neither a bucket in the host name nor checksums in trailers.
+    elsewhere = Config(
+        s3={"addressing_style": "path"},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    try:
+        made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config)
+        if (urlsplit(made.meta.endpoint_url).hostname or "").endswith(_AWS_HOSTS):
+            return made
+        # Only the client tells which endpoint the environment and the configuration files name.
+        return session.client("s3", endpoint_url=made.meta.endpoint_url, config=config.merge(elsewhere))
+    except ValueError as error:
+        raise Usage(
+            f"the S3 endpoint is not a URL: {error}", hint="set AWS_ENDPOINT_URL to http://host:port"
+        ) from None
+    except boto.BotoCoreError as error:
+        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+
+
+def shown_endpoint(s3: "S3Client") -> str:
+    """Where a client talks to, without any user and password in the URL."""
+    parts = urlsplit(s3.meta.endpoint_url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def http_status(error: boto.ClientError) -> int:
+    """The status of an answer, 0 when there is none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+@contextmanager
+def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> Iterator[None]:
+    """Errors of boto3 in our words. Answers with an `expected` HTTP status pass through as `ClientError`.
+
+    Raises:
+        TransientError: no answer, or one that asks to come again.
+        NotFound: there is no such bucket.
+        Refused: credentials, permissions, region, or anything else that will not pass by itself.
+    """
+    where = f"{endpoint}, bucket {bucket!r}"
+    try:
+        yield
+    except boto.ClientError as error:
+        code, status = error.response.get("Error", {}).get("Code", ""), http_status(error)
+        if code == "NoSuchBucket":
+            raise NotFound(
+                "bucket",
+                bucket,
+                found=f"the S3 server at {endpoint} does not have it",
+                hint=f"create it (aws s3 mb s3://{bucket}) or name another store root",
+            ) from None
+        if status in expected:
+            raise
+        if code in _TRANSIENT_CODES or status >= 500 or status == 429:
+            raise TransientError(f"{status} {code}") from error
+        if code in _REGION_CODES or status == 301:
+            raise Refused(
+                f"{where} belongs to another region: {_message(error)}", hint="set AWS_REGION to the bucket's"
+            ) from None
+        if status in (401, 403):
+            raise Refused(
+                f"{where} refused the credentials or the request ({code}): {_message(error)}",
+                hint=f"{_CREDENTIALS_HINT}; they need s3:GetObject, s3:PutObject, s3:DeleteObject and "
+                "s3:ListBucket here",
+            ) from None
+        raise Refused(f"{where} answered {status} {code}: {_message(error)}") from error
+    except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
+        raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
+    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError) as error:
+        raise TransientError(_reason(error)) from error
+    except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
+        raise TransientError("the answer arrived damaged") from error
+    except boto.BotoCoreError as error:
+        raise Refused(f"cannot ask {where}: {error}", hint=_CREDENTIALS_HINT) from error
+
+
+def _message(error: boto.ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Message", "")) or "no reason given"
+
+
+def _reason(error: boto.BotoCoreError) -> str:
+    """Why there was no answer, in a few words: boto3's own sentence repeats the URL."""
+    for kind, reason in _REASONS:
+        if isinstance(error, kind):
+            return reason
+    return "the connection broke"

@@ -1,0 +1,192 @@
+"""SSTs: sorted, immutable Parquet objects, and their way to and from Arrow.
+
+One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row groups
+are small and carry the range of their `_hash`, so a look-up reads only those it needs; pages carry a CRC, and the
+manifest the checksum of the whole.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+from ulid import ULID
+
+from . import keys
+from .errors import Refused
+from .hashing import normalise_keys, partition_of, same_keys
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .types import HASH, OP, SEQ, TOMBSTONE, sst_schema
+
+if TYPE_CHECKING:
+    from .cache import SstCache
+
+__all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
+
+ROW_GROUP_ROWS = 16_384
+"""Small enough that one key costs one read of about half a megabyte, large enough to compress and scan well."""
+
+
+class SstWriter:
+    """Encodes one SST from batches of rows that come in the SST's order. Memory: the encoded bytes and one batch."""
+
+    def __init__(self, table: Table) -> None:
+        schema = sst_schema(table)
+        strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+        self._sink = pa.BufferOutputStream()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            # A dictionary pays for what repeats as a whole; zstd alone is faster and smaller on numbers.
+            use_dictionary=[SEQ, OP, *strings],
+            write_statistics=[HASH],
+            write_page_checksum=True,
+        )
+        self._num_rows = 0
+        self._num_tombstones = 0
+        self._hash_min = self._hash_max = 0
+        self._seqs: list[tuple[int, int]] = []
+
+    def append(self, rows: pa.Table) -> None:
+        """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
+        if not rows.num_rows:
+            return
+        if not self._num_rows:
+            self._hash_min = rows.column(HASH)[0].as_py()
+        self._hash_max = rows.column(HASH)[-1].as_py()
+        self._num_rows += rows.num_rows
+        seqs = pc.min_max(rows.column(SEQ)).as_py()
+        self._seqs.append((seqs["min"], seqs["max"]))
+        self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
+        self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+
+    def finish(self, *, app: str, stage: str, partition: int, level: int) -> tuple[Sst, bytes]:
+        """The SST's entry for a manifest, under a new object name, and its bytes, still to be put there.
+
+        Raises:
+            ValueError: no row was appended; an SST has at least one.
+        """
+        if not self._num_rows:
+            raise ValueError("an SST has at least one row; found none")
+        self._writer.close()
+        data = self._sink.getvalue().to_pybytes()
+        sst = Sst(
+            object=keys.sst(app, stage, str(ULID())),
+            partition=partition,
+            level=level,
+            rows=self._num_rows,
+            bytes=len(data),
+            checksum=xxhash.xxh3_128_hexdigest(data),
+            hash_min=self._hash_min,
+            hash_max=self._hash_max,
+            seq_min=min(low for low, _ in self._seqs),
+            seq_max=max(high for _, high in self._seqs),
+            tombstones=self._num_tombstones,
+        )
+        return sst, data
+
+
+def prepare(rows: pa.Table, table: Table) -> pa.Table:
+    """The rows as an SST holds them: exactly its columns and types, one form for each key, sorted by (`_hash`, key).
+
+    Args:
+        rows: `_hash`, key and value columns, `_seq`, `_op`, in any order of columns and rows; others are dropped.
+        table: what the columns are declared to be.
+
+    Raises:
+        Refused: a column is missing or its values do not fit the declared type; or two rows have the same key.
+    """
+    schema = sst_schema(table)
+    if rows.schema != schema:
+        try:
+            rows = rows.select(schema.names).cast(schema)
+        except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise Refused(
+                f"rows do not fit the table: expected columns {_shape(schema)}, found {_shape(rows.schema)} ({error})"
+            ) from error
+    key_names = [column.name for column in table.key]
+    rows = normalise_keys(rows, key_names)
+    hashes = rows.column(HASH).to_numpy()
+    if not np.all(hashes[1:] >= hashes[:-1]):
+        order = np.argsort(hashes)
+        rows, hashes = rows.take(pa.array(order)), hashes[order]
+    return _sort_ties(rows, hashes, key_names)
+
+
+def _sort_ties(rows: pa.Table, hashes: npt.NDArray[np.int64], key_names: list[str]) -> pa.Table:
+    """Rows sorted by hash, sorted by key where hashes are equal (a collision, or a key given twice)."""
+    equal = hashes[1:] == hashes[:-1]
+    if not equal.any():
+        return rows
+    tied = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
+    ties = rows.take(pa.array(tied))
+    order = np.arange(rows.num_rows)
+    by_key = pc.sort_indices(ties, sort_keys=[(name, "ascending") for name in (HASH, *key_names)])
+    order[tied] = tied[np.asarray(by_key)]
+    rows = rows.take(pa.array(order))
+    first = np.flatnonzero(equal)
+    twice = same_keys(rows.take(pa.array(first)), rows.take(pa.array(first + 1)), key_names)
+    if twice.any():
+        example = rows.select(key_names).slice(int(first[np.argmax(twice)]), 1).to_pylist()[0]
+        raise Refused(
+            f"{int(twice.sum())} keys come twice in one write, such as {example}: expected one row of each key",
+            hint="return exactly one state row for each key of the batch",
+        )
+    return rows
+
+
+def write(
+    store: ObjectStore,
+    cache: "SstCache | None",
+    *,
+    app: str,
+    stage: str,
+    table: Table,
+    partition: int,
+    rows: pa.Table,
+    level: int = 0,
+) -> Sst:
+    """Put one SST with these rows into the store (one request), and into the cache if there is one.
+
+    Args:
+        store: the store of the app.
+        cache: where the rows are wanted next; None leaves it alone.
+        app: name of the app.
+        stage: name of the stage.
+        table: what the columns are declared to be.
+        partition: the state partition that all rows belong to.
+        rows: at least one; see `prepare`.
+        level: 0 for what a batch writes.
+
+    Returns:
+        Its entry for the manifest. Until a manifest with it is committed, nobody else sees the object.
+
+    Raises:
+        Refused: see `prepare`; or a row belongs to another state partition.
+        ValueError: there are no rows.
+        Unavailable: the store did not answer.
+    """
+    rows = prepare(rows, table)
+    writer = SstWriter(table)
+    writer.append(rows)
+    sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
+    ends = partition_of(np.array([sst.hash_min, sst.hash_max]), table.partitions)
+    if (ends != partition).any():
+        raise Refused(
+            f"rows for state partition {partition} of {app}/{stage} have hashes of partitions {ends[0]} to {ends[1]} "
+            f"of {table.partitions}; nothing was written"
+        )
+    store.put(sst.object, data)
+    if cache is not None:
+        cache.add(sst, rows)
+    return sst
+
+
+def _shape(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

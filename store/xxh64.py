@@ -1,0 +1,149 @@
+"""XXH64 over whole arrays, in numpy.
+
+The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64), written for a column at a time: every
+step is one operation on all values that are still in it. All arithmetic is modulo 2**64, which is what numpy's uint64
+does.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+__all__ = ["U64", "hash_bytes", "hash_u32", "hash_u64"]
+
+U64: TypeAlias = npt.NDArray[np.uint64]
+
+_P1 = np.uint64(0x9E3779B185EBCA87)
+_P2 = np.uint64(0xC2B2AE3D27D4EB4F)
+_P3 = np.uint64(0x165667B19E3779F9)
+_P4 = np.uint64(0x85EBCA77C2B2AE63)
+_P5 = np.uint64(0x27D4EB2F165667C5)
+_P1_PLUS_P2 = np.uint64((int(_P1) + int(_P2)) % 2**64)
+_MINUS_P1 = np.uint64(2**64 - int(_P1))
+
+_BLOCK_ROWS = 16_384
+"""Values worked on at once: their intermediate arrays (128 KiB each) stay in a core's own cache."""
+_LONG_BYTES = 512
+"""Longer values go one by one through the xxhash package, where the time is the bytes' and not the call's."""
+
+
+def hash_u64(values: U64, seeds: U64) -> U64:
+    """XXH64 of each value's eight little-endian bytes, with a seed of its own for each; both arrays are 1-d."""
+    return _avalanche(_add_word(seeds + (_P5 + np.uint64(8)), values))
+
+
+def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
+    """XXH64 of each value's four little-endian bytes, with a seed of its own for each; both arrays are 1-d."""
+    return _avalanche(_add_half_word(seeds + (_P5 + np.uint64(4)), values.astype(np.uint64)))
+
+
+def hash_bytes(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], seeds: U64) -> U64:
+    """XXH64 of byte strings laid out as Arrow does.
+
+    Args:
+        data: the bytes of all strings.
+        offsets: string i is `data[offsets[i]:offsets[i + 1]]`; one more than there are strings.
+        seeds: one for each string.
+    """
+    out = np.empty(len(seeds), np.uint64)
+    for begin in range(0, len(seeds), _BLOCK_ROWS):
+        end = min(begin + _BLOCK_ROWS, len(seeds))
+        first, last = offsets[begin], offsets[end]
+        # Eight bytes more, so that a whole word can be read at the last string's last byte.
+        padded = np.zeros(last - first + 8, np.uint8)
+        padded[:-8] = data[first:last]
+        starts = offsets[begin:end] - first
+        lengths = offsets[begin + 1 : end + 1] - offsets[begin:end]
+        out[begin:end] = _hash_block(padded, starts, lengths, seeds[begin:end])
+    return out
+
+
+def _hash_block(
+    padded: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64
+) -> U64:
+    """XXH64 of strings of mixed lengths; `padded` has eight bytes after the last one."""
+    # The word that starts at each byte. Unaligned and overlapping: only ever indexed, never copied whole.
+    words = np.ndarray((len(padded) - 7,), np.dtype("<u8"), padded.data, strides=(1,))
+    out = seeds + _P5
+    long = np.flatnonzero(lengths >= 32)
+    if long.size:
+        out[long] = _stripes(words, starts[long], lengths[long], seeds[long])
+    out += lengths.astype(np.uint64)
+
+    at = starts + (lengths & ~31)
+    rest = lengths & 31
+    for _ in range(3):
+        rows = np.flatnonzero(rest >= 8)
+        if not rows.size:
+            break
+        if rows.size == len(out):
+            out = _add_word(out, words[at])
+            at += 8
+            rest -= 8
+        else:
+            out[rows] = _add_word(out[rows], words[at[rows]])
+            at[rows] += 8
+            rest[rows] -= 8
+    rows = np.flatnonzero(rest & 4)
+    if rows.size:
+        out[rows] = _add_half_word(out[rows], words[at[rows]] & np.uint64(0xFFFFFFFF))
+        at[rows] += 4
+    rest &= 3
+    for i in range(3):
+        rows = np.flatnonzero(rest > i)
+        if not rows.size:
+            break
+        out[rows] = _add_byte(out[rows], words[at[rows] + i] & np.uint64(0xFF))
+    out = _avalanche(out)
+
+    for row in np.flatnonzero(lengths > _LONG_BYTES).tolist():
+        start = int(starts[row])
+        out[row] = xxhash.xxh64_intdigest(padded[start : start + int(lengths[row])].data, int(seeds[row]))
+    return out
+
+
+def _stripes(words: U64, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], seeds: U64) -> U64:
+    """The accumulator after all whole stripes of 32 bytes; every length is at least 32."""
+    stripes = np.where(lengths > _LONG_BYTES, 0, lengths >> 5)
+    # Longest first: the strings still in play are always a prefix.
+    order = np.argsort(-stripes, kind="stable")
+    stripes, starts, seeds = stripes[order], starts[order], seeds[order]
+    lanes = [seeds + _P1_PLUS_P2, seeds + _P2, seeds.copy(), seeds + _MINUS_P1]
+    for stripe in range(int(stripes[0])):
+        live = int(np.searchsorted(-stripes, -stripe, side="left"))
+        for i, lane in enumerate(lanes):
+            lane[:live] = _round(lane[:live], words[starts[:live] + (32 * stripe + 8 * i)])
+    merged = _rotl(lanes[0], 1) + _rotl(lanes[1], 7) + _rotl(lanes[2], 12) + _rotl(lanes[3], 18)
+    for lane in lanes:
+        merged = (merged ^ _round(np.zeros_like(lane), lane)) * _P1 + _P4
+    out = np.empty_like(merged)
+    out[order] = merged
+    return out
+
+
+def _rotl(x: U64, bits: int) -> U64:
+    return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+
+
+def _round(accumulator: U64, word: U64) -> U64:
+    return _rotl(accumulator + word * _P2, 31) * _P1
+
+
+def _add_word(x: U64, word: U64) -> U64:
+    return _rotl(x ^ (_rotl(word * _P2, 31) * _P1), 27) * _P1 + _P4
+
+
+def _add_half_word(x: U64, half: U64) -> U64:
+    return _rotl(x ^ (half * _P1), 23) * _P2 + _P3
+
+
+def _add_byte(x: U64, byte: U64) -> U64:
+    return _rotl(x ^ (byte * _P5), 11) * _P1
+
+
+def _avalanche(x: U64) -> U64:
+    x = (x ^ (x >> np.uint64(33))) * _P2
+    x = (x ^ (x >> np.uint64(29))) * _P3
+    return x ^ (x >> np.uint64(32))

@@ -1,0 +1,417 @@
+"""A believable app without Spark and Kafka: it writes its history straight through the store's API.
+
+Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by aircraft;
+`aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts by carrier. The
+channels are real enough to be cloned: messages with attempts, zombies' among them, in partitions with offsets.
+"""
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from slackwater.snapshot.cut import InFlight
+from slackwater.snapshot.snapshots import open_requests
+from slackwater.store import apps, history, sst
+from slackwater.store.blocks import holder
+from slackwater.store.commit import claim, commit, successor
+from slackwater.store.errors import NotFound, Refused
+from slackwater.store.hashing import hash_keys, partition_of
+from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
+from slackwater.store.objects import ObjectStore
+from slackwater.store.types import sst_schema
+
+START_MS = 1_795_000_000_000
+"""When the clock of a history starts: 2026-11-18T09:06:40Z."""
+
+STAGES = ("legs", "aircraft", "carriers")
+KAFKA_PARTITIONS = 2
+STATE_PARTITIONS = 2
+TOTALS = (Column("flights", "int64"), Column("delay", "int64"), Column("_squares", "int64"))
+"""Value columns of both tables; the last is internal."""
+TABLES = {
+    "aircraft": Table((Column("tail", "string"),), TOTALS, STATE_PARTITIONS, "totals by tail"),
+    "carriers": Table((Column("carrier", "string"),), TOTALS, STATE_PARTITIONS, "totals by carrier"),
+}
+
+
+class Flight(NamedTuple):
+    tail: str
+    carrier: str
+    delay: int
+
+
+Totals = tuple[int, int, int]
+"""Flights, sum of delays, sum of their squares."""
+
+
+class Message(NamedTuple):
+    """What lies at one offset. `attempt` is empty in users' topics; `marker` is a snapshot's id or empty."""
+
+    flights: tuple[Flight, ...]
+    app: str = ""
+    version: int = 0
+    attempt: str = ""
+    marker: str = ""
+
+
+class Kafka:
+    """Topics in memory: of each partition, the messages. Does what cloning asks of Kafka (`clone.Channels`)."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[list[Message]]] = {}
+        self._attempts = itertools.count(1)
+
+    def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
+        self.topics.setdefault(topic, [[] for _ in range(partitions)])
+
+    def ends(self, topic: str) -> tuple[int, ...] | None:
+        return tuple(map(len, self.topics[topic])) if topic in self.topics else None
+
+    def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:
+        ends = self.ends(topic)
+        if ends is None:
+            raise NotFound("topic", topic, self.topics)
+        if len(ends) != len(offsets) or any(offset > end for offset, end in zip(offsets, ends, strict=True)):
+            raise Refused(f"topic {topic!r} ends at {ends}; expected at least {offsets}")
+
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+        self.create(topic, len(in_flight.ends))
+        starts = self.ends(topic)
+        attempt = self.attempt()
+        for partition, messages in enumerate(self.between(in_flight)):
+            flights = (message.flights for message in messages)
+            self.topics[topic][partition] += (Message(f, app, in_flight.up_to, attempt) for f in flights)
+        ends = self.ends(topic)
+        assert starts is not None
+        assert ends is not None
+        return ends, attempt, starts
+
+    def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
+        """The messages that count, by partition."""
+        return tuple(
+            [message for message in messages[start:end] if message.attempt in in_flight.attempts]
+            for messages, start, end in zip(
+                self.topics[in_flight.topic], in_flight.starts, in_flight.ends, strict=True
+            )
+        )
+
+    def attempt(self) -> str:
+        return f"attempt-{next(self._attempts)}"
+
+    def send(self, topic: str, flights: Iterable[Flight]) -> None:
+        """Users' events, one a message."""
+        self.create(topic)
+        for flight in flights:
+            self.topics[topic][_partition(flight.tail)].append(Message((flight,)))
+
+
+@dataclass
+class Clock:
+    """The only clock of a history; `skew_ms` is how far a stage's machine is ahead of it."""
+
+    now_ms: int = START_MS
+    skew_ms: dict[str, int] = field(default_factory=dict)
+
+    def tick(self, stage: str, step_ms: int = 1_000) -> int:
+        self.now_ms += step_ms
+        return self.now_ms + self.skew_ms.get(stage, 0)
+
+
+class FlightsApp:
+    """An app and its runner: claims its stages when made, then commits one version with each `step`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        kafka: Kafka,
+        name: str = "flights",
+        *,
+        clock: Clock | None = None,
+        zombies: bool = True,
+        start: Iterable[str] = STAGES,
+    ) -> None:
+        self.store, self.kafka, self.name = store, kafka, name
+        self.clock = clock or Clock()
+        self.zombies = zombies
+        info = apps.ensure_app(store, AppInfo(name, self.clock.now_ms))
+        self.topic = info.origin.topics.get("flights", "flights") if info.origin else "flights"
+        kafka.create(self.topic)
+        self.heads: dict[str, Manifest] = {}
+        self.state: dict[str, dict[str, Totals]] = {}
+        for stage in start:
+            self.claim(stage)
+
+    def claim(self, stage: str) -> Manifest:
+        """Start the stage's writer: from nothing, or from its head."""
+        manifest = claim(
+            self.store,
+            self.name,
+            stage,
+            writer=self.kafka.attempt(),
+            by="test:1",
+            now_ms=self.clock.tick(stage),
+            build=self._at_birth,
+        )
+        self.heads[stage] = manifest
+        self.state[stage] = rows_of(self.store, manifest)
+        return manifest
+
+    def send(self, *flights: Flight) -> None:
+        self.kafka.send(self.topic, flights)
+
+    def run(self, flights: Iterable[Flight], *, a_batch: int = 10) -> None:
+        """Feed flights in batches and let every stage follow each batch."""
+        for batch in _batched(flights, a_batch):
+            self.send(*batch)
+            self.step_all()
+
+    def step_all(self) -> None:
+        for stage in STAGES:
+            self.step(stage)
+
+    def step(self, stage: str, *, max_versions: int = 1_000_000, max_records: int = 1_000_000) -> Manifest:
+        """One micro-batch: read what is there, up to a marker, and commit. Versions and records bound what is read."""
+        head = self.heads[stage]
+        now_ms = self.clock.tick(stage)
+        draft = successor(
+            head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms, duration_ms=85
+        )
+        requests = {request.id for request in open_requests(self.store, self.name)}
+        recorded = {id_: version for id_, version in head.recorded.items() if id_ in requests}
+        if stage == "legs":
+            name, source, flights = self._read_topic(head, max_records)
+            markers = requests - recorded.keys()
+        else:
+            name, source, flights, markers = self._read_channel(head, max_versions, recorded)
+            markers &= requests
+        output = self._write(stage, draft.version, flights, markers)
+        manifest = replace(
+            draft,
+            inputs={name: source},
+            outputs=output,
+            recorded=recorded | {id_: draft.version for id_ in markers},
+            ssts=(*self._upsert(stage, draft.version, flights), *draft.ssts),
+        )
+        return self.commit(manifest)
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        commit(self.store, manifest)
+        self.heads[manifest.stage] = manifest
+        return manifest
+
+    def compact(self, stage: str) -> Manifest:
+        """Merge all SSTs of each partition into one."""
+        head = self.heads[stage]
+        draft = successor(
+            head,
+            kind="compaction",
+            epoch=head.epoch,
+            writer=head.writer,
+            by="test:1",
+            now_ms=self.clock.tick(stage),
+        )
+        table = TABLES[stage]
+        merged: list[Sst] = []
+        for partition in range(STATE_PARTITIONS):
+            runs = [run for run in head.ssts if run.partition == partition]
+            newest: dict[str, dict[str, object]] = {}
+            for run in runs:
+                for row in _sst_rows(self.store, run):
+                    newest.setdefault(str(row[table.key[0].name]), row)
+            if newest:
+                rows = pa.Table.from_pylist(list(newest.values()), schema=sst_schema(table))
+                merged.append(write_sst(self.store, self.name, stage, partition, rows, level=1))
+        return self.commit(replace(draft, ssts=tuple(merged)))
+
+    def version(self, stage: str, version: int) -> Manifest:
+        return history.read(self.store, self.name, stage, version)
+
+    def _at_birth(self, draft: Manifest) -> Manifest:
+        if draft.version > 1:
+            return draft
+        zeros = (0,) * KAFKA_PARTITIONS
+        inputs = {
+            "legs": {"flights": Input(self.topic, zeros)},
+            "aircraft": {"by-aircraft": Input(self._channel("by-aircraft"), zeros, "legs")},
+            "carriers": {"by-carrier": Input(self._channel("by-carrier"), zeros, "aircraft")},
+        }[draft.stage]
+        outputs = {
+            name: Output(self._channel(name), zeros, schema="tail STRING, carrier STRING, delay BIGINT")
+            for name in _WRITES[draft.stage]
+        }
+        return replace(draft, inputs=inputs, outputs=outputs, table=TABLES.get(draft.stage))
+
+    def _channel(self, name: str) -> str:
+        topic = f"{self.name}-{name}-repartition"
+        self.kafka.create(topic)
+        return topic
+
+    def _read_topic(self, head: Manifest, max_records: int) -> tuple[str, Input, list[Flight]]:
+        source = head.inputs["flights"]
+        flights: list[Flight] = []
+        offsets = list(source.offsets)
+        for partition, messages in enumerate(self.kafka.topics[source.topic]):
+            for message in messages[offsets[partition] :][:max_records]:
+                flights += message.flights
+                offsets[partition] += 1
+        return "flights", replace(source, offsets=tuple(offsets), rows=len(flights)), flights
+
+    def _read_channel(
+        self, head: Manifest, max_versions: int, recorded: Mapping[str, int]
+    ) -> tuple[str, Input, list[Flight], set[str]]:
+        ((name, source),) = head.inputs.items()
+        sent = list(history.after(self.store, self.name, source.upstream, source.version))[:max_versions]
+        markers: set[str] = set()
+        for count, manifest in enumerate(sent, 1):
+            markers = set(manifest.outputs[name].markers) - recorded.keys()
+            if markers:
+                sent = sent[:count]
+                break
+        if not sent:
+            return name, replace(source, rows=0), [], markers
+        attempts = {attempt for manifest in sent for attempt in manifest.outputs[name].attempts}
+        ends = sent[-1].outputs[name].ends
+        flights = [
+            flight
+            for messages, start, end in zip(
+                self.kafka.topics[source.topic], source.offsets, ends, strict=True
+            )
+            for message in messages[start:end]
+            if message.attempt in attempts
+            for flight in message.flights
+        ]
+        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights))
+        return name, read, flights, markers
+
+    def _write(
+        self, stage: str, version: int, flights: list[Flight], markers: set[str]
+    ) -> dict[str, Output]:
+        outputs: dict[str, Output] = {}
+        for name, key in _WRITES[stage].items():
+            earlier = self.heads[stage].outputs[name]
+            partitions = self.kafka.topics[earlier.topic]
+            attempt = self.kafka.attempt()
+            by_partition: dict[int, list[Flight]] = {}
+            for flight in flights:
+                by_partition.setdefault(_partition(key(flight)), []).append(flight)
+            for partition, some in by_partition.items():
+                if self.zombies:
+                    partitions[partition].append(Message(tuple(some), self.name, version, f"dead-{attempt}"))
+                partitions[partition].append(Message(tuple(some), self.name, version, attempt))
+            placed: dict[str, tuple[int, ...]] = {}
+            for marker in sorted(markers):
+                placed[marker] = tuple(map(len, partitions))
+                for messages in partitions:
+                    messages.append(Message((), self.name, version, attempt, marker))
+            outputs[name] = replace(
+                earlier,
+                ends=tuple(map(len, partitions)),
+                attempts=(attempt,) if by_partition else (),
+                rows=len(flights),
+                markers=placed,
+            )
+        return outputs
+
+    def _upsert(self, stage: str, version: int, flights: list[Flight]) -> list[Sst]:
+        if stage not in TABLES:
+            return []
+        table, state = TABLES[stage], self.state[stage]
+        key_of = _KEYS[stage]
+        changed: dict[str, Totals] = {}
+        for flight in flights:
+            num, delay, squares = state.get(key_of(flight), (0, 0, 0))
+            changed[key_of(flight)] = state[key_of(flight)] = (
+                num + 1,
+                delay + flight.delay,
+                squares + flight.delay**2,
+            )
+        return write_rows(self.store, self.name, stage, version, table, changed)
+
+
+_WRITES: dict[str, dict[str, Callable[[Flight], str]]] = {
+    "legs": {"by-aircraft": lambda flight: flight.tail},
+    "aircraft": {"by-carrier": lambda flight: flight.carrier},
+    "carriers": {},
+}
+_KEYS: dict[str, Callable[[Flight], str]] = {
+    "aircraft": lambda flight: flight.tail,
+    "carriers": lambda flight: flight.carrier,
+}
+
+
+def write_rows(
+    store: ObjectStore, app: str, stage: str, version: int, table: Table, changed: Mapping[str, Totals]
+) -> list[Sst]:
+    """One L0 SST for each state partition that has rows."""
+    if not changed:
+        return []
+    key = table.key[0].name
+    keys = pa.table({key: list(changed)})
+    columns = zip(*changed.values(), strict=True)
+    rows = pa.table(
+        {
+            "_hash": hash_keys(keys, [key]),
+            key: keys.column(key),
+            **{column.name: list(values) for column, values in zip(table.values, columns, strict=True)},
+            "_seq": [version] * len(changed),
+            "_op": [0] * len(changed),
+        }
+    ).cast(sst_schema(table))
+    partitions = pa.array(partition_of(rows.column("_hash").to_numpy(), table.partitions))
+    written = []
+    for partition in range(table.partitions):
+        part = rows.filter(pc.equal(partitions, partition))
+        if part.num_rows:
+            written.append(write_sst(store, app, stage, partition, part))
+    return written
+
+
+def write_sst(
+    store: ObjectStore, app: str, stage: str, partition: int, rows: pa.Table, level: int = 0
+) -> Sst:
+    return sst.write(
+        store, None, app=app, stage=stage, table=TABLES[stage], partition=partition, rows=rows, level=level
+    )
+
+
+def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
+    """The table at a version, merged without any of the code under test."""
+    if manifest.table is None:
+        return {}
+    key = manifest.table.key[0].name
+    newest: dict[str, tuple[int, Totals]] = {}
+    for run in manifest.ssts:
+        for row in _sst_rows(store, run):
+            totals = (row["flights"], row["delay"], row["_squares"])
+            newest[row[key]] = max(newest.get(row[key], (0, totals)), (row["_seq"], totals))
+    return {name: totals for name, (_, totals) in newest.items()}
+
+
+def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
+    """`count` flights, spread over aircraft, each of which belongs to one carrier."""
+    return [
+        Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)
+    ]
+
+
+def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, object]]:
+    return pq.read_table(pa.BufferReader(holder(store, run).get(run.object))).to_pylist()
+
+
+def _partition(key: str) -> int:
+    return zlib.crc32(key.encode()) % KAFKA_PARTITIONS
+
+
+def _batched(flights: Iterable[Flight], size: int) -> Iterable[tuple[Flight, ...]]:
+    iterator = iter(flights)
+    while batch := tuple(itertools.islice(iterator, size)):
+        yield batch

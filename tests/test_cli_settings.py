@@ -1,0 +1,109 @@
+"""Where the command line finds the store and the brokers."""
+
+from pathlib import Path
+
+import pytest
+from slackwater.cli.settings import load
+from slackwater.store.errors import Usage
+
+
+def write_toml(folder: Path, text: str) -> None:
+    (folder / "slackwater.toml").write_text(text, encoding="utf-8")
+
+
+def test_a_flag_comes_before_the_environment_and_that_before_the_file(tmp_path: Path) -> None:
+    write_toml(tmp_path, 'store = "s3://file"\nkafka = "file:1"')
+    environ = {"SLACKWATER_STORE": "s3://environment", "SLACKWATER_KAFKA": "environment:1"}
+    by_flag = load(store="s3://flag", kafka="flag:1", environ=environ, folder=tmp_path)
+    by_environment = load(environ=environ, folder=tmp_path)
+    by_file = load(environ={}, folder=tmp_path)
+    assert (by_flag.store, by_flag.brokers) == ("s3://flag", "flag:1")
+    assert (by_environment.store, by_environment.brokers) == ("s3://environment", "environment:1")
+    assert (by_file.store, by_file.brokers) == ("s3://file", "file:1")
+
+
+def test_the_nearest_file_upwards_counts_and_no_other(tmp_path: Path) -> None:
+    inner = tmp_path / "project" / "src"
+    inner.mkdir(parents=True)
+    write_toml(tmp_path, 'store = "s3://far"\nkafka = "far:1"')
+    write_toml(tmp_path / "project", 'store = "s3://near"')
+    settings = load(environ={}, folder=inner)
+    assert settings.store == "s3://near"
+    assert settings.brokers is None
+
+
+def test_relative_paths_in_the_file_are_beside_the_file(tmp_path: Path) -> None:
+    inner = tmp_path / "src"
+    inner.mkdir()
+    write_toml(tmp_path, 'store = "state"\ncache = "cache"')
+    settings = load(environ={}, folder=inner)
+    assert settings.store == str(tmp_path / "state")
+    assert settings.cache_folder == tmp_path / "cache"
+
+
+def test_kafka_properties_are_strings_however_toml_says_them(tmp_path: Path) -> None:
+    write_toml(
+        tmp_path,
+        """
+        kafka = "broker:9092"
+        [kafka_properties]
+        "security.protocol" = "SASL_SSL"
+        sasl.username = "reader"
+        "socket.keepalive.enable" = true
+        "socket.timeout.ms" = 5000
+        """,
+    )
+    assert load(environ={}, folder=tmp_path).kafka() == {
+        "bootstrap.servers": "broker:9092",
+        "security.protocol": "SASL_SSL",
+        "sasl.username": "reader",
+        "socket.keepalive.enable": "true",
+        "socket.timeout.ms": "5000",
+    }
+
+
+def test_a_kafka_property_from_the_environment_comes_before_the_file(tmp_path: Path) -> None:
+    write_toml(tmp_path, 'kafka = "broker:9092"\n[kafka_properties]\n"sasl.password" = "from the file"')
+    settings = load(environ={"SLACKWATER_KAFKA_SASL_PASSWORD": "from outside"}, folder=tmp_path)
+    assert settings.kafka()["sasl.password"] == "from outside"
+
+
+def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
+    settings = load(kafka="broker:1", environ={"SLACKWATER_KAFKA_SASL_PASSWORD": "hush"}, folder=tmp_path)
+    assert "hush" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('stor = "s3://bucket"', "the nearest is 'store'"),
+        ("store = 3", "store must be a string"),
+        ('store = ""', "store must be a string"),
+        ('kafka_properties = "x"', "kafka_properties must be a table"),
+        ('[kafka_properties]\n"a.b" = [1]', "'a.b' must be"),
+        ('cache_max_bytes = "10 GB"', "cache_max_bytes must be"),
+        ("store = s3://bucket", "is not TOML"),
+    ],
+)
+def test_a_file_that_nobody_understands_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    write_toml(tmp_path, text)
+    with pytest.raises(Usage) as caught:
+        load(environ={}, folder=tmp_path)
+    assert expected in caught.value.message
+    assert str(tmp_path / "slackwater.toml") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("ask", "ways"),
+    [
+        ("store_root", ("--store ROOT", "SLACKWATER_STORE", 'store = "…"')),
+        ("kafka", ("--kafka HOST:PORT", "SLACKWATER_KAFKA", 'kafka = "…"')),
+    ],
+)
+def test_a_missing_setting_tells_the_three_ways_to_give_it(
+    tmp_path: Path, ask: str, ways: tuple[str, ...]
+) -> None:
+    settings = load(environ={}, folder=tmp_path)
+    with pytest.raises(Usage) as caught:
+        getattr(settings, ask)()
+    assert all(way in caught.value.hint for way in (*ways, "slackwater.toml"))

@@ -1,0 +1,211 @@
+"""What a batch makes of the state: aggregates, upserts and functions of the user's own, without Spark."""
+
+from collections.abc import Sequence
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import slackwater as sw
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.pipeline.states import BoundState, Groups, Merged
+from slackwater.store.errors import NotFound, Refused, Usage
+
+ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())])
+
+N = pa.schema([("n", pa.int64())])
+
+row = st.fixed_dictionaries(
+    {
+        "k": st.integers(0, 3),
+        "v": st.none() | st.integers(-1000, 1000),
+        "x": st.none() | st.integers(-50, 50).map(lambda n: n / 4),
+        "s": st.none() | st.sampled_from(["", "a", "b", "ä"]),
+        "t": st.none() | st.integers(0, 5),
+    }
+)
+batches = st.lists(st.lists(row, min_size=1, max_size=12), min_size=1, max_size=5)
+
+
+class Model:
+    """A table as a dict from key to value row, driven through `BoundState.merge`."""
+
+    def __init__(self, state: BoundState) -> None:
+        self.state = state
+        self.rows: dict[int, dict[str, object]] = {}
+
+    def merge(self, batch: Sequence[dict[str, object]]) -> Merged:
+        rows = pa.Table.from_pylist(list(batch), schema=ROWS).sort_by("k")
+        keys = sorted({int(one["k"]) for one in batch})  # type: ignore[call-overload]
+        ids = np.searchsorted(keys, rows["k"].to_numpy()).astype(np.int32)
+        groups = Groups(ids, np.flatnonzero(np.diff(ids, prepend=-1)))
+        absent = dict.fromkeys(self.state.values.names)
+        old = pa.Table.from_pylist([self.rows.get(key, absent) for key in keys], schema=self.state.values)
+        merged = self.state.merge(rows, groups, pa.table({"k": pa.array(keys, pa.int64())}), old)
+        values = merged.values.to_pylist()
+        for position, key in enumerate(keys):
+            if merged.changed is not None and not merged.changed[position]:
+                continue
+            if merged.deleted is not None and merged.deleted[position]:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = values[position]
+        return merged
+
+
+@given(batches)
+def test_aggregates_over_batches_equal_sql_over_all_rows(history: list[list[dict[str, object]]]) -> None:
+    declared = sw.aggregate(
+        n=sw.count(),
+        n_v=sw.count("v"),
+        total=sw.sum("v"),
+        weight=sw.sum("x"),
+        low=sw.min("s"),
+        high=sw.max("x"),
+        average=sw.mean("v"),
+    )
+    model = Model(declared.bind(ROWS, ("k",)))
+    for batch in history:
+        model.merge(batch)
+    everything = pa.Table.from_pylist([one for batch in history for one in batch], schema=ROWS)
+    expected = (
+        duckdb.connect()
+        .from_arrow(everything)
+        .query(
+            "r",
+            "select k, count(*) n, count(v) n_v, sum(v)::bigint total, sum(x) weight, min(s) low, max(x) high, "
+            "avg(v) average from r group by k",
+        )
+        .to_arrow_table()
+        .to_pylist()
+    )
+    got = [
+        {"k": key, **{name: value for name, value in values.items() if not name.startswith("_")}}
+        for key, values in model.rows.items()
+    ]
+    assert sorted(got, key=lambda one: one["k"]) == sorted(expected, key=lambda one: one["k"])  # type: ignore[arg-type,return-value]
+
+
+@given(batches)
+def test_first_and_last_follow_their_order_not_the_arrival(history: list[list[dict[str, object]]]) -> None:
+    declared = sw.aggregate(oldest=sw.first("v", by="t"), newest=sw.last("v", by="t"))
+    model = Model(declared.bind(ROWS, ("k",)))
+    for batch in history:
+        model.merge(batch)
+    for key, values in model.rows.items():
+        dated = [one for batch in history for one in batch if one["k"] == key and one["t"] is not None]
+        if not dated:
+            assert values["oldest"] is None
+            assert values["newest"] is None
+            continue
+        times = [int(one["t"]) for one in dated]  # type: ignore[call-overload]
+        assert values["oldest"] in {one["v"] for one in dated if one["t"] == min(times)}
+        assert values["newest"] in {one["v"] for one in dated if one["t"] == max(times)}
+
+
+@given(st.lists(row, min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_a_batch_gives_the_same_in_any_order_of_its_rows(batch: list[dict[str, object]], random: object) -> None:
+    shuffled = list(batch)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    for declared in (
+        sw.aggregate(oldest=sw.first("s", by="t"), newest=sw.last("x", by="t"), n=sw.count()),
+        sw.upsert(by="t"),
+    ):
+        one, other = Model(declared.bind(ROWS, ("k",))), Model(declared.bind(ROWS, ("k",)))
+        one.merge(batch)
+        other.merge(shuffled)
+        assert one.rows == other.rows
+
+
+@given(batches)
+def test_an_upsert_keeps_the_row_with_the_largest_by(history: list[list[dict[str, object]]]) -> None:
+    model = Model(sw.upsert(by="t").bind(ROWS, ("k",)))
+    for batch in history:
+        model.merge(batch)
+    for key in range(4):
+        times = [one["t"] for batch in history for one in batch if one["k"] == key and one["t"] is not None]
+        assert (model.rows[key]["t"] if times else None) == max(times, default=None)  # type: ignore[type-var]
+        assert (key in model.rows) == bool(times)
+
+
+def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
+    schema = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("gone", pa.bool_())])
+    state = sw.upsert(by="t", delete_when="gone").bind(schema, ("k",))
+    rows = pa.table({"k": [1, 2, 3], "t": [5, 1, 7], "gone": [False, False, True]}, schema=schema)
+    old = pa.table({"t": pa.array([None, 4, 6], pa.int64())})
+    groups = Groups(np.arange(3, dtype=np.int32), np.arange(3))
+    merged = state.merge(rows, groups, rows.select(["k"]), old)
+    assert merged.changed is not None
+    assert merged.deleted is not None
+    assert merged.changed.tolist() == [True, False, True]
+    assert merged.deleted.tolist() == [False, False, True]
+    assert merged.emitted is not None
+    assert merged.emitted.to_pylist() == [{"k": 1, "t": 5}]
+    assert state.values.names == ["t"]
+
+
+def test_an_aggregate_emits_its_visible_columns_as_they_are_after_the_batch() -> None:
+    model = Model(sw.aggregate(average=sw.mean("v")).bind(ROWS, ("k",)))
+    model.merge([{"k": 1, "v": 1}])
+    merged = model.merge([{"k": 1, "v": 4}, {"k": 2, "v": None}])
+    assert merged.emitted is not None
+    assert merged.emitted.to_pylist() == [{"k": 1, "average": 2.5}, {"k": 2, "average": None}]
+
+
+def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None:
+    schema = pa.schema([("k", pa.int64()), ("d", pa.decimal128(10, 2)), ("v", pa.int64())])
+    state = sw.aggregate(d=sw.sum("d"), v=sw.sum("v")).bind(schema, ("k",))
+    assert state.values.field("d").type == pa.decimal128(38, 2)
+    rows = pa.Table.from_pylist([{"k": 1, "d": "1.10", "v": 2**63 - 1}], schema=schema.set(1, pa.field("d", pa.string())))
+    rows = rows.cast(schema)
+    groups = Groups(np.zeros(1, np.int32), np.zeros(1, np.int64))
+    old = pa.Table.from_pylist([{"d": None, "v": None}], schema=state.values)
+    after = state.merge(rows, groups, rows.select(["k"]), old).values
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        state.merge(rows, groups, rows.select(["k"]), after)
+
+
+def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    n = pc.add(pc.fill_null(state["n"], 0), np.bincount(rows["_key"].to_numpy()))
+    return pa.table({"n": n, "_deleted": pc.greater(n, 2)}), rows.select(["k", "t"])
+
+
+def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
+    model = Model(sw.update(counted, state=N, emits=pa.schema([("k", pa.int64()), ("t", pa.int64())]), order_by="t").bind(ROWS, ("k",)))
+    merged = model.merge([{"k": 1, "t": 9}, {"k": 1, "t": 3}, {"k": 2, "t": 1}])
+    assert model.rows == {1: {"n": 2}, 2: {"n": 1}}
+    assert merged.emitted is not None
+    assert merged.emitted["t"].to_pylist() == [3, 9, 1]
+    model.merge([{"k": 1, "t": 10}])
+    assert model.rows == {2: {"n": 1}}
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda rows, state: pa.table({"m": [1]}), "lack column 'n'"),
+        (lambda rows, state: pa.table({"n": [1, 2, 3]}), "expected 1, one for each row"),
+        (lambda rows, state: pa.table({"n": ["many"]}), "does not fit int64"),
+    ],
+)
+def test_an_update_function_that_returns_nonsense_is_refused(function: object, said: str) -> None:
+    model = Model(sw.update(function, state=N).bind(ROWS, ("k",)))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=said):
+        model.merge([{"k": 1}])
+
+
+def test_declarations_that_cannot_work_are_refused_by_name() -> None:
+    with pytest.raises(NotFound, match="the nearest: v"):
+        sw.aggregate(n=sw.sum("vv")).bind(ROWS, ("k",))
+    with pytest.raises(Usage, match="expected a number"):
+        sw.aggregate(n=sw.sum("s")).bind(ROWS, ("k",))
+    with pytest.raises(Usage, match="part of the key"):
+        sw.aggregate(k=sw.count()).bind(ROWS, ("k",))
+    with pytest.raises(Usage, match="starts with '_'"):
+        sw.aggregate(_n=sw.count()).bind(ROWS, ("k",))
+    with pytest.raises(Usage, match="boolean"):
+        sw.upsert(by="t", delete_when="v").bind(ROWS, ("k",))
+    with pytest.raises(NotFound, match="column"):
+        sw.update(counted, state=N, order_by="z").bind(ROWS, ("k",))
