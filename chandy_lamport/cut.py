@@ -12,8 +12,8 @@ __all__ = ["Channel", "Cut", "violations"]
 class Channel:
     """One channel between one writer and one reader, as a cut found it.
 
-    The counts are of records since the channel began, one count for each partition: sums would let one partition
-    hide what is missing in another.
+    The counts are of records since the channel began, one count for each partition: sums would let one
+    partition hide what is missing in another.
 
     Raises:
         ProtocolError: The counts are of different numbers of partitions, or one is negative.
@@ -56,7 +56,9 @@ class Cut:
             for stage in (channel.sender, channel.receiver):
                 if stage not in self.versions:
                     known = ", ".join(map(repr, sorted(self.versions))) or "no stage"
-                    raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage))
+                    raise ProtocolError(
+                        f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage)
+                    )
 
 
 def violations(cut: Cut) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ class Requested:
 class BatchArrived:
     """Records of a channel were consumed. They lie before every marker of it that has not yet arrived.
 
-    In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state that the
-    commit records has already seen them.
+    In one commit, the batches of all channels come before the markers: a batch is a barrier, so the state
+    that the commit records has already seen them.
     """
 
     channel: str
@@ -54,7 +54,8 @@ class BatchArrived:
 class MarkerArrived:
     """All of the channel up to this snapshot's marker was consumed, in every partition of the channel.
 
-    Where it is the process's first marker of the snapshot, nothing that lies after it may be in the same commit.
+    Where it is the process's first marker of the snapshot, nothing that lies after it may be in the same
+    commit.
     """
 
     snapshot: str
@@ -84,7 +85,7 @@ class RecordState:
 
 @dataclass(frozen=True, slots=True)
 class SendMarker:
-    """Write a marker into every partition of the channel: after all records sent so far, before any later one."""
+    """Write a marker into every partition of the channel, behind all records sent so far."""
 
     snapshot: str
     channel: str

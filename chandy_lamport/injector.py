@@ -22,15 +22,15 @@ class Stage:
 class Injector:
     """Begins snapshots at the stages that read no channel, and knows when every stage has finished.
 
-    After a crash, a new one that is told `Take` for the open requests and `StageFinished` for what the stages' last
-    commits say goes on where the old one was.
+    After a crash, a new one that is told `Take` for the open requests and `StageFinished` for what the
+    stages' last commits say goes on where the old one was.
 
     Args:
         stages: The network, by the name of the stage.
 
     Raises:
-        ProtocolError: No snapshot of this network could complete: it is empty, a channel has no writer or more than
-            one, or channels lead in a circle.
+        ProtocolError: Snapshots of this network would not come to an end: it is empty, a channel has no
+            writer or more than one, or channels lead in a circle.
     """
 
     __slots__ = ("_open", "_sources", "_stages")
@@ -43,7 +43,7 @@ class Injector:
 
     @property
     def open(self) -> frozenset[str]:
-        """The snapshots neither complete nor cancelled. A process that knows any other is to be told `Forgotten`."""
+        """The snapshots neither complete nor cancelled: `Forgotten` is due for all others."""
         return frozenset(self._open)
 
     def waiting(self, snapshot: str) -> frozenset[str]:
@@ -54,8 +54,8 @@ class Injector:
         """What to do about `event`, in order.
 
         Raises:
-            ProtocolError: A stage that is not in the network answered, or one that answered before now names another
-                version. The injector is as it was.
+            ProtocolError: A stage that is not in the network answered, or one that answered before now
+                names another version. The injector is as it was.
         """
         match event:
             case Take(snapshot):
@@ -103,8 +103,9 @@ def _check(stages: Mapping[str, Stage]) -> None:
     for channel in sorted(writers.keys() | {name for stage in stages.values() for name in stage.inputs}):
         if writers[channel] != 1:
             raise ProtocolError(what, f"one stage that writes channel {channel!r}", str(writers[channel]))
-    # Every process records when the markers can reach it from an initiator (Chandy and Lamport, section 3.3). They
-    # allow circles; but there a marker of a forgotten snapshot would go round and begin it anew for ever.
+    # Every process records when markers can reach it from an initiator (Chandy and Lamport, section 3.3).
+    # They allow circles; but there the marker of a forgotten snapshot would go round, beginning it anew for
+    # ever.
     reached: set[str] = set()
     marked: set[str] = set()
     while new := {name for name in stages.keys() - reached if stages[name].inputs <= marked}:

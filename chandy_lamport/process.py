@@ -24,8 +24,8 @@ __all__ = ["Process"]
 class Process:
     """Records its state at the first marker of a snapshot, passes the marker on, and captures what is late.
 
-    All actions that one commit's events give belong in that commit. When the commit did not happen, this object is
-    ahead of the truth: `restore` another from the last commit that did.
+    All actions that one commit's events give belong in that commit. When the commit did not happen, this
+    object is ahead of the truth: `restore` another from the last commit that did.
 
     Args:
         inputs: The channels it reads; none for a stage that reads only users' topics.
@@ -61,8 +61,8 @@ class Process:
     def recorded(self) -> dict[str, frozenset[str]]:
         """Every snapshot recorded and not forgotten, with the channels whose marker it awaits.
 
-        This is all there is to store. For those that nobody asks for any more, `Forgotten` is due: also when it was
-        received before, for a marker that comes later begins the snapshot anew.
+        This is all there is to store. For those that nobody asks for any more, `Forgotten` is due: also when
+        it was received before, for a marker that comes later begins the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 

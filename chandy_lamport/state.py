@@ -1,10 +1,11 @@
 """The law: every transition of the protocol is a row of the one table in this file.
 
-A row is about one snapshot and one party: in this phase, this signal leads to that phase and asks for these steps, in
-their order. Snapshots do not know each other, so any number of them may overlap. What has no row is illegal.
+A row is about one snapshot and one party: in this phase, this signal leads to that phase and asks for these
+steps, in their order. Snapshots do not know each other, so any number of them may overlap. What has no row is
+illegal.
 
-`Process` and `Injector` only turn events into signals (by `marker_signal` and its like, below), keep the phase that
-the table answers, and turn steps into actions. Neither decides anything.
+`Process` and `Injector` only turn events into signals (by `marker_signal` and its like, below), keep the
+phase that the table answers, and turn steps into actions. Neither decides anything.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ _BAR_WIDTH = 40
 @app.command(
     epilog=options.examples(
         'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
-        'slackwater bisect flights --good flights@before-deploy --where "FROM routes WHERE flights < 0"',
+        'slackwater bisect flights --good flights@before-deploy --where "FROM carriers WHERE flights < 0"',
     )
 )
 def bisect(
@@ -44,7 +44,7 @@ def bisect(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the first commit at which a query returns rows, and the input records behind it.
+    """Find the first commit at which a query returns rows.
 
     The query is evaluated at consistent moments of the whole app, as few as a binary search takes. The
     answer names the last good and the first bad version, the offsets read between them, and the keys that

@@ -53,9 +53,10 @@ def clone(
     kafka: options.Kafka = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make a new app from a moment of another: its state, its offsets and what its stages had not read yet.
+    """Make a new app from a moment of another one.
 
-    No state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
+    The clone has the source's state, its offsets, and the records that were on the way between its stages. No
+    state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
     keeps them. The clone has repartition topics of its own and never writes to the source's. An interrupted
     clone is finished by the same command. --store is where the source is, --to where the clone goes.
     """

@@ -23,7 +23,7 @@ _NULL = r"\N"
 @app.command(
     epilog=options.examples(
         "slackwater get flights carriers UA",
-        "slackwater get flights@-1h routes JFK LAX --verbose",
+        "slackwater get flights@-1h aircraft N14228 --verbose",
     )
 )
 def get(
@@ -32,7 +32,7 @@ def get(
     key: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...",
+            metavar="KEY",
             help=r"The values of the key columns, in their order; \N is null, bytes are hexadecimal.",
             show_default=False,
         ),
@@ -41,9 +41,9 @@ def get(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print the row of one key, reading only the parts of the state that can hold it.
+    """Print the row of one key.
 
-    Exits with 1 when the key is not there.
+    Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     from ..snapshot import lookup
     from ..snapshot.cut import resolve

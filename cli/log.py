@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
 @app.command(
     epilog=options.examples(
         "slackwater log flights",
-        "slackwater log flights --stage routes --limit 5",
+        "slackwater log flights --stage carriers --limit 5",
         "slackwater log flights --operations",
     )
 )
@@ -35,7 +35,11 @@ def log(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the commits of an app, newest first, with what they read and the snapshots they are part of."""
+    """Show the commits of an app, newest first.
+
+    Each with its rows, the offsets it read (the second number is the next one's first), and the snapshots it is
+    part of. --operations shows instead who took, removed or cloned what.
+    """
     from ..snapshot.log import entries
     from ..snapshot.operations import list_operations
     from ..store.apps import read_app

@@ -82,7 +82,7 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Snapshot, query, bisect and clone the state of streaming applications on Spark."""
+    """Snapshot, query, bisect and clone the state of streaming apps on Spark."""
 
 
 def main() -> None:

@@ -141,7 +141,7 @@ class TextOutput:
 
     def note(self, line: str) -> None:
         """A line on stderr."""
-        sys.stderr.write(f"{printable(line)}\n")
+        sys.stderr.write(f"{_clean(line)}\n")
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
@@ -166,9 +166,7 @@ class TextOutput:
     def _error(self, label: str, message: str, hint: str) -> None:
         if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
             label = f"\x1b[1;31m{label}\x1b[0m"
-        # DuckDB's messages have lines: the query, and a mark under the place.
-        lines = "\n".join(map(printable, message.splitlines()))
-        sys.stderr.write(f"{label}: {lines}\n" + (f"hint: {printable(hint)}\n" if hint else ""))
+        sys.stderr.write(f"{label}: {_clean(message)}\n" + (f"hint: {_clean(hint)}\n" if hint else ""))
 
 
 def output_for(*, json: bool) -> Output:
@@ -185,14 +183,19 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
+def _clean(text: str) -> str:
+    """Without control characters, but in lines: DuckDB's messages show the query, and a mark under it."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
 def _plain(part: Part) -> str:
     match part:
         case Grid():
             return as_plain(part)
         case Title(text):
-            return f"{printable(text)}\n"
+            return f"{_clean(text)}\n"
         case _:
-            return f"{printable(part)}\n"
+            return f"{_clean(part)}\n"
 
 
 def _drawn(part: Part) -> "RenderableType":
@@ -202,6 +205,6 @@ def _drawn(part: Part) -> "RenderableType":
         case Grid():
             return as_rich(part)
         case Title(text):
-            return Text(printable(text), style="bold")
+            return Text(_clean(text), style="bold")
         case _:
-            return Text(printable(part))
+            return Text(_clean(part))

@@ -1,6 +1,6 @@
 """What `slackwater status` shows: how far every stage of an app is, from the heads of its stages alone.
 
-A few requests per stage. Nothing of the state is read: the number of keys is what the manifests know of it.
+A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
 
 from collections import Counter
@@ -47,9 +47,9 @@ class StageOverview:
     rows: int
     """Rows that the newest version read."""
     keys: int | None
-    """Keys in the table; None without a table."""
+    """Keys in the table, at most; None without a table."""
     keys_exact: bool
-    """False when sorted runs overlap: then `keys` counts a key once for each run that has it."""
+    """False when sorted runs overlap: `keys` then counts a key once for each run that has it."""
     ssts: int
     bytes: int
     inputs: tuple[InputOverview, ...]

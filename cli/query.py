@@ -28,8 +28,8 @@ app = typer.Typer(add_completion=False)
     epilog=options.examples(
         "slackwater query flights                       # which tables there are",
         'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
-        'slackwater query flights@-5m "SELECT count(*) FROM routes"',
-        'slackwater query flights@before-deploy "FROM routes" --out routes.parquet',
+        'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
+        'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
         "slackwater query flights --file report.sql --json",
     )
 )
@@ -54,7 +54,7 @@ def query(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Query the tables of an app with DuckDB, now or at any earlier moment.
+    """Query the state with DuckDB, now or at any earlier moment.
 
     Every table is named after its stage. Without SQL the tables and their columns are listed.
     """

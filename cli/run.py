@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
     epilog=options.examples(
         "slackwater run flights.py",
         "slackwater run flights.py --until-caught-up --max-records 50000",
-        "slackwater run flights.py --stage routes --master 'local[4]'",
+        "slackwater run flights.py --stage carriers --master 'local[4]'",
         "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
     )
 )

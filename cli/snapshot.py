@@ -1,7 +1,7 @@
 """`slackwater snapshot`: take, list, show and remove named moments of an app."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.
     )
 )
 def _snapshot() -> None:
-    """Take, list, show and remove snapshots: named, consistent moments of an app."""
+    """Take, list, show and remove snapshots of an app."""
 
 
 @app.command(
@@ -95,10 +95,12 @@ def _await(
             while (snapshot := try_complete(store, app_name, asked)) is None:
                 seen, recorded = recorded, progress(store, app_name, asked)
                 waited_s = time.monotonic() - started
-                _tell(tell, app_name, asked.name, seen, recorded, waited_s)
-                if waited_s > timeout_s:
+                _tell(tell, f"snapshot {asked.name} of {app_name}: {waited_s:.1f} s", seen, recorded)
+                complete = recorded and None not in recorded.values()
+                if waited_s > timeout_s and not complete:
                     raise _unanswered(app_name, asked.name, recorded, timeout_s)
                 time.sleep(_POLL_S)
+            _tell(tell, f"snapshot {asked.name} of {app_name}", recorded, snapshot.stages)
     except BaseException:
         cancel(store, app_name, asked)
         raise
@@ -106,22 +108,16 @@ def _await(
 
 
 def _tell(
-    tell: Progress,
-    app_name: str,
-    name: str,
-    before: dict[str, int | None],
-    recorded: dict[str, int | None],
-    waited_s: float,
+    tell: Progress, title: str, before: Mapping[str, int | None], recorded: Mapping[str, int | None]
 ) -> None:
-    picture = (
-        f"snapshot {name} of {app_name}: {waited_s:.1f} s",
-        Grid.of(("stage", "recorded"), ((s, f"v{v}" if v else "…") for s, v in recorded.items())),
-    )
-    news = [f"{stage} recorded v{v}" for stage, v in recorded.items() if v and not before.get(stage)]
-    for line in news:
+    """A line for each stage that answered since, and a table of all."""
+    answers = ((stage, f"v{version}" if version else "…") for stage, version in recorded.items())
+    picture = (title, Grid.of(("stage", "recorded"), answers))
+    news = [
+        f"{stage} recorded v{version}" for stage, version in recorded.items() if version != before.get(stage)
+    ]
+    for line in news or [""]:
         tell(line, *picture)
-    if not news:
-        tell("", *picture)
 
 
 def _unanswered(app_name: str, name: str, recorded: dict[str, int | None], timeout_s: float) -> Unavailable:
@@ -136,7 +132,7 @@ def _unanswered(app_name: str, name: str, recorded: dict[str, int | None], timeo
 
 @app.command("list", epilog=options.examples("slackwater snapshot list flights"))
 def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
-    """List the snapshots of an app, oldest first, and those it was asked for."""
+    """List the snapshots of an app, and those it was asked for."""
     from ..snapshot.snapshots import list_snapshots, open_requests
 
     opened = load(store=store).open_store()
@@ -148,7 +144,10 @@ def list_(app_name: options.App, store: options.Store = None, as_json: options.J
 def show(
     app_name: options.App, name: Name, store: options.Store = None, as_json: options.Json = False
 ) -> None:
-    """Show one snapshot: its versions, where its inputs stood, and what was on the way between stages."""
+    """Show the versions of a snapshot, and where its inputs stood.
+
+    Also what was on the way between stages at that moment: records that one had sent and the next not read.
+    """
     from ..snapshot.cut import in_flight, of_snapshot
     from ..snapshot.snapshots import read_snapshot
 
@@ -172,7 +171,7 @@ def rm(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Remove a snapshot, or withdraw the request for one that is not complete.
+    """Remove a snapshot, or withdraw the request for one.
 
     The versions stay in the history; only the promise to keep them is gone.
     """
@@ -196,7 +195,8 @@ def rm(
 
 def _taken(snapshot: "Snapshot") -> Iterator[Part]:
     took = humane.duration(snapshot.completed_ms - snapshot.created_ms)
-    yield f"snapshot {snapshot.app}@{snapshot.name} is complete after {took}: {_versions(snapshot)}"
+    done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
+    yield f"snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
     yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"'
 
 

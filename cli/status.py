@@ -43,7 +43,7 @@ def status(
     kafka: options.Kafka = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show how far each stage is: version, state, and what it has not read yet.
+    """Show how far every stage is, and what it has not read yet.
 
     The lag of users' topics needs Kafka; without it everything else is shown.
     """
@@ -120,7 +120,7 @@ def _title(each: "AppOverview", now_ms: int) -> str:
 
 
 def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
-    keys = "-" if stage.keys is None else f"{'' if stage.keys_exact else '~'}{humane.count(stage.keys)}"
+    keys = "-" if stage.keys is None else f"{'' if stage.keys_exact else '≤'}{humane.count(stage.keys)}"
     has_table = stage.keys is not None
     return (
         stage.stage,

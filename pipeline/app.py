@@ -13,7 +13,7 @@ from .states import State
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["App", "Repartition", "Stage", "Topic", "channel_topic", "repartition", "topic"]
+__all__ = ["App", "Repartition", "Stage", "Topic", "repartition", "topic"]
 
 Transform = Callable[..., "DataFrame"]
 
@@ -69,11 +69,6 @@ def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> 
     if partitions < 1:
         raise Usage(f"repartition {name!r}: partitions is {partitions}; expected 1 or more")
     return Repartition(name, columns, partitions)
-
-
-def channel_topic(app: str, channel: str) -> str:
-    """The Kafka topic behind a repartition topic's name."""
-    return f"{app}-{channel}-repartition"
 
 
 @dataclass(frozen=True, slots=True)

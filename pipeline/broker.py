@@ -4,7 +4,7 @@ import base64
 import subprocess
 import uuid
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..store.errors import SlackwaterError
 from . import ports
@@ -41,7 +41,7 @@ log.retention.ms=-1
 
 # A consumer that is alone need not wait for others.
 group.initial.rebalance.delay.ms=0
-# After a crash the controller takes the broker for alive as long as this, and keeps the new one waiting (else 9 s).
+# After a crash the controller takes the broker for alive for so long, and lets its successor wait (else 9 s).
 broker.session.timeout.ms=2000
 broker.heartbeat.interval.ms=500
 
@@ -77,7 +77,8 @@ class EmbeddedKafka(EmbeddedServer):
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0, "error_cb": lambda _error: None})
+        silent: dict[str, Any] = {"log_level": 0, "error_cb": lambda _error: None}
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, **silent})
         try:
             listed = admin.list_topics(timeout=2)
         except KafkaException:
@@ -89,7 +90,8 @@ class EmbeddedKafka(EmbeddedServer):
         settings = self.folder / "server.properties"
         # Nobody but the broker talks to its controller, so that port may be another one each time.
         settings.write_text(
-            _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose()), encoding="ascii"
+            _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose()),
+            encoding="ascii",
         )
         # Kafka writes this file last when it prepares the folder.
         if not (self.folder / "log" / "meta.properties").exists():
@@ -99,7 +101,14 @@ class EmbeddedKafka(EmbeddedServer):
     def _format(self, java: str, classpath: str, settings: Path) -> None:
         # 22 characters of base64 that never start with a dash, which would look like an option.
         cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
-        tool = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classpath, "kafka.tools.StorageTool", "format")
+        tool = (
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            "-cp",
+            classpath,
+            "kafka.tools.StorageTool",
+            "format",
+        )
         with self.log.open("ab") as out:
             done = subprocess.run(
                 (java, *tool, "--ignore-formatted", "--cluster-id", cluster, "--config", settings.name),

@@ -1,8 +1,9 @@
 """An S3 server for development, the demo and tests: s3proxy on a folder, with one bucket in it.
 
-Chosen because it keeps its objects on disk as they are, needs nothing that Kafka does not need, and does
-`If-None-Match: *` with link(2), so that of any number of writers exactly one wins. One thing to know: while an object
-is being written, and after a crash in the middle of that, a listing also shows `<key>-<uuid>`.
+Chosen because it keeps objects on disk as they are, needs nothing that Kafka does not need, and does
+`If-None-Match: *` with link(2), so that of any number of writers exactly one wins. One thing to know: while
+an object is being written, a listing also shows `<key>-<uuid>`; what a crash leaves of those goes at the
+next start.
 """
 
 import http
@@ -25,15 +26,13 @@ s3proxy.endpoint=http://{host}:{port}
 s3proxy.authorization=none
 s3proxy.jetty.max-threads=32
 jclouds.provider=filesystem
-# Relative to the server's own folder: this file could not say every path.
-jclouds.filesystem.basedir=objects
 """
 _LEFTOVER = re.compile(r".+\.[a-z0-9]+-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIMEOUT_S = 2.0
 
 
 class EmbeddedBucket(EmbeddedServer):
-    """`with EmbeddedBucket(folder) as bucket:` and S3 clients that have `bucket.environment` use `bucket.store_root`."""
+    """`with EmbeddedBucket(folder) as bucket:`; in `bucket.environment`, `bucket.store_root` is a store."""
 
     name: ClassVar[str] = "S3"
     jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("bucket-pom.xml"))
@@ -82,5 +81,13 @@ class EmbeddedBucket(EmbeddedServer):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
         logging = Path(__file__).with_name("bucket-logback.xml")
-        options = (f"-Dlogback.configurationFile={logging}", "-cp", classpath)
-        return (*options, "org.gaul.s3proxy.Main", "--properties", settings.name)
+        return (
+            f"-Dlogback.configurationFile={logging}",
+            # A setting as well, but the file could not say every path; a relative one breaks listings.
+            f"-Djclouds.filesystem.basedir={objects}",
+            "-cp",
+            classpath,
+            "org.gaul.s3proxy.Main",
+            "--properties",
+            settings.name,
+        )

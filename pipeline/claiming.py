@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ..snapshot.clone import channel_topic
 from ..store import commit, history
 from ..store.errors import NotFound, Refused
 from ..store.manifest import Input, Manifest, Output, Table
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client
-from .app import App, Repartition, Stage, Topic, channel_topic
+from .app import App, Repartition, Stage, Topic
 from .schemas import Shape
 
 __all__ = ["Claimer"]
@@ -102,7 +103,9 @@ class Claimer:
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
         if head is None:
             latest = isinstance(stage.reads, Topic) and stage.reads.starting_offsets == "latest"
-            return name, Input(topic, ends if latest else earliest, upstream)
+            # A clone's history, and one that was thinned out, does not begin at version 1.
+            before = history.first_version(self.store, self.app.name, upstream) - 1 if upstream else 0
+            return name, Input(topic, ends if latest else earliest, upstream, max(0, before))
         known = head.inputs[name]
         offsets = known.offsets + (0,) * (len(ends) - len(known.offsets))
         return name, replace(known, offsets=self._still_there(stage, topic, offsets, earliest, ends))

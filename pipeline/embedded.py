@@ -1,4 +1,4 @@
-"""A server on Java that we run ourselves, for development, the demo and tests: what all of them have in common."""
+"""What servers on Java that we run ourselves, for development, the demo and tests, have in common."""
 
 import time
 from abc import ABC, abstractmethod
@@ -18,8 +18,8 @@ STOP_PATIENCE_S = 20.0
 _POLL_S = 0.05
 
 _JVM_FLAGS = (
-    # The server shares a small machine with Spark. The quick compiler alone saves 40 % of a start's CPU time (1.8 s
-    # instead of 2.9 s for Kafka), and the broker still takes 300 MB/s.
+    # The server shares a small machine with Spark. The quick compiler alone saves 40 % of a start's CPU time
+    # (1.8 s instead of 2.9 s for Kafka), and the broker still takes 300 MB/s.
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-XX:+ExitOnOutOfMemoryError",
@@ -30,8 +30,8 @@ _JVM_FLAGS = (
 class EmbeddedServer(ABC):
     """One server in one folder, on a port of 127.0.0.1 that stays the same when it is started again.
 
-    As a context manager it is killed at the end, which is quick and loses nothing that it had acknowledged; `stop`
-    ends it in good order. It never outlives this process, even when that is killed, unless it is released.
+    As a context manager it is killed at the end, which is quick and loses nothing that it has acknowledged;
+    `stop` ends it in good order. Unless released, it never outlives this process, even if that is killed.
     """
 
     name: ClassVar[str]
@@ -127,10 +127,12 @@ class EmbeddedServer(ABC):
             if code is not None:
                 raise self._failed(Unavailable, f"{self.name} ended while starting, with exit code {code}")
             if time.monotonic() > deadline:
-                raise self._failed(Unavailable, f"{self.name} does not answer {patience_s:.0f} s after its start")
+                raise self._failed(
+                    Unavailable, f"{self.name} does not answer {patience_s:.0f} s after its start"
+                )
 
     def stop(self, *, patience_s: float = STOP_PATIENCE_S) -> None:
-        """End the server in good order, and wait until it is gone; killed if it takes longer than `patience_s`."""
+        """End the server in good order and wait until it is gone; after `patience_s` it is killed."""
         if self._leash is not None:
             self._leash.terminate(patience_s)
             self._leash = None

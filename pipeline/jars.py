@@ -1,4 +1,4 @@
-"""What servers that run on Java need: Java itself, and their jars, fetched once by Maven into a cache of the user's."""
+"""What servers on Java need: Java itself, and their jars, which Maven fetches once into the user's cache."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def find_java(who: str) -> str:
     Raises:
         MissingTool: there is none, or it is too old.
     """
-    hint = f"install a JDK or JRE {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
+    hint = f"install Java {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin") if home else None)
     where = f"in JAVA_HOME ({home})" if home else "on PATH"
@@ -47,7 +47,9 @@ def find_java(who: str) -> str:
     if said.returncode or found is None:
         raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} does not run", hint=hint)
     if int(found[1]) < JAVA_NEEDED:
-        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} is Java {found[1]}", hint=hint)
+        raise MissingTool(
+            f"{who} needs Java {JAVA_NEEDED} or newer, and {java} is Java {found[1]}", hint=hint
+        )
     return java
 
 
@@ -71,7 +73,7 @@ class Jars:
     pom: Path
 
     def fetch(self, tell: Tell = quiet) -> Path:
-        """The folder that holds the jars; fetched first if it is not there. Any number of processes may ask at once.
+        """The folder that holds the jars, fetched if it is not there. Many processes may ask at once.
 
         Raises:
             MissingTool: the jars are not there, and neither is Maven.
@@ -81,7 +83,9 @@ class Jars:
         if self._is_complete(folder):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f"{folder.name}.lock"), lambda: tell(f"waiting for {self.name} to be fetched")):
+        with locked(
+            folder.with_name(f"{folder.name}.lock"), lambda: tell(f"waiting for {self.name} to be fetched")
+        ):
             if not self._is_complete(folder):
                 self._fetch_into(folder, tell)
         return folder
@@ -111,7 +115,13 @@ class Jars:
             made.rename(folder)
 
     def _run(self, maven: str, folder: Path, tell: Tell) -> None:
-        command = (maven, "-B", "-Dstyle.color=never", "dependency:copy-dependencies", f"-DoutputDirectory={folder}")
+        command = (
+            maven,
+            "-B",
+            "-Dstyle.color=never",
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={folder}",
+        )
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -128,10 +138,11 @@ class Jars:
                 process.kill()
                 raise
         if process.returncode:
+            why = failure or f"it ended with exit code {process.returncode}"
             raise SlackwaterError(
-                f"Maven could not fetch {self.name}: {failure or f'it ended with exit code {process.returncode}'}",
-                hint=f"see that `mvn -f {self.pom} dependency:resolve` works (network, proxy, settings.xml), then "
-                "run this again",
+                f"Maven could not fetch {self.name}: {why}",
+                hint=f"make `mvn -f {self.pom} dependency:resolve` work (network, proxy, settings.xml), "
+                "then run this again",
             )
 
     def _follow(self, process: "subprocess.Popen[str]", tell: Tell) -> str:

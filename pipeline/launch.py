@@ -1,9 +1,9 @@
 """Holds a server on a leash: runs as a script of its own between us and the server.
 
-It prints the server's process id and then takes orders from standard input, one byte each. When that pipe breaks,
-because whoever started the server has died in whatever way, the server is killed. A JVM cannot watch its parent
-itself, and `prctl(PR_SET_PDEATHSIG)` exists on Linux only and looks at the parent's thread; a pipe works everywhere.
-As the server's parent this process can never signal a stranger that got the same id.
+It prints the server's process id and then takes orders from standard input, one byte each. When that pipe
+breaks, because whoever started the server has died in whatever way, the server is killed. A JVM cannot watch
+its parent itself, and `prctl(PR_SET_PDEATHSIG)` exists on Linux only and looks at the parent's thread; a pipe
+works everywhere. As the server's parent, this process can never signal a stranger that got the same id.
 
 Only the standard library's lightest modules: it starts with `python -I -S`.
 """

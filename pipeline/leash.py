@@ -1,4 +1,4 @@
-"""Processes of servers: on a leash while they are ours, found again by their mark once they are on their own."""
+"""Processes of servers: on a leash while they are ours, found by their mark once they are on their own."""
 
 import os
 import subprocess
@@ -75,7 +75,7 @@ class Leash:
         self._finish()
 
     def release(self) -> None:
-        """Let the server live on when this process ends. Nothing else may be asked of this leash afterwards."""
+        """Let the server live on when this process ends. Nothing may be asked of this leash afterwards."""
         self._order(launch.RELEASE)
         self._finish()
 
@@ -91,7 +91,7 @@ class Leash:
 
 
 def find(pid: int, mark: str) -> psutil.Process | None:
-    """The process of that id if it has `mark` among its arguments; another one that got the id is nobody's business."""
+    """The process of that id if it has `mark` among its arguments: another may have got the id since."""
     try:
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE and mark in process.cmdline():
@@ -102,7 +102,7 @@ def find(pid: int, mark: str) -> psutil.Process | None:
 
 
 def terminate(pid: int, mark: str, patience_s: float) -> bool:
-    """Ask a released server to end, wait until it is gone, and kill it when it takes longer than `patience_s`.
+    """Ask a released server to end and wait until it is gone; after `patience_s` it is killed.
 
     Returns:
         Whether there was such a server.

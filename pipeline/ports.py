@@ -9,8 +9,9 @@ __all__ = ["HOST", "choose", "is_free", "is_open"]
 
 HOST = "127.0.0.1"
 
-# Below the ports that systems hand out to outgoing connections (from 32768 on Linux, 49152 on macOS). A client that
-# keeps trying to reach a stopped server on one of those can end up connected to itself, and then holds the port.
+# Below the ports that systems hand out to outgoing connections (from 32768 on Linux, 49152 on macOS). A
+# client that keeps trying to reach a stopped server on one of those can end up connected to itself, and then
+# holds the port.
 _FIRST, _NUM = 20_000, 10_000
 _TRIES = 100
 
@@ -50,4 +51,6 @@ def choose(*preferred: int) -> int:
         port = _FIRST + secrets.randbelow(_NUM)
         if is_free(port):
             return port
-    raise Unavailable(f"no free port was found on {HOST} in {_TRIES} tries from {_FIRST} to {_FIRST + _NUM - 1}")
+    raise Unavailable(
+        f"no free port was found on {HOST} in {_TRIES} tries from {_FIRST} to {_FIRST + _NUM - 1}"
+    )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ulid import ULID
 
 from ..snapshot import snapshots
+from ..snapshot.clone import unfinished
 from ..store import apps, errors, history
 from ..store.cache import SstCache
 from ..store.errors import Refused, SlackwaterError, Usage
@@ -108,11 +109,17 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
     kafka_client.wait_for(options.kafka, options.patience_s)
     store = open_store(options.store, patience_s=options.patience_s)
     with ExitStack() as stack:
-        stop = stack.enter_context(_stop_signals())
         spark = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
         stack.callback(spark.stop)
+        # After Spark, which sets a handler of its own.
+        stop = stack.enter_context(_stop_signals())
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
+        if missing := unfinished(store, info):
+            raise Refused(
+                f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+                hint="run the same `slackwater clone` again; it goes on where it stopped",
+            )
         claimer = Claimer(
             store=store,
             kafka=options.kafka,

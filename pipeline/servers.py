@@ -1,18 +1,18 @@
 """The servers of a folder, for development: Kafka and S3 as background processes that outlive the command.
 
-Under the folder (`.slackwater`): `kafka/` and `s3/` hold the data; `dev/` holds what is known of the processes
-(`kafka.json`, `s3.json`), their logs, the lock, and `env.sh`, which a shell can source.
+Under the folder (`.slackwater`): `kafka/` and `s3/` hold the data; `dev/` holds what is known of the
+processes (`kafka.json`, `s3.json`), their logs, the lock, and `env.sh`, which a shell can source.
 """
 
 import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -25,6 +25,10 @@ from .jars import Tell, quiet
 from .lock import locked
 
 __all__ = ["KAFKA_PORT", "S3_PORT", "DevServers", "Doomed", "ServerStatus", "State"]
+
+_POLL_S = 0.05
+_IGNORE = ".gitignore"
+_Server = TypeVar("_Server", bound=EmbeddedServer)
 
 KAFKA_PORT = 9092
 S3_PORT = 9000
@@ -57,8 +61,8 @@ class Doomed:
     bytes: int
 
 
-class _Process(msgspec.Struct, frozen=True):
-    """What is remembered of a server between two commands. `pid` is 0 once it was stopped: the port is kept."""
+class _Memory(msgspec.Struct, frozen=True):
+    """What is known of a server between two commands. `pid` is 0 once it was stopped; the port is kept."""
 
     pid: int
     mark: str
@@ -67,7 +71,7 @@ class _Process(msgspec.Struct, frozen=True):
 
 
 class DevServers:
-    """Kafka and S3 of one folder. Each method is safe against others at the same time, in any process."""
+    """Kafka and S3 of one folder. Every method is safe against others at the same time, in any process."""
 
     def __init__(self, folder: Path, *, tell: Tell = quiet) -> None:
         """`folder` is made when a server is first started; `tell` takes a line when something takes long."""
@@ -77,7 +81,7 @@ class DevServers:
 
     @property
     def env_file(self) -> Path:
-        """A shell script that sets `environment()`."""
+        """A shell script that sets `environment()`, written by `up`."""
         return self._control / "env.sh"
 
     def up(
@@ -89,42 +93,45 @@ class DevServers:
     ) -> tuple[str, ...]:
         """Start whichever server does not run, and wait until both answer.
 
-        On a port that is None a server listens where it did last time, else on its usual port, else on any free one.
+        Without a port a server listens where it did last, else on its usual port, else on any free one.
         After an error or Ctrl-C, what this call started is stopped again.
 
         Returns:
             Names of the servers that were started.
 
         Raises:
-            Refused: a port is taken, or a server runs already on another port than the one asked for.
+            Refused: a port is taken, a server runs already on another port than the one asked for, or the
+                folder cannot be written.
             MissingTool: Java or Maven is missing or too old.
             Unavailable: a server ended while starting, or does not answer.
             SlackwaterError: something else kept a server from starting.
         """
-        self._control.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError), (self.folder / ".gitignore").open("x") as file:
-            file.write("*\n")
-        asked = ((EmbeddedKafka, kafka_port, KAFKA_PORT), (EmbeddedBucket, s3_port, S3_PORT))
+        self._make_folder()
         with self._locked():
-            servers = tuple(self._server(kind, port, usual) for kind, port, usual in asked)
-            new = tuple(server for server in servers if not self._process(server))
+            kafka = self._server(EmbeddedKafka, kafka_port, KAFKA_PORT)
+            bucket = self._server(EmbeddedBucket, s3_port, S3_PORT)
+            new = tuple(server for server in (kafka, bucket) if self._running(server) is None)
             try:
                 for server in new:
-                    self._tell(f"starting {server.name} on port {server.port}")
                     server.launch()
-                    self._remember(server)
-                for server in servers:
+                    self._remember(server, server.pid or 0)
+                    self._tell(f"starting {server.name} on port {server.port}")
+                for server in (kafka, bucket):
                     if server in new:
                         server.wait(patience_s=patience_s)
                     else:
                         self._await(server, patience_s)
-                self._write_environment()
+                exports = (
+                    f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items()
+                )
+                _write(self.env_file, "".join(exports).encode())
                 for server in new:
                     server.release()
             except BaseException:
                 for server in new:
                     server.kill()
-                    self._forget(server)
+                # One or both may have been let go already.
+                self._stop(new, 0)
                 raise
         return tuple(server.name for server in new)
 
@@ -137,25 +144,7 @@ class DevServers:
         if not self._control.exists():
             return ()
         with self._locked():
-            return tuple(self._stop(patience_s))
-
-    def status(self) -> tuple[ServerStatus, ...]:
-        """Both servers."""
-        return tuple(map(self._status, self._known()))
-
-    def environment(self) -> dict[str, str]:
-        """Environment variables with which slackwater, and any AWS client, uses these servers."""
-        kafka, bucket = self._known()
-        return {
-            "SLACKWATER_STORE": bucket.store_root,
-            "SLACKWATER_KAFKA": kafka.bootstrap,
-            **bucket.environment,
-        }
-
-    def doomed(self) -> tuple[Doomed, ...]:
-        """What `purge` would delete."""
-        folders = (*(server.folder for server in self._known()), self._control)
-        return tuple(Doomed(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
+            return self._stop(self._servers(), patience_s)
 
     def purge(self) -> tuple[Doomed, ...]:
         """Stop both servers, and delete their data and everything that is known of them.
@@ -167,10 +156,145 @@ class DevServers:
             return ()
         self._control.mkdir(exist_ok=True)
         with self._locked():
-            tuple(self._stop(STOP_PATIENCE_S))
+            self._stop(self._servers(), STOP_PATIENCE_S)
             doomed = self.doomed()
             for each in doomed:
                 shutil.rmtree(each.path)
-        if [path.name for path in self.folder.iterdir()] == [".gitignore"]:
+        if [path.name for path in self.folder.iterdir()] == [_IGNORE]:
             shutil.rmtree(self.folder)
         return doomed
+
+    def doomed(self) -> tuple[Doomed, ...]:
+        """What `purge` would delete."""
+        folders = (*(server.folder for server in self._servers()), self._control)
+        return tuple(Doomed(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
+
+    def status(self) -> tuple[ServerStatus, ...]:
+        """Both servers as they are."""
+        return tuple(map(self._status, self._servers()))
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables with which slackwater, and any AWS client, uses the servers that are up."""
+        kafka, bucket = self._servers()
+        return {
+            "SLACKWATER_STORE": bucket.store_root,
+            "SLACKWATER_KAFKA": kafka.bootstrap,
+            **bucket.environment,
+        }
+
+    def _servers(self) -> tuple[EmbeddedKafka, EmbeddedBucket]:
+        """Both as they are remembered, on port 0 where nothing is."""
+        return self._at(EmbeddedKafka, 0), self._at(EmbeddedBucket, 0)
+
+    def _at(self, kind: type[_Server], port: int) -> _Server:
+        key = kind.name.lower()
+        memory = self._memory(key)
+        log = self._control / f"{key}.log"
+        return kind(self.folder / key, port=port or (memory.port if memory else 0), log=log, tell=self._tell)
+
+    def _server(self, kind: type[_Server], port: int | None, usual_port: int) -> _Server:
+        """The server where it runs, or where it shall run."""
+        known = self._at(kind, 0)
+        if self._running(known):
+            if port not in (None, known.port):
+                raise Refused(
+                    f"{known.name} runs already, on port {known.port} and not on {port}",
+                    hint="leave the port out to keep it, or stop it first with `slackwater dev down`",
+                )
+            return known
+        if port is None:
+            return self._at(kind, ports.choose(*filter(None, (known.port, usual_port))))
+        if not ports.is_free(port):
+            raise Refused(
+                f"{known.name} cannot listen on port {port} of {ports.HOST}: it is taken",
+                hint=f"name another one with --{kind.name.lower()}-port, or none: any free one will do",
+            )
+        return self._at(kind, port)
+
+    def _running(self, server: EmbeddedServer) -> _Memory | None:
+        """What is remembered of the server if its process is there."""
+        memory = self._memory(server.folder.name)
+        return memory if memory and leash.find(memory.pid, memory.mark) else None
+
+    def _await(self, server: EmbeddedServer, patience_s: float) -> None:
+        """Wait for a server that runs already: it may just have been started."""
+        deadline = time.monotonic() + patience_s
+        while not server.answers():
+            running = self._running(server)
+            if running is None or time.monotonic() > deadline:
+                raise Unavailable(
+                    f"{server.name} runs on port {server.port} and does not answer"
+                    if running
+                    else f"{server.name} ended while it was waited for",
+                    hint=f"`slackwater dev down` and `up` start it anew; its log is {server.log}",
+                )
+            time.sleep(_POLL_S)
+
+    def _stop(self, servers: Iterable[EmbeddedServer], patience_s: float) -> tuple[str, ...]:
+        stopped = []
+        for server in servers:
+            memory = self._running(server)
+            if memory:
+                self._tell(f"stopping {server.name}")
+                leash.terminate(memory.pid, memory.mark, patience_s)
+                stopped.append(server.name)
+            self._remember(server, 0)
+        return tuple(stopped)
+
+    def _status(self, server: EmbeddedServer) -> ServerStatus:
+        memory = self._running(server)
+        state: State = "stopped" if memory is None else "running" if server.answers() else "silent"
+        return ServerStatus(
+            name=server.name,
+            state=state,
+            address=server.address if server.port else "",
+            pid=memory.pid if memory else None,
+            started_ms=memory.started_ms if memory else None,
+            data=str(server.folder),
+            data_bytes=_size_bytes(server.folder),
+            log=str(server.log),
+        )
+
+    def _memory(self, key: str) -> _Memory | None:
+        try:
+            return msgspec.json.decode((self._control / f"{key}.json").read_bytes(), type=_Memory)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _remember(self, server: EmbeddedServer, pid: int) -> None:
+        memory = _Memory(
+            pid=pid, mark=server.mark, port=server.port, started_ms=time.time_ns() // 1_000_000 if pid else 0
+        )
+        _write(self._control / f"{server.folder.name}.json", msgspec.json.encode(memory))
+
+    def _make_folder(self) -> None:
+        try:
+            self._control.mkdir(parents=True, exist_ok=True)
+            # What is kept here is nobody's source.
+            (self.folder / _IGNORE).write_text("*\n", encoding="ascii")
+        except OSError as error:
+            raise Refused(
+                f"{self.folder} cannot be written: {error.strerror}", hint="name another one with --folder"
+            ) from None
+
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(
+            self._control / "lock", lambda: self._tell("waiting for another `slackwater dev` to end")
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace the file as a whole, so that nobody ever reads half of it."""
+    scratch = path.with_name(f"{path.name}.new")
+    scratch.write_bytes(data)
+    scratch.replace(path)
+
+
+def _size_bytes(folder: Path) -> int:
+    """Disk space that the folder's files take; some may come and go meanwhile."""
+    total = 0
+    for parent, _folders, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(parent) / name).lstat().st_blocks * 512
+    return total

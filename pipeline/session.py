@@ -8,6 +8,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..store.errors import Refused
+from .quiet import quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +58,8 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        spark = builder.getOrCreate()
+        with quiet_start():
+            spark = builder.getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise Refused(
             f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"

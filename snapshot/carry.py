@@ -99,11 +99,16 @@ def carried_output(output: Output, carried: Carried) -> Output:
     return Output(carried.topic, carried.ends, carried.attempts, carried.rows, output.schema)
 
 
-def carried_input(source: Input, receiver: str, carried: Mapping[str, Carried], name: str, cut: Cut) -> Input:
-    """What the clone's first version of a receiver says about the channel: the sender's first version is to be read.
+def carried_input(
+    source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]
+) -> Input:
+    """What the clone's first version of a receiver says about the channel `name`.
 
-    Nothing but that version exists of the sender, so what is in flight counts as written by it.
+    Nothing but its first version exists of the sender in the clone, so what is in flight counts as written by that.
     """
-    channel = carried[name]
+    channel = carried.get(name)
+    if channel is None:
+        # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read nothing.
+        return Input(channel_topic(app, name), (0,) * len(source.offsets), source.upstream)
     starts, sent = channel.starts[receiver], cut.stages[source.upstream].version
     return Input(channel.topic, starts, source.upstream, sent if starts == channel.ends else sent - 1)

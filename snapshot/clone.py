@@ -305,7 +305,7 @@ def _first_version(
         time_ms=max(time.time_ns() // 1_000_000, source.time_ms),
         kind="clone",
         inputs={
-            name: carried_input(read, stage, carried, name, cut)
+            name: carried_input(read, stage, name, info.name, cut, carried)
             if read.upstream
             else replace(read, topic=topics.get(name, name), rows=0)
             for name, read in source.inputs.items()

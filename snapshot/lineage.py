@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ..store import history
 from ..store.manifest import Manifest
@@ -64,10 +65,11 @@ def direct(low: Manifest, high: Manifest) -> tuple[Window, ...]:
     found: list[Window] = []
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
-        starts = earlier.offsets if earlier else (0,) * len(source.offsets)
+        starts = earlier.offsets if earlier else ()
+        # Partitions that a topic got since are read from their beginning.
         found += (
             Window(source.topic, partition, start, end)
-            for partition, (start, end) in enumerate(zip(starts, source.offsets, strict=True))
+            for partition, (start, end) in enumerate(zip_longest(starts, source.offsets, fillvalue=0))
             if end > start
         )
     return tuple(found)

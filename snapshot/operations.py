@@ -30,7 +30,7 @@ def record(store: ObjectStore, app: str, verb: str, detail: str, by: str) -> Ope
     """Add an operation to the app's log. One request."""
     ulid = ULID()
     done = Operation(id=str(ulid), app=app, verb=verb, detail=detail, by=by, time_ms=ulid.milliseconds)
-    store.put_if_absent(f"{keys.operations(app)}{done.id}.json", codec.encode(done))
+    store.put(f"{keys.operations(app)}{done.id}.json", codec.encode(done))
     return done
 
 

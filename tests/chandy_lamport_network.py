@@ -1,7 +1,7 @@
 """A network of real processes and the real injector, run by a schedule.
 
-It keeps the promises that the runner makes to the protocol (atomic commits, logs with partitions, readers that skip
-what no commit names, batches that end at markers) and knows nothing of the protocol itself.
+It keeps the promises that the runner makes to the protocol (atomic commits, logs with partitions, readers
+that skip what no commit names, batches that end at markers) and knows nothing of the protocol itself.
 """
 
 from collections.abc import Mapping
@@ -94,6 +94,10 @@ class Flow:
     consumed: Records
     captured: Records
 
+    def counted(self, writer: str) -> Channel:
+        counts = (tuple(map(len, records)) for records in (self.sent, self.consumed, self.captured))
+        return Channel(self.channel, writer, self.reader, *counts)
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -105,10 +109,13 @@ class Recording:
     flows: tuple[Flow, ...]
 
     def in_flight(self) -> list[Transfer]:
-        """The captured transfers, each once: a channel with several readers carries each transfer for one of them."""
-        captured = chain.from_iterable(chain.from_iterable(flow.captured) for flow in self.flows)
-        readers = chain.from_iterable([flow.reader] * sum(map(len, flow.captured)) for flow in self.flows)
-        return [one for one, reader in zip(captured, readers, strict=True) if one.receiver == reader]
+        """The captured transfers. Readers that share a channel all see each, but each is for one of them."""
+        return [
+            transfer
+            for flow in self.flows
+            for transfer in chain.from_iterable(flow.captured)
+            if transfer.receiver == flow.reader
+        ]
 
 
 class Network:
@@ -155,7 +162,8 @@ class Network:
         return self.history[name][-1]
 
     def run(self) -> "Network":
-        operations = (*[self.batch] * 10, *[self.report] * 2, self.take, self.take_again, self.cancel, self.zombie)
+        operations = [self.batch] * 10 + [self.report] * 2
+        operations += [self.take, self.take_again, self.cancel, self.zombie]
         while not self.schedule.ended:
             operations[self.schedule.choose(len(operations))](self.any_stage())
         if not self.taken:
@@ -230,11 +238,7 @@ class Network:
                 sent = self.read(channel, none, commits[writer].ends[channel])
                 consumed = self.read(channel, none, commits[reader].positions[channel])
                 flows.append(Flow(channel, reader, sent, consumed, captured))
-        counts = (tuple(tuple(map(len, part)) for part in (flow.sent, flow.consumed, flow.captured)) for flow in flows)
-        channels = tuple(
-            Channel(flow.channel, self.bank.writer[flow.channel], flow.reader, *count)
-            for flow, count in zip(flows, counts, strict=True)
-        )
+        channels = tuple(flow.counted(self.bank.writer[flow.channel]) for flow in flows)
         return Recording(snapshot, Cut(versions, channels), commits, tuple(flows))
 
     # What happens to a stage.
@@ -245,11 +249,13 @@ class Network:
         marker = Marker(self.any_snapshot())
         for channel in sorted(self.stages[name].outputs):
             for log in self.logs[channel][self.schedule.choose(2) :]:
-                log += (Message(self.num_attempts, content) for content in (Transfer("bogus", name, 1), marker))
+                log.append(Message(self.num_attempts, Transfer("bogus", name, 1)))
+                log.append(Message(self.num_attempts, marker))
 
     def batch(self, name: str) -> None:
         """One micro-batch: read, compute, ask the process, write, and commit unless it crashes before."""
-        stage, head, process, choose = self.stages[name], self.head(name), self.processes[name], self.schedule.choose
+        stage, head, process = self.stages[name], self.head(name), self.processes[name]
+        choose = self.schedule.choose
         forgotten: list[str] = []
         if not choose(4):
             self.seen_requests[name] = [snapshot for snapshot in self.requests[name] if snapshot in self.open]
@@ -320,7 +326,7 @@ class Network:
                     assert snapshot not in recorded, f"{snapshot} was recorded twice"
                     recorded[snapshot] = draft.version
                 case SendMarker(snapshot, channel):
-                    assert recorded.get(snapshot) == draft.version, f"{snapshot}: a marker left before its state"
+                    assert recorded.get(snapshot) == draft.version, f"{snapshot}: marker before state"
                     for log in self.logs[channel]:
                         log.append(Message(draft.attempt, Marker(snapshot)))
                 case Capture():

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,7 +30,7 @@ from slackwater.store.objects import ObjectStore
 from slackwater.store.types import sst_schema
 
 START_MS = 1_795_000_000_000
-"""When the clock of a history starts: 2026-11-18T09:06:40Z."""
+"""When the clock of a history starts: 2026-11-18T11:06:40Z."""
 
 STAGES = ("legs", "aircraft", "carriers")
 KAFKA_PARTITIONS = 2
@@ -232,6 +234,23 @@ class FlightsApp:
                 merged.append(write_sst(self.store, self.name, stage, partition, rows, level=1))
         return self.commit(replace(draft, ssts=tuple(merged)))
 
+    def load(self, stage: str, num_keys: int) -> Manifest:
+        """Commit a version with that many more keys, written at once; they are not in `state`."""
+        head = self.heads[stage]
+        draft = successor(
+            head,
+            kind="batch",
+            epoch=head.epoch,
+            writer=head.writer,
+            by="test:1",
+            now_ms=self.clock.tick(stage),
+        )
+        numbers = np.arange(num_keys, dtype=np.int64)
+        names = pc.binary_join_element_wise("K", pa.array(numbers).cast(pa.string()), "")
+        columns = {"flights": np.ones_like(numbers), "delay": numbers, "_squares": numbers}
+        runs = write_columns(self.store, self.name, stage, draft.version, names, columns)
+        return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
+
     def version(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.name, stage, version)
 
@@ -239,11 +258,13 @@ class FlightsApp:
         if draft.version > 1:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
-        inputs = {
-            "legs": {"flights": Input(self.topic, zeros)},
-            "aircraft": {"by-aircraft": Input(self._channel("by-aircraft"), zeros, "legs")},
-            "carriers": {"by-carrier": Input(self._channel("by-carrier"), zeros, "aircraft")},
-        }[draft.stage]
+        if draft.stage == "legs":
+            inputs = {"flights": Input(self.topic, zeros)}
+        else:
+            channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[draft.stage]
+            # A clone's sender does not begin at version 1.
+            unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
+            inputs = {channel: Input(self._channel(channel), zeros, sender, unread)}
         outputs = {
             name: Output(self._channel(name), zeros, schema="tail STRING, carrier STRING, delay BIGINT")
             for name in _WRITES[draft.stage]
@@ -324,8 +345,7 @@ class FlightsApp:
     def _upsert(self, stage: str, version: int, flights: list[Flight]) -> list[Sst]:
         if stage not in TABLES:
             return []
-        table, state = TABLES[stage], self.state[stage]
-        key_of = _KEYS[stage]
+        state, key_of = self.state[stage], _KEYS[stage]
         changed: dict[str, Totals] = {}
         for flight in flights:
             num, delay, squares = state.get(key_of(flight), (0, 0, 0))
@@ -334,7 +354,11 @@ class FlightsApp:
                 delay + flight.delay,
                 squares + flight.delay**2,
             )
-        return write_rows(self.store, self.name, stage, version, table, changed)
+        if not changed:
+            return []
+        values = np.array(list(changed.values()), np.int64)
+        columns = {column.name: values[:, index] for index, column in enumerate(TOTALS)}
+        return write_columns(self.store, self.name, stage, version, pa.array(list(changed)), columns)
 
 
 _WRITES: dict[str, dict[str, Callable[[Flight], str]]] = {
@@ -348,31 +372,26 @@ _KEYS: dict[str, Callable[[Flight], str]] = {
 }
 
 
-def write_rows(
-    store: ObjectStore, app: str, stage: str, version: int, table: Table, changed: Mapping[str, Totals]
+def write_columns(
+    store: ObjectStore,
+    app: str,
+    stage: str,
+    version: int,
+    names: pa.Array,
+    columns: Mapping[str, npt.NDArray[np.int64]],
 ) -> list[Sst]:
-    """One L0 SST for each state partition that has rows."""
-    if not changed:
-        return []
-    key = table.key[0].name
-    keys = pa.table({key: list(changed)})
-    columns = zip(*changed.values(), strict=True)
-    rows = pa.table(
-        {
-            "_hash": hash_keys(keys, [key]),
-            key: keys.column(key),
-            **{column.name: list(values) for column, values in zip(table.values, columns, strict=True)},
-            "_seq": [version] * len(changed),
-            "_op": [0] * len(changed),
-        }
-    ).cast(sst_schema(table))
-    partitions = pa.array(partition_of(rows.column("_hash").to_numpy(), table.partitions))
-    written = []
-    for partition in range(table.partitions):
-        part = rows.filter(pc.equal(partitions, partition))
-        if part.num_rows:
-            written.append(write_sst(store, app, stage, partition, part))
-    return written
+    """One L0 SST for each state partition that has rows of these keys."""
+    table = TABLES[stage]
+    keys = pa.table({table.key[0].name: names})
+    hashes = hash_keys(keys, keys.schema.names)
+    filled = {"_seq": np.full(len(names), version), "_op": np.zeros(len(names), np.uint8)}
+    rows = pa.table({"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled})
+    partitions = partition_of(hashes, table.partitions)
+    return [
+        write_sst(store, app, stage, partition, rows.filter(pa.array(partitions == partition)))
+        for partition in range(table.partitions)
+        if (partitions == partition).any()
+    ]
 
 
 def write_sst(

@@ -4,6 +4,7 @@ A failing case prints the network and the bytes of its schedule: as an `@example
 """
 
 from collections.abc import Callable
+from itertools import chain
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,17 +34,20 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Stage]:
     return {name: Stage(frozenset(inputs[name]), frozenset(outputs[name])) for name in names}
 
 
-def runs(*, fan_in: bool = True, num_examples: int = 800) -> Callable[[Callable[[Network], None]], Callable[..., None]]:
+Law = Callable[[Network], None]
+
+
+def runs(*, fan_in: bool = True, num_examples: int = 800) -> Callable[[Law], Callable[..., None]]:
     """Gives a law networks that have run."""
 
-    def decorate(law: Callable[[Network], None]) -> Callable[..., None]:
+    def decorate(law: Law) -> Callable[..., None]:
         def check(choices: bytes, num_partitions: int, stages: dict[str, Stage]) -> None:
             law(Network(stages, num_partitions, choices).run())
 
         check.__name__ = check.__qualname__ = law.__name__
         check.__module__ = law.__module__
         given_runs = given(
-            # Long: a snapshot of 8 stages takes a while, and several have to overlap. Zeros at the end only pad.
+            # Long, for a snapshot of 8 stages takes a while and several have to overlap.
             choices=st.binary(min_size=300, max_size=1000).map(lambda choices: choices.rstrip(b"\0")),
             num_partitions=st.integers(1, 3),
             stages=networks(fan_in=fan_in),
@@ -77,7 +81,10 @@ def test_every_cut_holds_all_the_money(network: Network) -> None:
     for recording in network.recordings:
         recorded = sum(commit.account.balance for commit in recording.commits.values())
         in_flight = sum(transfer.amount for transfer in recording.in_flight())
-        later = sum(network.head(name).num_deposits - commit.num_deposits for name, commit in recording.commits.items())
+        later = sum(
+            network.head(name).num_deposits - commit.num_deposits
+            for name, commit in recording.commits.items()
+        )
         assert recorded + in_flight + later * DEPOSIT == in_the_end, recording.snapshot
 
 
@@ -85,7 +92,9 @@ def test_every_cut_holds_all_the_money(network: Network) -> None:
 def test_replaying_what_was_captured_ends_as_the_uninterrupted_run_does(network: Network) -> None:
     uninterrupted = network.bank.settle(
         {name: Account() for name in network.names},
-        [one for name in network.names for one in network.bank.deposits(name, 0, network.head(name).num_deposits)],
+        chain.from_iterable(
+            network.bank.deposits(name, 0, network.head(name).num_deposits) for name in network.names
+        ),
     )
     assert {name: network.head(name).account for name in network.names} == uninterrupted
     for recording in network.recordings:

@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,11 +40,12 @@ def modules_after(*args: str) -> set[str]:
 
 def test_help_is_there_in_less_than_four_tenths_of_a_second() -> None:
     def once() -> float:
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*MODULE, "--help"], check=True, capture_output=True)
-        return time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    # The best of a few: the machine may have other things to do.
+    # It waits for nothing, so its time is the processor's, whatever else this machine does meanwhile.
     assert min(once() for _ in range(5)) < 0.4
 
 

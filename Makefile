@@ -1,0 +1,49 @@
+# `make` lists the targets. Everything is installed into .venv by the first target that needs it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench soak clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## the whole story on real data, in about four minutes
+	@$(BIN)/python examples/demo.py
+
+test: $(READY) check ## all checks and tests, from nothing
+	@$(BIN)/python -m pytest -q
+
+check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@MYPYPATH=.types $(BIN)/mypy -p slackwater
+	@$(BIN)/lint-imports
+
+format: $(READY) ## format the code and mend what ruff can mend
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY) ## speed beside Spark's own state, and what a snapshot costs (about ten minutes)
+	@$(BIN)/python -m bench
+
+soak: $(READY) ## the protocol under 100,000 random schedules
+	@$(BIN)/python -m pytest -q --hypothesis-profile=soak tests/test_chandy_lamport_laws.py
+
+clean: ## remove what the targets made (not .slackwater)
+	rm -rf $(VENV) .types .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
+
+# mypy wants the package under its name, which is the repository's root.
+.types/slackwater:
+	@mkdir -p .types && ln -sfn .. .types/slackwater
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slackwater needs Python 3.11 or later; say make PYTHON=python3.11")'
+	@command -v java >/dev/null || { echo "slackwater needs Java 17 or later on PATH (Spark, Kafka)"; exit 1; }
+	@command -v mvn >/dev/null || { echo "slackwater needs Maven on PATH (it brings Kafka's jars)"; exit 1; }
+	@echo "installing into $(VENV) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	@touch $@

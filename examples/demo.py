@@ -1,0 +1,246 @@
+"""The whole story on real data: run, snapshot, corrupt, bisect, clone, compare. `make demo` calls it.
+
+Everything is done by the commands that are shown; nothing here reaches into slackwater.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+from feed import events
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+HERE = Path(__file__).parent
+FOLDER = Path(".slackwater/demo")
+FAULT_FROM = 200_000
+EVENTS = 336_776
+DAY_LATE = "SELECT carrier, worst FROM carriers WHERE worst > 24 * 60"
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 118)
+
+
+def say(title: str, text: str) -> None:
+    """A new chapter."""
+    console.print()
+    console.print(Panel(Markdown(text), title=f"[bold cyan]{title}", title_align="left", border_style="cyan"))
+
+
+def shown(command: list[str]) -> str:
+    """A command as one would type it."""
+    words = [word if re.fullmatch(r"[\w@=./:~,-]+", word) else f'"{word}"' for word in command]
+    return " ".join(words)
+
+
+def run(*command: str, quiet: bool = False) -> str:
+    """Show a command, run it, and show what it prints. A command that fails ends the demo."""
+    console.print(f"\n[bold green]$[/] [bold]{shown(list(command))}[/]")
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=None, text=True)
+    if not quiet:
+        console.out(done.stdout.rstrip(), highlight=False)
+    if done.returncode != 0:
+        console.print(f"[red]that failed with exit code {done.returncode}; the demo stops here")
+        raise SystemExit(1)
+    return done.stdout
+
+
+def slackwater_json(*words: str) -> object:
+    """What a verb says to machines."""
+    return json.loads(subprocess.run(["slackwater", *words, "--json"], stdout=subprocess.PIPE, check=True).stdout)
+
+
+@contextmanager
+def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that goes on while others run; Ctrl-C is sent to it at the end."""
+    console.print(f"\n[bold green]$[/] [bold]{shown(list(command))} &[/]   [dim](its lines go to {log})")
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callable[[], tuple[int, int]]) -> None:
+    """A progress bar until `done` says (n, n)."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(40), TextColumn("{task.percentage:>3.0f} %"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(what, total=1)
+        deadline = time.monotonic() + 180
+        while True:
+            at, total = done()
+            progress.update(task, completed=at, total=max(total, 1))
+            if at >= total > 0:
+                return
+            if process.poll() is not None or time.monotonic() > deadline:
+                console.print(f"[red]the app stopped or hangs; its last lines:\n{log.read_text()[-2000:]}")
+                raise SystemExit(1)
+            time.sleep(0.5)
+
+
+def consumed(app: str, stage: str) -> int:
+    """How many flights have arrived in the totals by carrier, as the store says."""
+    try:
+        (row,) = json.loads(
+            subprocess.run(
+                ["slackwater", "query", app, f"SELECT coalesce(sum(flights), 0)::BIGINT n FROM {stage}", "--json"],
+                capture_output=True,
+                check=True,
+            ).stdout
+        )["rows"]
+    except (subprocess.CalledProcessError, ValueError):
+        return 0  # no commit yet
+    return int(row["n"] if isinstance(row, dict) else row[0])
+
+
+def main() -> None:
+    """Tell the story."""
+    began = time.monotonic()
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    flights = events()
+    arrived = flights[flights.arr_delay.notna() & flights.tailnum.notna()]
+    before_fault = int((arrived.index < FAULT_FROM).sum())
+
+    console.rule("[bold]slackwater: a time machine for streaming state")
+    say(
+        "1  A Kafka broker and an object store",
+        "Both are real and run on this machine only, with their data under `.slackwater/demo`. "
+        "What an earlier demo left is removed first.",
+    )
+    if FOLDER.exists():
+        subprocess.run(
+            ["slackwater", "dev", "down", "--purge", "--folder", str(FOLDER)], check=True, capture_output=True
+        )
+        shutil.rmtree(FOLDER, ignore_errors=True)
+    run("slackwater", "dev", "up", "--folder", str(FOLDER))
+    environment = slackwater_json("dev", "up", "--folder", str(FOLDER))
+    os.environ.update(environment["environment"])  # type: ignore[index,call-overload]
+    logs = FOLDER / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+
+    say(
+        "2  An app on real events",
+        f"The {EVENTS:,} flights that left New York in 2013, as JSON, in order of time. `examples/flights.py` is plain "
+        "PySpark in three stages, joined by two repartition topics: **legs** parses, **aircraft** remembers each "
+        "aircraft's last leg, **carriers** sums up by carrier. We start it and let the first 200,000 flights come.",
+    )
+    python = shutil.which("python") or sys.executable
+    feed = (python, str(HERE / "feed.py"))
+    app = ("slackwater", "run", str(HERE / "flights.py"), "--max-records", "20000")
+    run("python", *feed[1:], "--end", "80000", quiet=True)
+    with background(*app, log=logs / "flights.log") as running:
+        log = logs / "flights.log"
+        with background("python", *feed[1:], "--start", "80000", "--end", str(FAULT_FROM), "--rate", "8000",
+                        log=logs / "feed.log"):
+            follow("the first flights arrive in the totals", running, log, lambda: (consumed("flights", "carriers"), 30_000))
+            say(
+                "3  A snapshot of the running app",
+                "Markers travel through the topics behind the records; each stage writes down its version when they "
+                "pass. Nobody stops, nothing is copied, and all stages reflect the same flights.",
+            )
+            run("slackwater", "snapshot", "take", "flights", "before-release")
+            follow("200,000 flights", running, log, lambda: (consumed("flights", "carriers"), before_fault))
+        run("slackwater", "status", "flights")
+
+        say(
+            "4  A fault comes in",
+            "A new release of the feeder sends United's delays in seconds instead of minutes. The events are valid; "
+            "nothing fails. The totals are just wrong.",
+        )
+        run("python", *feed[1:], "--start", str(FAULT_FROM), "--fault-from", str(FAULT_FROM), quiet=True)
+        follow("the rest of the year", running, log, lambda: (consumed("flights", "carriers"), len(arrived)))
+        worst = "SELECT carrier, flights, round(mean_delay, 1) AS mean_delay, worst FROM carriers ORDER BY mean_delay DESC LIMIT 4"
+        run("slackwater", "query", "flights", worst)
+        console.print("\nUnited is four hours late on average, and its worst flight by weeks? The snapshot knew better:")
+        run("slackwater", "query", "flights@before-release", worst)
+
+        say(
+            "5  When did it go wrong, and by which records?",
+            "No flight is a day late: where one is, something is wrong. That is the predicate; bisect evaluates it on "
+            "consistent cuts of all stages, in a logarithmic number of them.",
+        )
+        run("slackwater", "bisect", "flights", "--where", DAY_LATE)
+
+    say(
+        "6  Try the repair on production's own state",
+        "Staging is a clone of the snapshot: manifests that point at production's files, at production's offsets. It "
+        "reads a topic with the corrected events, and runs the same program.",
+    )
+    run("python", *feed[1:], "--topic", "flights-corrected", quiet=True)
+    run("slackwater", "clone", "flights@before-release", "flights-staging", "--topic", "flights=flights-corrected")
+    staging = (*app[:3], "--app", "flights-staging", "--until-caught-up")
+    with background(*staging, log=logs / "staging.log") as running:
+        follow(
+            "the clone reads on from the snapshot",
+            running,
+            logs / "staging.log",
+            lambda: (consumed("flights-staging", "carriers"), len(arrived)),
+        )
+        running.wait(60)
+
+    say("7  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
+    for ref, name in (("flights", "production"), ("flights-staging", "staging")):
+        run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
+    compare(arrived)
+    console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
+    say(
+        "Go on by hand",
+        "The servers still run, and all state is there:\n\n"
+        f"    source {FOLDER}/dev/env.sh\n"
+        "    slackwater status\n"
+        "    slackwater log flights --limit 10\n"
+        '    slackwater query flights@~3 "SELECT * FROM aircraft ORDER BY legs DESC LIMIT 5"\n'
+        "    slackwater get flights-staging carriers UA\n"
+        "    slackwater run examples/flights.py          # Ctrl-C stops it\n\n"
+        f"`slackwater dev down --folder {FOLDER}` stops them (`--purge` deletes the data). "
+        "Your own topic: `docs/first-app.md`.",
+    )
+
+
+def compare(arrived: object) -> None:
+    """Show both apps' totals beside those of the flights themselves, and insist that staging is right."""
+    joined = duckdb.sql(
+        f"""
+        SELECT p.carrier, p.mean_delay AS production, s.mean_delay AS staging, truth.mean_delay AS truth,
+               p.worst AS worst_production, s.worst AS worst_staging, truth.worst AS worst_truth,
+               s.flights = truth.flights AND s.delay = truth.delay AND s.worst = truth.worst AS same
+        FROM '{FOLDER}/production.parquet' p JOIN '{FOLDER}/staging.parquet' s USING (carrier)
+        JOIN (SELECT carrier, count(*) flights, sum(arr_delay) delay, avg(arr_delay) mean_delay, max(arr_delay) worst
+              FROM arrived GROUP BY carrier) truth USING (carrier)
+        ORDER BY abs(p.mean_delay - s.mean_delay) DESC, carrier
+        """
+    ).fetchall()
+    table = Table(title="arrival delay in minutes, by carrier", title_justify="left")
+    for heading in ("carrier", "mean: production", "staging", "the flights", "worst: production", "staging", "the flights"):
+        table.add_column(heading, justify="left" if heading == "carrier" else "right")
+    for row in joined:
+        wrong = abs(row[1] - row[3]) > 1e-6
+        style = "red" if wrong else None
+        table.add_row(row[0], *(f"{value:,.1f}" for value in row[1:4]), *(f"{value:,.0f}" for value in row[4:7]), style=style)
+    console.print(table)
+    if not all(row[-1] for row in joined) or len(joined) != 16:
+        console.print("[red]staging differs from the flights themselves: that is a bug in slackwater")
+        raise SystemExit(1)
+    console.print("[green]Staging equals the flights themselves for all 16 carriers, to the minute.")
+
+
+if __name__ == "__main__":
+    main()

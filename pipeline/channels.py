@@ -1,0 +1,68 @@
+"""Kafka as `snapshot.clone` asks for it: are the offsets there, and copy what is in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ulid import ULID
+
+from ..snapshot.cut import InFlight
+from ..store.errors import Refused
+from . import kafka as kafka_client
+from .wire import header_of
+
+__all__ = ["KafkaChannels"]
+
+
+class KafkaChannels:
+    """Implements `snapshot.clone.Channels`.
+
+    Args:
+        kafka: librdkafka client properties.
+        patience_s: How long the broker may be away.
+    """
+
+    def __init__(self, kafka: Mapping[str, str], *, patience_s: float = 60) -> None:
+        self._kafka = dict(kafka)
+        self._patience_s = patience_s
+
+    def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
+        """See the Protocol. Raises `NotFound` or `Refused`."""
+        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        if len(ends) != len(offsets):
+            raise Refused(
+                f"topic {topic!r} has {len(ends)} partitions; the source has read {len(offsets)}",
+                hint="a replacement needs the same partitions, with the same events up to the clone's offsets",
+            )
+        outside = [
+            f"{topic}[{partition}] is read from {at}, but holds {first}..{end}"
+            for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True))
+            if not first <= at <= end
+        ]
+        if outside:
+            raise Refused("; ".join(outside), hint="choose a moment, or a topic, whose offsets Kafka still has")
+
+    def ends(self, topic: str, /) -> tuple[int, ...] | None:
+        """The end offset of each partition, or None when there is no such topic."""
+        return kafka_client.end_offsets(self._kafka, topic)
+
+    def copy(self, in_flight: InFlight, topic: str, app: str, /) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+        """See the Protocol. Raises `Refused` or `Unavailable`."""
+        kafka_client.create_topic(self._kafka, topic, len(in_flight.ends))
+        starts = kafka_client.offsets(self._kafka, topic)[1]
+        attempt = f"{app}.{in_flight.up_to}.{ULID()}"
+        ends = list(starts)
+        # A chunk at a time: what is in flight need not fit into memory.
+        for messages in self._messages(in_flight):
+            sent = kafka_client.send(self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s)
+            for partition, end in sent.items():
+                ends[partition] = max(ends[partition], end)
+        return tuple(ends), attempt, starts
+
+    def _messages(self, in_flight: InFlight) -> Iterator[list[tuple[int, bytes]]]:
+        attempts = frozenset(in_flight.attempts)
+        for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
+            for chunk in kafka_client.read_range(
+                self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
+            ):
+                yield [(partition, message.value()) for message in chunk if header_of(message) in attempts]

@@ -1,0 +1,49 @@
+"""The terminal of a run shows slackwater's lines and real errors, not what the JVM says while it starts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["quiet_start"]
+
+_NOISE = (
+    b"WARNING: Using incubator modules",
+    b"WARNING: A terminally deprecated method",
+    b"WARNING: sun.misc.Unsafe",
+    b"WARNING: Please consider reporting this",
+    b"WARNING: Use --enable-native-access",
+    b"WARNING: A restricted method in java.lang.System",
+    b"WARNING: java.lang.System::",
+    b"WARNING: Restricted methods will be blocked",
+    b"Using Spark's default log4j profile",
+    b"Picked up JAVA_TOOL_OPTIONS",
+)
+
+
+@contextmanager
+def quiet_start() -> Iterator[None]:
+    """Processes started inside write their stderr through a filter, for as long as they live.
+
+    The JVM has no switch for these lines, and Spark's Python workers inherit its stderr, so the filter stays and
+    passes all else on, line by line. This process's own stderr is as before once the block is left.
+    """
+    read, write = os.pipe()
+    stderr = os.dup(2)
+    os.dup2(write, 2)
+    os.close(write)
+    threading.Thread(target=_relay, args=(read, os.dup(stderr)), name="stderr", daemon=True).start()
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _relay(read: int, to: int) -> None:
+    with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
+        for line in lines:
+            if not line.startswith(_NOISE):
+                terminal.write(line)

@@ -1,0 +1,97 @@
+"""An S3 server with accidents: a proxy in front of a real one that spoils the next answers as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+ERRORS = {
+    "SlowDown": 503,
+    "InternalError": 500,
+    "ConditionalRequestConflict": 409,
+    "InvalidAccessKeyId": 403,
+    "PermanentRedirect": 301,
+    "InvalidRequest": 400,
+}
+
+
+class S3Proxy(ThreadingHTTPServer):
+    """Forwards to `endpoint`. Each request takes the next word of `accidents`:
+
+    - the code of an S3 error: the request is not forwarded and gets that answer;
+    - drop: it is not forwarded, and the connection is closed;
+    - lose: it is forwarded, and the connection is closed without an answer;
+    - cut: it is forwarded, and half of the answer's body arrives;
+    - none left: it is forwarded.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behind = urlsplit(endpoint).netloc
+        self.endpoint = f"http://127.0.0.1:{self.server_port}"
+        self.accidents: list[str] = []
+        self.requests = 0
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: S3Proxy
+
+    def _handle(self) -> None:
+        self.server.requests += 1
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        accident = self.server.accidents.pop(0) if self.server.accidents else ""
+        self.close_connection = bool(accident)
+        if accident == "drop":
+            return
+        if accident in ERRORS:
+            self._answer(
+                ERRORS[accident],
+                f"<Error><Code>{accident}</Code><Message>So it is.</Message></Error>".encode(),
+            )
+            return
+        behind = HTTPConnection(self.server.behind)
+        try:
+            behind.request(self.command, self.path, body, dict(self.headers))
+            answer = behind.getresponse()
+            data = answer.read()
+        finally:
+            behind.close()
+        if accident != "lose":
+            self._answer(answer.status, data, dict(answer.headers), cut=accident == "cut")
+
+    do_GET = do_PUT = do_DELETE = do_HEAD = _handle  # noqa: N815 - http.server's names
+
+    def _answer(
+        self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False
+    ) -> None:
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            if name.lower() not in ("connection", "content-length", "date", "server", "transfer-encoding"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2] if cut else data)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def s3_proxy(endpoint: str) -> Iterator[S3Proxy]:
+    """A running proxy, stopped at the end."""
+    with S3Proxy(endpoint) as proxy:
+        thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+            thread.join()

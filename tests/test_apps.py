@@ -1,0 +1,75 @@
+"""Which apps there are, and who they are."""
+
+import pytest
+from slackwater.store.apps import create_app, ensure_app, list_apps, read_app
+from slackwater.store.errors import Corruption, NotFound, Refused, Usage
+from slackwater.store.faults import FaultyStore
+from slackwater.store.manifest import AppInfo, Origin
+from slackwater.store.memory import MemoryStore
+from slackwater.store.objects import ObjectStore
+
+FLIGHTS = AppInfo("flights", 1000)
+STAGING = AppInfo(
+    "staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"})
+)
+
+
+def test_an_app_is_who_it_was_created_as(any_store: ObjectStore) -> None:
+    create_app(any_store, FLIGHTS)
+    create_app(any_store, STAGING)
+    assert read_app(any_store, "staging") == STAGING
+    assert list_apps(any_store) == ("flights", "staging")
+
+
+def test_an_app_is_created_once(any_store: ObjectStore) -> None:
+    create_app(any_store, FLIGHTS)
+    with pytest.raises(Refused, match="app 'flights' exists already"):
+        create_app(any_store, AppInfo("flights", 5))
+    assert ensure_app(any_store, AppInfo("flights", 6)) == FLIGHTS
+    assert ensure_app(any_store, STAGING) == STAGING
+
+
+def test_a_creation_whose_answer_was_lost_is_a_creation() -> None:
+    create_app(FaultyStore(MemoryStore(), 1, refused=0, lost=0, late=0, echoed=1), FLIGHTS)
+
+
+def test_an_unknown_app_is_told_with_the_nearest() -> None:
+    store = MemoryStore()
+    with pytest.raises(NotFound, match="no app named 'flights'; there is none yet"):
+        read_app(store, "flights")
+    create_app(store, FLIGHTS)
+    with pytest.raises(NotFound, match="no app named 'fligths'; the nearest: flights"):
+        read_app(store, "fligths")
+
+
+def test_folders_of_others_are_no_apps() -> None:
+    store = MemoryStore()
+    store.put("photos/2026/1.jpg", b"")
+    assert list_apps(store) == ()
+
+
+def test_a_name_that_cannot_stand_in_a_key_is_refused() -> None:
+    for name in ("", "../x", "Flights", "a/b"):
+        with pytest.raises(Usage, match="is not usable"):
+            create_app(MemoryStore(), AppInfo(name, 1))
+        with pytest.raises(Usage, match="is not usable"):
+            read_app(MemoryStore(), name)
+
+
+def test_an_app_that_is_not_readable_is_corruption() -> None:
+    store = MemoryStore()
+    store.put("flights/app.json", b"{")
+    with pytest.raises(Corruption, match="flights/app"):
+        read_app(store, "flights")
+
+
+class Forgetful(MemoryStore):
+    """As S3 servers from before conditional writes: the condition is not looked at."""
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        self.put(key, data)
+
+
+def test_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
+    with pytest.raises(Refused, match="overwrote an object"):
+        create_app(Forgetful(), FLIGHTS)

@@ -1,0 +1,72 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.chandy_lamport import Channel, Cut, ProtocolError, violations
+
+
+def cut(sent: tuple[int, ...], consumed: tuple[int, ...], in_flight: tuple[int, ...]) -> Cut:
+    channel = Channel("sums", "total", "alert", sent=sent, consumed=consumed, in_flight=in_flight)
+    return Cut({"total": 5, "alert": 9}, (channel,))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4))
+def test_what_was_sent_and_is_consumed_or_in_flight_makes_a_consistent_cut(
+    parts: list[tuple[int, int]],
+) -> None:
+    consumed, in_flight = tuple(part[0] for part in parts), tuple(part[1] for part in parts)
+    assert violations(cut(tuple(map(sum, parts)), consumed, in_flight)) == ()
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_only_then_is_a_channel_consistent(sent: int, consumed: int, in_flight: int) -> None:
+    assert (violations(cut((sent,), (consumed,), (in_flight,))) == ()) == (sent == consumed + in_flight)
+
+
+def test_nothing_is_consumed_that_was_not_sent() -> None:
+    assert violations(cut(sent=(4, 3), consumed=(4, 5), in_flight=(0, 0))) == (
+        "sums[1]: alert at version 9 consumed 5 records, but total at version 5 had sent only 3",
+    )
+
+
+def test_what_is_neither_consumed_nor_in_flight_is_lost() -> None:
+    assert violations(cut(sent=(4,), consumed=(1,), in_flight=(2,))) == (
+        "sums[0]: total at version 5 sent 4 records, but alert at version 9 consumed 1 and 2 are in flight",
+    )
+
+
+def test_one_partition_does_not_hide_what_another_lacks() -> None:
+    assert len(violations(cut(sent=(5, 5), consumed=(6, 4), in_flight=(0, 0)))) == 2
+
+
+def test_every_channel_is_looked_at() -> None:
+    good = Channel("good", "a", "b", sent=(1,), consumed=(1,), in_flight=(0,))
+    bad = Channel("bad", "a", "b", sent=(1,), consumed=(0,), in_flight=(0,))
+    assert len(violations(Cut({"a": 1, "b": 1}, (bad, good, bad)))) == 2
+    assert violations(Cut({}, ())) == ()
+
+
+def test_counts_of_different_partitions_are_refused() -> None:
+    with pytest.raises(
+        ProtocolError, match="expected the same number of partitions, found 1 sent, 2 consumed, 1 in "
+    ):
+        cut(sent=(1,), consumed=(1, 0), in_flight=(0,))
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        (((-1,), (0,), (0,)), "-1 sent"),
+        (((0,), (-2,), (2,)), "-2 consumed"),
+        (((1,), (2,), (-1,)), "-1 in flight"),
+    ],
+)
+def test_a_negative_count_is_refused(counts: tuple[tuple[int, ...], ...], found: str) -> None:
+    with pytest.raises(ProtocolError, match=f"expected no count below 0, found {found}"):
+        cut(*counts)
+
+
+def test_a_channel_between_stages_without_a_version_is_refused() -> None:
+    channel = Channel("sums", "total", "alert", sent=(), consumed=(), in_flight=())
+    for versions in ({"total": 1}, {"alert": 1}, {}):
+        with pytest.raises(ProtocolError, match="cutting channel 'sums'"):
+            Cut(versions, (channel,))

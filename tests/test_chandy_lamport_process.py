@@ -1,0 +1,203 @@
+"""The protocol told on small networks, and what a process refuses."""
+
+import pickle
+
+import pytest
+from slackwater.chandy_lamport import (
+    BatchArrived,
+    Capture,
+    Event,
+    Finished,
+    Forgotten,
+    MarkerArrived,
+    Process,
+    ProtocolError,
+    RecordState,
+    Requested,
+    SendMarker,
+    Take,
+)
+
+
+def stage(reads: str = "", writes: str = "") -> Process:
+    return Process(inputs=frozenset(reads.split()), outputs=frozenset(writes.split()))
+
+
+def test_a_chain_records_one_stage_after_the_other() -> None:
+    parse, total, alert = stage(writes="by-key"), stage(reads="by-key", writes="sums"), stage(reads="sums")
+
+    assert parse.receive(Requested("s")) == (RecordState("s"), SendMarker("s", "by-key"), Finished("s"))
+    assert total.receive(MarkerArrived("s", "by-key")) == (
+        RecordState("s"),
+        SendMarker("s", "sums"),
+        Finished("s"),
+    )
+    assert alert.receive(MarkerArrived("s", "sums")) == (RecordState("s"), Finished("s"))
+
+
+def test_a_fan_out_sends_a_marker_on_every_output() -> None:
+    assert stage(writes="by-user by-item").receive(Requested("s")) == (
+        RecordState("s"),
+        SendMarker("s", "by-item"),
+        SendMarker("s", "by-user"),
+        Finished("s"),
+    )
+
+
+def test_a_diamond_records_at_the_first_marker_and_captures_the_other_channel_until_its_marker() -> None:
+    join = stage(reads="fast slow", writes="joined")
+
+    assert join.receive(BatchArrived("slow", "0..5")) == (), "before the snapshot: the state has it"
+    assert join.receive(MarkerArrived("s", "fast")) == (RecordState("s"), SendMarker("s", "joined"))
+    assert join.receive(BatchArrived("fast", "9..12")) == (), "after the marker: sent after the cut"
+    assert join.receive(BatchArrived("slow", "5..7")) == (Capture("s", "slow", "5..7"),)
+    assert join.receive(BatchArrived("slow", "7..8")) == (Capture("s", "slow", "7..8"),)
+    assert join.receive(MarkerArrived("s", "slow")) == (Finished("s"),)
+    assert join.receive(BatchArrived("slow", "8..9")) == (), "after both markers: nothing of it is in the cut"
+
+
+def test_markers_that_one_batch_reaches_on_every_input_leave_nothing_to_capture() -> None:
+    join = stage(reads="left right")
+    assert join.receive(MarkerArrived("s", "right")) == (RecordState("s"),)
+    assert join.receive(MarkerArrived("s", "left")) == (Finished("s"),)
+
+
+def test_snapshots_overlap_without_knowing_each_other() -> None:
+    join = stage(reads="left right")
+    assert join.receive(MarkerArrived("first", "left")) == (RecordState("first"),)
+    assert join.receive(MarkerArrived("second", "left")) == (RecordState("second"),)
+    assert join.receive(BatchArrived("right", "0..1")) == (
+        Capture("first", "right", "0..1"),
+        Capture("second", "right", "0..1"),
+    )
+    assert join.receive(MarkerArrived("first", "right")) == (Finished("first"),)
+    assert join.receive(BatchArrived("right", "1..2")) == (Capture("second", "right", "1..2"),)
+    assert join.recorded == {"first": frozenset(), "second": frozenset({"right"})}
+
+
+def test_a_request_or_a_marker_that_comes_again_changes_nothing() -> None:
+    source, reader, join = stage(writes="c"), stage(reads="c"), stage(reads="left right")
+    source.receive(Requested("s"))
+    reader.receive(MarkerArrived("s", "c"))
+    join.receive(MarkerArrived("s", "left"))
+
+    assert source.receive(Requested("s")) == ()
+    assert reader.receive(MarkerArrived("s", "c")) == ()
+    assert join.receive(MarkerArrived("s", "left")) == ()
+    assert join.recorded == {"s": frozenset({"right"})}
+
+
+def test_a_forgotten_snapshot_is_captured_no_more() -> None:
+    join = stage(reads="left right")
+    join.receive(MarkerArrived("s", "left"))
+    assert join.receive(Forgotten("s")) == ()
+    assert join.recorded == {}
+    assert join.receive(BatchArrived("right", "0..1")) == ()
+
+
+@pytest.mark.parametrize("reads", ["", "c"])
+def test_forgetting_what_was_never_known_is_no_error(reads: str) -> None:
+    process = stage(reads=reads)
+    assert process.receive(Forgotten("s")) == ()
+    assert process.recorded == {}
+
+
+def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_can_be_forgotten_again() -> (
+    None
+):
+    reader = stage(reads="c")
+    reader.receive(MarkerArrived("s", "c"))
+    reader.receive(Forgotten("s"))
+
+    assert reader.receive(MarkerArrived("s", "c")) == (RecordState("s"), Finished("s"))
+    reader.receive(Forgotten("s"))
+    assert reader.recorded == {}
+
+
+def test_a_restored_process_goes_on_where_its_last_commit_was() -> None:
+    names = frozenset({"left", "right"}), frozenset({"out"})
+    before = Process(*names)
+    before.receive(MarkerArrived("done", "left"))
+    before.receive(MarkerArrived("done", "right"))
+    before.receive(MarkerArrived("open", "left"))
+
+    after = Process.restore(*names, recorded=before.recorded)
+    assert after.recorded == before.recorded == {"done": frozenset(), "open": frozenset({"right"})}
+    assert after.receive(MarkerArrived("done", "left")) == ()
+    assert after.receive(BatchArrived("right", "0..1")) == (Capture("open", "right", "0..1"),)
+    assert after.receive(MarkerArrived("open", "right")) == (Finished("open"),)
+
+
+def test_what_recorded_returns_is_the_callers_own() -> None:
+    source = stage()
+    source.receive(Requested("s"))
+    source.recorded.clear()
+    assert source.recorded == {"s": frozenset()}
+
+
+@pytest.mark.parametrize(
+    ("reads", "event", "message"),
+    [
+        (
+            "right left",
+            MarkerArrived("s", "middle"),
+            "a marker of snapshot 's' arrived: expected it on 'left' or 'right', found it on 'middle'",
+        ),
+        (
+            "",
+            MarkerArrived("s", "c"),
+            "a marker of snapshot 's' arrived: expected none, for this process reads no channel, "
+            "found it on 'c'",
+        ),
+        ("c", BatchArrived("d", "0..1"), "a batch arrived: expected it on 'c', found it on 'd'"),
+        (
+            "c",
+            Requested("s"),
+            "a process with channel inputs that does not know snapshot 's' cannot go on: "
+            "expected MarkerArrived on an awaited channel or MarkerArrived on the only awaited channel "
+            "or Forgotten, found Requested",
+        ),
+        (
+            "c",
+            Take("s"),
+            "a process received what it does not know: "
+            "expected Requested, BatchArrived, MarkerArrived or Forgotten, found Take(snapshot='s')",
+        ),
+    ],
+)
+def test_an_illegal_event_says_what_was_expected_and_changes_nothing(
+    reads: str, event: Event, message: str
+) -> None:
+    process = stage(reads=reads)
+    with pytest.raises(ProtocolError) as caught:
+        process.receive(event)
+    assert str(caught.value) == message
+    assert process.recorded == {}
+
+
+@pytest.mark.parametrize(
+    "event", [Requested("s"), MarkerArrived("s", "other"), BatchArrived("other", "0..1")]
+)
+def test_an_illegal_event_leaves_a_snapshot_under_way_as_it_was(event: Event) -> None:
+    join = stage(reads="left right")
+    join.receive(MarkerArrived("s", "left"))
+    with pytest.raises(ProtocolError):
+        join.receive(event)
+    assert join.recorded == {"s": frozenset({"right"})}
+
+
+def test_a_process_whose_inputs_changed_cannot_be_restored() -> None:
+    with pytest.raises(
+        ProtocolError, match="snapshot 's' is restored and awaits a marker: expected it on 'new', "
+    ):
+        Process.restore(frozenset({"new"}), frozenset(), recorded={"s": ["old"]})
+
+
+def test_a_protocol_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(ProtocolError("it failed", "this", "that")))  # noqa: S301 - bytes of its own
+    assert (str(error), error.what, error.expected, error.found) == (
+        "it failed: expected this, found that",
+        "it failed",
+        "this",
+        "that",
+    )

@@ -1,0 +1,145 @@
+"""How results are written: plain tables, values, files, and words for numbers and times."""
+
+import json
+import re
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.cli import humane, values
+from slackwater.cli.tables import Grid, as_plain, as_rich, printable
+from slackwater.snapshot.refs import AtTime, parse
+from slackwater.store.errors import Refused, Usage
+
+EVERYTHING = pa.table(
+    {
+        "name": ["a,b", None],
+        "count": [1, 2_000_000],
+        "sum": [Decimal(10), Decimal(-3)],
+        "price": [Decimal("1.50"), None],
+        "mean": [0.5, float("nan")],
+        "is_late": [True, False],
+        "day": [date(2013, 1, 1), None],
+        "at": [datetime(2013, 1, 1, 6, tzinfo=UTC), None],
+        "raw": [b"\x00\xff", None],
+        "list": [[1, 2], None],
+        "struct": [{"x": 1}, None],
+    }
+)
+
+
+def test_plain_columns_line_up_and_lose_nothing() -> None:
+    long = "x" * 500
+    grid = Grid.of(("stage", ">rows"), [("legs", "1,200"), (long, "3")])
+    heading, first, second = as_plain(grid).splitlines()
+    assert heading == "stage" + " " * 497 + " rows"
+    assert first == "legs" + " " * 496 + "  1,200"
+    assert second == f"{long}      3"
+
+
+def test_lines_do_not_end_in_blanks() -> None:
+    assert as_plain(Grid.of(("a", "b"), [("1", ""), ("2", "long")])) == "a  b\n1\n2  long\n"
+
+
+def test_wide_characters_take_two_columns() -> None:
+    assert as_plain(Grid.of(("a", "b"), [("日本", "1"), ("ab", "2")])).splitlines()[1:] == [
+        "日本  1",
+        "ab    2",
+    ]
+
+
+@given(st.text())
+def test_no_control_character_reaches_the_terminal(text: str) -> None:
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", printable(text))
+
+
+def test_a_terminal_gets_brackets_as_they_are() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    drawn = StringIO()
+    Console(file=drawn, width=80).print(as_rich(Grid.of(("read",), [("flights[red] 1..2",)])))
+    assert "flights[red] 1..2" in drawn.getvalue()
+
+
+def test_values_are_shown_as_they_are() -> None:
+    grid = values.grid(EVERYTHING)
+    assert grid.rows[0] == (
+        "a,b", "1", "10", "1.50", "0.5", "true", "2013-01-01", "2013-01-01 06:00:00+00:00", "00ff", "[1,2]",
+        '{"x":1}',
+    )  # fmt: skip
+    assert grid.rows[1][:5] == ("NULL", "2000000", "-3", "NULL", "nan")
+    assert grid.to_right[:6] == (False, True, True, True, True, False)
+
+
+def test_json_has_numbers_for_decimals_and_null_for_what_json_cannot_say() -> None:
+    first, second = json.loads(bytes(values.records(EVERYTHING)))
+    assert (first["sum"], first["price"], first["raw"], first["list"]) == (10, 1.5, "00ff", [1, 2])
+    assert (second["mean"], second["name"]) == (None, None)
+    assert json.loads(bytes(values.records(EVERYTHING.slice(0, 0)))) == []
+
+
+def test_columns_of_one_name_are_numbered() -> None:
+    table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "a_1"])
+    assert json.loads(bytes(values.records(table))) == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".json", ".CSV"])
+def test_a_written_file_is_what_duckdb_reads(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"out{ending}"
+    values.check_ending(path)
+    values.write(EVERYTHING, path)
+    read = duckdb.sql(f"SELECT count, name, is_late, sum FROM '{path}' ORDER BY count").fetchall()
+    assert read == [(1, "a,b", True, 10), (2_000_000, None, False, -3)]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unknown_ending_names_the_three(tmp_path: Path) -> None:
+    with pytest.raises(Usage, match=r"\.parquet, \.csv or \.json"):
+        values.check_ending(tmp_path / "out.xlsx")
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be written"):
+        values.write(EVERYTHING, tmp_path / "missing" / "out.csv")
+    (tmp_path / "taken.csv").mkdir()
+    with pytest.raises(Refused, match="cannot be written"):
+        values.write(EVERYTHING, tmp_path / "taken.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken.csv"]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (10**16, "10000.0 TB"),
+    ],
+)
+def test_sizes(num_bytes: int, words: str) -> None:
+    assert humane.size(num_bytes) == words
+
+
+@pytest.mark.parametrize(
+    ("elapsed_ms", "words"),
+    [(-5, "now"), (999, "now"), (1000, "1 s ago"), (59_999, "59 s ago"), (60_000, "1 min ago"),
+     (7_200_000, "2 h ago"), (3 * 86_400_000, "3 d ago")],
+)  # fmt: skip
+def test_ages(elapsed_ms: int, words: str) -> None:
+    assert humane.age(1_000_000, 1_000_000 + elapsed_ms) == words
+
+
+@given(st.integers(0, 4_000_000_000_000))
+def test_a_moment_as_shown_is_a_ref_that_includes_it(time_ms: int) -> None:
+    moment = parse(f"flights@{humane.moment(time_ms)}", now_ms=0).moment
+    assert isinstance(moment, AtTime)
+    assert time_ms <= moment.time_ms < time_ms + 1000

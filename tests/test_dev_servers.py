@@ -1,0 +1,323 @@
+"""Kafka and S3 as we run them ourselves: they work, they keep their data, and they leave nothing behind."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import boto3
+import psutil
+import pytest
+from botocore.exceptions import ClientError
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from slackwater.cli.main import app
+from slackwater.pipeline import jars, ports
+from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.bucket import BUCKET, EmbeddedBucket
+from slackwater.pipeline.servers import DevServers
+from slackwater.store.errors import Refused, SlackwaterError, Unavailable
+from typer.testing import CliRunner
+
+PATIENCE_S = 60.0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """All processes, whoever started them, that have to do with a server under a folder: id and program."""
+    mark = f"-Dslackwater.server={folder}{os.sep}"
+    return {
+        each.pid: Path(each.info["cmdline"][0]).name
+        for each in psutil.process_iter(["pid", "cmdline", "status"])
+        if each.info["status"] != psutil.STATUS_ZOMBIE
+        and any(word.startswith(mark) for word in each.info["cmdline"] or ())
+    }
+
+
+def servers_of(folder: Path) -> set[int]:
+    """Ids of the servers among them."""
+    return {pid for pid, program in processes_of(folder).items() if program == "java"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a name that settings files and shells trip over; no server may be left in it."""
+    folder = tmp_path / "a folder, für alle"
+    folder.mkdir()
+    yield folder
+    left = processes_of(folder)
+    for pid in left:
+        psutil.Process(pid).kill()
+    assert left == {}
+
+
+def s3(environment: Mapping[str, str]) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=environment["AWS_ENDPOINT_URL_S3"],
+        aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+        region_name=environment["AWS_DEFAULT_REGION"],
+    )
+
+
+@pytest.mark.kafka
+def test_kafka_keeps_its_records_and_its_port_through_a_crash(folder: Path) -> None:
+    with EmbeddedKafka(folder / "kafka") as broker:
+        client = {"bootstrap.servers": broker.bootstrap, "log_level": 0}
+        admin = AdminClient(client)
+        admin.create_topics([NewTopic("flights", 2, 1)])["flights"].result(PATIENCE_S)
+        producer = Producer(client)
+        # From the year 2013: dated records must not count as outlived.
+        producer.produce("flights", b"EWR-IAH", partition=1, timestamp=1_357_020_000_000)
+        assert producer.flush(PATIENCE_S) == 0
+        broker.kill()
+        assert not ports.is_open(broker.port)
+        broker.start()
+        with closing(Consumer({**client, "group.id": "test", "enable.auto.commit": False})) as consumer:
+            consumer.assign([TopicPartition("flights", 1, 0)])
+            read = consumer.consume(1, timeout=PATIENCE_S)
+        assert [message.value() for message in read] == [b"EWR-IAH"]
+        broker.stop()
+        assert not ports.is_open(broker.port)
+
+
+@pytest.mark.s3
+def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing(folder: Path) -> None:
+    with EmbeddedBucket(folder / "s3") as bucket:
+        client = s3(bucket.environment)
+        together = Barrier(8)
+
+        def put_all(writer: int) -> dict[str, int]:
+            won = {}
+            for number in range(20):
+                together.wait(PATIENCE_S)
+                try:
+                    client.put_object(Bucket=BUCKET, Key=f"race/{number}", Body=str(writer), IfNoneMatch="*")
+                    won[f"race/{number}"] = writer
+                except ClientError as error:
+                    if error.response["Error"]["Code"] != "PreconditionFailed":
+                        raise
+            return won
+
+        with ThreadPoolExecutor(8) as threads:
+            wins = [win for won in threads.map(put_all, range(8)) for win in won.items()]
+        assert len(wins) == len(dict(wins)) == 20
+        objects = folder / "s3" / "objects" / BUCKET / "race"
+        (objects / "0001.json-9f9dbe2c-2f4f-4e0c-9a34-4d4ac6a8ed3a").write_bytes(b"half of")
+        bucket.kill()
+        bucket.start()
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix="race/")["Contents"]
+        assert {each["Key"] for each in listed} == dict(wins).keys()
+        for key, writer in wins:
+            assert client.get_object(Bucket=BUCKET, Key=key)["Body"].read() == str(writer).encode()
+
+
+def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from slackwater.pipeline.bucket import EmbeddedBucket\n"
+        "with EmbeddedBucket(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(folder / "s3")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as test:
+        assert test.stdout is not None
+        assert test.stdout.readline() == b"ready\n"
+        assert len(servers_of(folder)) == 1
+        test.kill()
+    eventually(lambda: not processes_of(folder))
+
+
+@pytest.mark.kafka
+@pytest.mark.s3
+def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    ours = folder / ".slackwater"
+
+    def dev(*words: str) -> Any:
+        result = CliRunner().invoke(app, ["dev", *words, "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    # Two at once: one starts the servers, the other waits and finds them.
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(DevServers(ours).up) for _ in range(2)]
+        assert sorted(each.result() for each in both) == [(), ("Kafka", "S3")]
+    first = dev("up")
+    assert first["started"] == []
+    assert {each["pid"] for each in first["servers"]} == servers_of(folder)
+    assert (ours / "dev" / "env.sh").read_text().count("export ") == len(first["environment"])
+    s3(first["environment"]).put_object(Bucket=BUCKET, Key="flights/app.json", Body=b"{}")
+
+    with pytest.raises(Refused, match="Kafka runs already, on port"):
+        DevServers(ours).up(kafka_port=ports.choose())
+
+    bucket_pid = first["servers"][1]["pid"]
+    psutil.Process(bucket_pid).kill()
+    eventually(lambda: not psutil.pid_exists(bucket_pid))
+    assert [each["state"] for each in dev("status")] == ["running", "stopped"]
+    second = dev("up")
+    assert second["started"] == ["S3"]
+    assert second["environment"] == first["environment"]
+
+    assert dev("down", "--dry-run")["stopped"] == ["Kafka", "S3"]
+    assert dev("down")["stopped"] == ["Kafka", "S3"]
+    assert servers_of(folder) == set()
+    assert dev("down")["stopped"] == []
+
+    third = dev("up")
+    assert third["started"] == ["Kafka", "S3"]
+    got = s3(third["environment"]).get_object(Bucket=BUCKET, Key="flights/app.json")
+    assert got["Body"].read() == b"{}"
+
+    doomed = dev("down", "--purge", "--dry-run")["deleted"]
+    assert [Path(each["path"]).name for each in doomed] == ["kafka", "s3", "dev"]
+    assert len(servers_of(folder)) == 2
+    assert [each["path"] for each in dev("down", "--purge")["deleted"]] == [each["path"] for each in doomed]
+    assert not ours.exists()
+
+
+@pytest.mark.kafka
+def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
+    command = [sys.executable, "-m", "slackwater.cli.main", "dev", "up"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
+        eventually(lambda: len(servers_of(folder)) == 2)
+        up.send_signal(signal.SIGINT)
+        out, errors = up.communicate(timeout=PATIENCE_S)
+    assert (up.returncode, out) == (130, b"")
+    assert b"Traceback" not in errors
+    assert servers_of(folder) == set()
+
+
+@pytest.mark.kafka
+def test_a_server_that_cannot_start_says_why_and_none_is_left(folder: Path) -> None:
+    servers = DevServers(folder)
+    (folder / "kafka" / "log").mkdir(parents=True)
+    (folder / "kafka" / "log" / "meta.properties").write_text("version=1\ncluster.id=broken\nnode.id=7\n")
+    with pytest.raises(
+        Unavailable, match=r"Kafka ended while starting, with exit code 1; the last lines"
+    ) as raised:
+        servers.up()
+    assert "node" in raised.value.message
+    assert str(folder / "dev" / "kafka.log") in raised.value.hint
+    assert servers_of(folder) == set()
+    assert [each.state for each in servers.status()] == ["stopped", "stopped"]
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(folder: Path) -> None:
+    with socket.create_server((ports.HOST, 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(Refused, match=f"S3 cannot listen on port {port}") as raised:
+            DevServers(folder).up(s3_port=port)
+        assert "--s3-port" in raised.value.hint
+        assert ports.choose(port) != port
+    assert ports.choose(port) == port
+
+
+def test_a_stranger_that_got_the_process_id_of_a_server_is_left_alone(folder: Path) -> None:
+    (folder / "dev").mkdir()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        remembered = {"pid": stranger.pid, "mark": "-Dslackwater.server=x", "port": 9092, "started_ms": 1}
+        (folder / "dev" / "kafka.json").write_text(json.dumps(remembered))
+        servers = DevServers(folder)
+        assert [each.state for each in servers.status()] == ["stopped", "stopped"]
+        assert servers.down() == ()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("java", "complaint"),
+    [
+        (None, "there is no java on PATH"),
+        ("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""", "is Java 11"),
+        ("""echo 'java version "1.8.0_292"' >&2""", "is Java 8"),
+        ("exit 1", "does not run"),
+    ],
+)
+def test_a_java_that_is_missing_or_too_old_is_named(
+    java: str | None, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if java:
+        script(tmp_path / "bin" / "java", java)
+    with pytest.raises(jars.MissingTool, match=complaint) as raised:
+        jars.find_java("Kafka")
+    assert "17" in raised.value.hint
+
+
+def test_without_maven_and_without_jars_the_user_is_told_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(jars.MissingTool, match=r"Kafka 4\.1\.0 .* there is no mvn on PATH"):
+        EmbeddedKafka.jars.fetch()
+
+
+def test_jars_are_fetched_once_for_all_who_ask_and_again_when_the_list_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Stands in for Maven: what is tested is what we do around it.
+    script(
+        tmp_path / "bin" / "mvn",
+        f"echo one >> {tmp_path}/runs; for last; do :; done; touch ${{last#*=}}/a.jar",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pom = tmp_path / "pom.xml"
+    pom.write_text("<project/>")
+    program = jars.Jars("Program 1", "program-1", pom)
+    with ThreadPoolExecutor(4) as threads:
+        folders = set(threads.map(lambda _: program.fetch(), range(4)))
+    assert folders == {tmp_path / "cache" / "slackwater" / "program-1"}
+    assert (folders.pop() / "a.jar").exists()
+    assert (tmp_path / "runs").read_text() == "one\n"
+    pom.write_text("<project></project>")
+    program.fetch()
+    assert (tmp_path / "runs").read_text() == "one\none\n"
+
+
+def test_when_maven_fails_its_reason_is_given_and_nothing_half_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "bin" / "mvn", "echo '[ERROR] Unknown host repository'; echo '[ERROR] more'; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(SlackwaterError, match=r"could not fetch Kafka 4\.1\.0: Unknown host repository"):
+        EmbeddedKafka.jars.fetch()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["kafka-4.1.0.lock"]
+
+
+@pytest.mark.parametrize("kind", [EmbeddedKafka, EmbeddedBucket])
+def test_the_folder_in_the_cache_is_named_after_what_the_pom_asks_for(
+    kind: type[EmbeddedKafka] | type[EmbeddedBucket],
+) -> None:
+    artifact, _, version = kind.jars.folder_name.rpartition("-")
+    pom = kind.jars.pom.read_text(encoding="utf-8")
+    assert f"<artifactId>{artifact}</artifactId>\n  <version>{version}</version>" in pom
+    assert pom.count(f"<version>{version}</version>") == 2

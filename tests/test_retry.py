@@ -1,0 +1,88 @@
+"""How long a server is waited for, and what is said meanwhile."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.store.errors import ObjectNotFound, Unavailable
+from slackwater.store.retry import Retry, TransientError
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.slept_s: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.now_s += seconds
+
+
+def retry(clock: Clock, patience_s: float = 60, seed: int = 1) -> Retry:
+    return Retry(lambda: "S3 at home", patience_s, clock=lambda: clock.now_s, sleep=clock.sleep, seed=seed)
+
+
+def away_until(clock: Clock, time_s: float) -> Callable[[], str]:
+    def attempt() -> str:
+        if clock.now_s < time_s:
+            raise TransientError("cannot connect")
+        return "answer"
+
+    return attempt
+
+
+def test_an_answer_at_once_waits_for_nothing() -> None:
+    clock = Clock()
+    assert retry(clock).call(lambda: "answer") == "answer"
+    assert clock.slept_s == []
+
+
+@given(st.integers(0, 10_000), st.floats(0, 100))
+def test_a_request_is_repeated_for_as_long_as_patience_lasts(seed: int, patience_s: float) -> None:
+    clock = Clock()
+    with pytest.raises(Unavailable, match=r"S3 at home did not answer for \d+ s: cannot connect"):
+        retry(clock, patience_s, seed).call(away_until(clock, 1e9))
+    assert clock.now_s == pytest.approx(1000 + patience_s)
+    assert all(0 <= slept_s <= min(5, 0.1 * 2**number) for number, slept_s in enumerate(clock.slept_s))
+
+
+@given(st.integers(0, 10_000), st.floats(0, 60))
+def test_a_server_that_is_back_within_patience_is_as_if_it_had_never_left(seed: int, away_s: float) -> None:
+    clock = Clock()
+    assert retry(clock, 60, seed).call(away_until(clock, 1000 + away_s)) == "answer"
+
+
+def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    patient = retry(clock)
+    patient.call(away_until(clock, 1030))
+    patient.call(lambda: "answer")
+    assert [(record.name, record.levelname) for record in caplog.records] == [("slackwater", "WARNING")] * 2
+    away, back = caplog.messages
+    assert away == "S3 at home does not answer (cannot connect); trying again for 60 s"
+    assert back.startswith("S3 at home is back after 3")
+    patient.call(away_until(clock, clock.now_s + 10))
+    assert len(caplog.messages) == 4
+
+
+def test_a_hiccup_is_nobody_s_concern(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    retry(clock).call(away_until(clock, 1000.5))
+    assert caplog.messages == []
+
+
+def test_a_refusal_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    patient = retry(clock)
+    outage = away_until(clock, 1020)
+
+    def attempt() -> str:
+        outage()
+        raise ObjectNotFound("a", "s3://b")
+
+    with pytest.raises(ObjectNotFound):
+        patient.call(attempt)
+    assert caplog.messages[-1].startswith("S3 at home is back")

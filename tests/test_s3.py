@@ -1,0 +1,190 @@
+"""What S3Store makes of servers that are slow, away, cut off, misconfigured, or lose answers."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from slackwater.store import history
+from slackwater.store.commit import commit
+from slackwater.store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
+from slackwater.store.s3 import S3Store
+
+from .conftest import BUCKET, free_port
+from .manifests import manifest
+from .s3_proxy import S3Proxy, s3_proxy
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def proxy(s3_server: str) -> Iterator[S3Proxy]:
+    with s3_proxy(s3_server) as running:
+        yield running
+
+
+@pytest.fixture
+def store(proxy: S3Proxy, s3_url: str) -> S3Store:
+    """A store whose requests go through the proxy."""
+    return S3Store(BUCKET, s3_url.rpartition("/")[2], endpoint_url=proxy.endpoint, patience_s=20)
+
+
+REQUESTS: dict[str, Callable[[S3Store], object]] = {
+    "get": lambda store: store.get("there"),
+    "get_range": lambda store: store.get_range("there", 1, 2),
+    "put": lambda store: store.put("new", b"data"),
+    "put_if_absent": lambda store: store.put_if_absent("new", b"data"),
+    "list": lambda store: list(store.list("")),
+    "list_folders": lambda store: list(store.list_folders("")),
+    "delete": lambda store: store.delete("there"),
+}
+
+
+@pytest.mark.parametrize("verb", REQUESTS)
+def test_a_request_is_repeated_until_it_is_answered(store: S3Store, proxy: S3Proxy, verb: str) -> None:
+    store.put("there", b"data")
+    proxy.accidents = ["SlowDown", "drop", "InternalError"]
+    REQUESTS[verb](store)
+    assert (proxy.accidents, proxy.requests) == ([], 5)
+
+
+def test_a_conflict_of_conditional_writes_is_tried_again(store: S3Store, proxy: S3Proxy) -> None:
+    proxy.accidents = ["ConditionalRequestConflict", "ConditionalRequestConflict"]
+    store.put_if_absent("a", b"data")
+    assert store.get("a") == b"data"
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(store: S3Store, proxy: S3Proxy) -> None:
+    data = bytes(range(256)) * 100
+    store.put("a", data)
+    proxy.accidents = ["cut", "cut"]
+    assert store.get("a") == data
+    assert proxy.requests == 4
+
+
+def test_a_create_whose_answer_was_lost_finds_its_own_object(store: S3Store, proxy: S3Proxy) -> None:
+    proxy.accidents = ["lose"]
+    with pytest.raises(ObjectExists):
+        store.put_if_absent("a", b"mine")
+    assert store.get("a") == b"mine"
+
+
+def test_a_commit_whose_answer_was_lost_is_a_commit(store: S3Store, proxy: S3Proxy) -> None:
+    proxy.accidents = ["lose"]
+    commit(store, manifest(1))
+    assert list(history.after(store, "app", "stage", 0)) == [manifest(1)]
+    assert (
+        proxy.requests == 5
+    )  # create, create again, read back; read it and find no next one: v1 was kept in memory
+
+
+def test_what_is_absent_stays_absent_after_an_outage(store: S3Store, proxy: S3Proxy) -> None:
+    proxy.accidents = ["drop"]
+    with pytest.raises(ObjectNotFound):
+        store.get("a")
+
+
+def test_a_server_that_stays_away_is_named_without_credentials(s3_server: str) -> None:
+    port = free_port()
+    store = S3Store(BUCKET, endpoint_url=f"http://user:word@127.0.0.1:{port}", patience_s=0.2)
+    with pytest.raises(Unavailable) as caught:
+        store.get("a")
+    assert f"S3 at http://127.0.0.1:{port}, bucket {BUCKET!r}, did not answer" in str(caught.value)
+    assert "cannot connect" in str(caught.value)
+    for secret in ("user", "word", "tests-secret"):
+        assert secret not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_server_that_is_overloaded_for_too_long_is_unavailable(store: S3Store, proxy: S3Proxy) -> None:
+    hasty = S3Store(BUCKET, endpoint_url=proxy.endpoint, patience_s=0.1)
+    proxy.accidents = ["SlowDown"] * 1000
+    with pytest.raises(Unavailable, match="503 SlowDown"):
+        hasty.put("a", b"")
+    assert 2 <= proxy.requests < 100
+
+
+def test_a_missing_bucket_is_told_with_how_to_make_it(s3_server: str) -> None:
+    store = S3Store("no-such-bucket", "p")
+    for request in (
+        lambda: store.get("a"),
+        lambda: store.put("a", b""),
+        lambda: store.put_if_absent("a", b""),
+        lambda: list(store.list("")),
+        lambda: list(store.list_folders("")),
+        lambda: store.delete("a"),
+    ):
+        with pytest.raises(NotFound) as caught:
+            request()
+        assert str(caught.value) == (
+            f"no bucket named 'no-such-bucket'; the S3 server at {s3_server} does not have it"
+        )
+        assert "aws s3 mb s3://no-such-bucket" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("accident", "words", "hint"),
+    [
+        ("InvalidAccessKeyId", "refused the credentials or the request", "set AWS_ACCESS_KEY_ID"),
+        ("PermanentRedirect", "belongs to another region", "set AWS_REGION"),
+        ("InvalidRequest", "answered 400 InvalidRequest: So it is.", ""),
+    ],
+)
+def test_what_will_not_pass_is_not_repeated(
+    store: S3Store, proxy: S3Proxy, accident: str, words: str, hint: str
+) -> None:
+    proxy.accidents = [accident]
+    with pytest.raises(Refused, match=words) as caught:
+        store.get("a")
+    assert proxy.endpoint in str(caught.value)
+    assert "tests-secret" not in str(caught.value)
+    assert hint in caught.value.hint
+    assert proxy.requests == 1
+
+
+def test_missing_credentials_are_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(Refused, match="no credentials for") as caught:
+        S3Store(BUCKET).get("a")
+    assert "set AWS_ACCESS_KEY_ID" in caught.value.hint
+
+
+def test_a_missing_profile_is_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(Refused, match="nobody"):
+        S3Store(BUCKET).get("a")
+
+
+def test_an_endpoint_that_is_no_url_is_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost")
+    with pytest.raises(Usage, match="endpoint is not a URL") as caught:
+        S3Store(BUCKET).get("a")
+    assert "http://host:port" in caught.value.hint
+
+
+FORK = """
+import os, sys
+from slackwater.store.open import open_store
+
+store = open_store(sys.argv[1])
+store.put("a", b"data")
+children = []
+for number in range(4):
+    pid = os.fork()
+    if pid == 0:
+        for turn in range(20):
+            assert store.get("a") == b"data"
+            store.put(f"{number}/{turn}", b"")
+        os._exit(0)
+    children.append(pid)
+for _ in range(20):
+    assert store.get("a") == b"data"
+assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 4
+assert len(list(store.list(""))) == 81
+"""
+
+
+def test_forked_processes_do_not_share_connections(s3_url: str) -> None:
+    subprocess.run([sys.executable, "-c", FORK, s3_url], check=True, timeout=120)
