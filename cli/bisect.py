@@ -57,7 +57,7 @@ def bisect(
         verdict = search.bisect(
             settings.open_store(), cache, app_name, where, good=good, bad=bad, on_step=_steps(tell)
         )
-    output.show(_data(verdict), *_parts(verdict))
+    output.show(_data(verdict), *_parts(verdict, options.said(store)))
     if verdict.non_monotone:
         against = ", ".join(f"{step.cut.ref} is {_word(step.bad)}" for step in verdict.non_monotone)
         output.note(
@@ -107,7 +107,7 @@ def _data(verdict: "Verdict") -> dict[str, Any]:
     }
 
 
-def _parts(verdict: "Verdict") -> Iterator[Part]:
+def _parts(verdict: "Verdict", flags: str) -> Iterator[Part]:
     now_ms = humane.now_ms()
     yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
     good = (f"v{verdict.good_version}", humane.when(verdict.good_time_ms, now_ms), verdict.good.ref)
@@ -137,10 +137,10 @@ def _parts(verdict: "Verdict") -> Iterator[Part]:
     yield ""
     yield f"found with {humane.plural(verdict.evaluations, 'evaluation')}; to go on:"
     if verdict.good_ref:
-        yield f"  slackwater query {verdict.good_ref} {shlex.quote(verdict.where)}"
-    yield f"  slackwater query {verdict.bad_ref} {shlex.quote(verdict.where)}"
+        yield f"  slackwater query {verdict.good_ref} {shlex.quote(verdict.where)}{flags}"
+    yield f"  slackwater query {verdict.bad_ref} {shlex.quote(verdict.where)}{flags}"
     if verdict.good_ref:
-        yield f"  slackwater clone {verdict.good_ref} {verdict.app}-staging"
+        yield f"  slackwater clone {verdict.good_ref} {verdict.app}-staging{flags}"
 
 
 def _is_source(verdict: "Verdict") -> bool:

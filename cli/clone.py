@@ -86,7 +86,9 @@ def clone(
     if not dry_run:
         record(opened, plan.source.app, "clone", f"{source} as {name}{f' in {to}' if to else ''}", by)
         record(target, name, "clone", f"from {source} in {opened.url}", by)
-    output_for(json=as_json).show(_data(plan, dry_run), *_parts(plan, source, to, dry_run))
+    output_for(json=as_json).show(
+        _data(plan, dry_run), *_parts(plan, source, options.said(to or store), dry_run)
+    )
 
 
 def _topics(pairs: Sequence[str]) -> dict[str, str]:
@@ -114,7 +116,7 @@ def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _parts(plan: "ClonePlan", source: str, to: str | None, dry_run: bool) -> Iterator[Part]:
+def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterator[Part]:
     done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
     yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
     manifests = [plan.source.stages[stage] for stage in plan.source.versions]
@@ -143,4 +145,4 @@ def _parts(plan: "ClonePlan", source: str, to: str | None, dry_run: bool) -> Ite
         return
     if plan.info.origin:
         yield f"{plan.source.app}@{plan.info.origin.snapshot} keeps the state that the clone shares"
-    yield f"run it: slackwater run FILE --app {plan.info.name}{f' --store {to}' if to else ''}"
+    yield f"run it: slackwater run FILE --app {plan.info.name}{flags}"

@@ -116,8 +116,9 @@ def status(folder: Folder = _FOLDER, as_json: options.Json = False) -> None:
     from ..pipeline.servers import DevServers
 
     servers = DevServers(folder).status()
-    headings = ("server", "state", "address", ">pid", "started", ">data", "folder", "log")
-    output_for(json=as_json).show(servers, Grid.of(headings, map(_row, servers)))
+    headings = ("server", "state", "address", ">pid", "started", ">data", "folder")
+    logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
+    output_for(json=as_json).show(servers, Grid.of(headings, map(_row, servers)), *logs)
 
 
 def _row(each: "ServerStatus") -> tuple[str, ...]:
@@ -126,10 +127,9 @@ def _row(each: "ServerStatus") -> tuple[str, ...]:
         each.state,
         each.address or "-",
         str(each.pid or "-"),
-        humane.moment(each.started_ms) if each.started_ms else "-",
+        humane.age(each.started_ms, humane.now_ms()) if each.started_ms else "-",
         humane.size(each.data_bytes),
         _short(each.data),
-        _short(each.log),
     )
 
 

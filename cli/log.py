@@ -37,8 +37,8 @@ def log(
 ) -> None:
     """Show the commits of an app, newest first.
 
-    Each with its rows, the offsets it read (the second number is the next one's first), and the snapshots it is
-    part of. --operations shows instead who took, removed or cloned what.
+    Each with its rows, the offsets it read (from the first up to, not including, the second), and the
+    snapshots it is part of. --operations shows instead who took, removed or cloned what.
     """
     from ..snapshot.log import entries
     from ..snapshot.operations import list_operations

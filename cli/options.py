@@ -1,10 +1,11 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
+import shlex
 from typing import Annotated
 
 import typer
 
-__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples"]
+__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples", "said"]
 
 Store = Annotated[
     str | None,
@@ -36,6 +37,11 @@ Ref = Annotated[
         help="A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.",
     ),
 ]
+
+
+def said(store: str | None) -> str:
+    """The `--store` that a command to type next needs because this one was given it; else nothing."""
+    return f" --store {shlex.quote(store)}" if store else ""
 
 
 def examples(*lines: str) -> str:

@@ -21,6 +21,7 @@ __all__ = ["JsonOutput", "Output", "Part", "Progress", "Show", "TextOutput", "ou
 Part = Grid | Title | str
 """What a result is shown as: tables, titles and lines of text."""
 
+_PIECE = 1 << 16
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
@@ -80,8 +81,7 @@ class JsonOutput:
         encoded = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(data)
         if sys.stdout.isatty():
             encoded = msgspec.json.format(encoded, indent=2)
-        sys.stdout.write(encoded.decode() + "\n")
-        sys.stdout.flush()
+        _print(encoded.decode() + "\n")
 
     @contextmanager
     def live(self) -> Iterator[Show]:
@@ -124,8 +124,7 @@ class TextOutput:
                 console.print(_drawn(part), soft_wrap=not isinstance(part, Grid))
         else:
             for part in parts:
-                sys.stdout.write(_plain(part))
-        sys.stdout.flush()
+                _print(_plain(part))
 
     @contextmanager
     def live(self) -> Iterator[Show]:
@@ -177,6 +176,13 @@ def output_for(*, json: bool) -> Output:
 def print_traceback() -> None:
     """Where the exception that is being handled comes from, on stderr."""
     traceback.print_exc()
+
+
+def _print(text: str) -> None:
+    """Write to stdout, in pieces: unbuffered, Python takes the part that a closed pipe took for the whole."""
+    for start in range(0, len(text), _PIECE):
+        sys.stdout.write(text[start : start + _PIECE])
+    sys.stdout.flush()
 
 
 def _described(error: Exception) -> str:

@@ -16,6 +16,7 @@ from .tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from ..snapshot.cut import Cut
     from ..store.manifest import Manifest
     from ..store.objects import ObjectStore
 
@@ -66,14 +67,14 @@ def query(
 
     if out is not None:
         values.check_ending(out)
-    rows = _run(settings, ref, text)
+    cut, rows = _run(settings, ref, text)
     if out is not None:
         values.write(rows, out)
         output.show(
             {"file": str(out), "rows": rows.num_rows}, f"{humane.plural(rows.num_rows, 'row')} in {out}"
         )
     elif as_json:
-        output.show(values.records(rows))
+        output.show({"app": cut.app, "versions": cut.versions, **values.for_json(rows)})
     else:
         output.show(None, values.grid(rows, limit or None))
         if 0 < limit < rows.num_rows:
@@ -88,14 +89,14 @@ def _sql(sql: str | None, file: Path | None) -> str | None:
     return sys.stdin.read() if sql == "-" else sql
 
 
-def _run(settings: Settings, ref: str, sql: str) -> "pa.Table":
+def _run(settings: Settings, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
     from ..snapshot.cut import resolve
     from ..snapshot.tables import connect, run_query
 
     store = settings.open_store()
     cut = resolve(store, ref, now_ms=humane.now_ms())
     with closing(settings.open_cache()) as cache, connect(store, cache, cut) as connection:
-        return run_query(connection, sql)
+        return cut, run_query(connection, sql)
 
 
 def _tables(store: "ObjectStore", ref: str) -> tuple[object, Part]:

@@ -79,7 +79,7 @@ def take(
             return
         snapshot = _await(opened, app_name, asked, timeout, output)
     record(opened, app_name, "snapshot take", name, by)
-    output.show(snapshot, *_taken(snapshot))
+    output.show(snapshot, *_taken(snapshot, options.said(store)))
 
 
 def _await(
@@ -193,11 +193,11 @@ def rm(
     output_for(json=as_json).show(data, f"{done} {what}{'' if asked else f' ({_versions(gone)})'}")
 
 
-def _taken(snapshot: "Snapshot") -> Iterator[Part]:
+def _taken(snapshot: "Snapshot", flags: str) -> Iterator[Part]:
     took = humane.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     yield f"snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
-    yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"'
+    yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
 
 
 def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:

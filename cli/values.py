@@ -12,7 +12,7 @@ import pyarrow as pa
 from ..store.errors import Refused, Usage
 from .tables import Grid
 
-__all__ = ["check_ending", "grid", "records", "rows", "word", "write"]
+__all__ = ["check_ending", "for_json", "grid", "rows", "word", "write"]
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
@@ -48,9 +48,13 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
     return found
 
 
-def records(table: pa.Table) -> msgspec.Raw:
-    """The rows as a JSON array of objects, a line each. Binary values are hexadecimal."""
-    return msgspec.Raw(b"".join(_json(table)))
+def for_json(table: pa.Table) -> dict[str, Any]:
+    """The columns, and the rows as objects, encoded. Binary values are hexadecimal."""
+    names = _unique(table.column_names)
+    columns = [
+        {"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)
+    ]
+    return {"columns": columns, "rows": msgspec.Raw(b"".join(_json(table)))}
 
 
 def check_ending(path: Path) -> None:

@@ -58,7 +58,9 @@ def run(*command: str, quiet: bool = False) -> str:
 
 def slackwater_json(*words: str) -> object:
     """What a verb says to machines."""
-    return json.loads(subprocess.run(["slackwater", *words, "--json"], stdout=subprocess.PIPE, check=True).stdout)
+    return json.loads(
+        subprocess.run(["slackwater", *words, "--json"], stdout=subprocess.PIPE, check=True).stdout
+    )
 
 
 @contextmanager
@@ -79,9 +81,16 @@ def background(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait()
 
 
-def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callable[[], tuple[int, int]]) -> None:
+def follow(
+    what: str, process: subprocess.Popen[bytes], log: Path, done: Callable[[], tuple[int, int]]
+) -> None:
     """A progress bar until `done` says (n, n)."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(40), TextColumn("{task.percentage:>3.0f} %"))
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(40),
+        TextColumn("{task.percentage:>3.0f} %"),
+    )
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task(what, total=1)
         deadline = time.monotonic() + 180
@@ -101,7 +110,13 @@ def consumed(app: str, stage: str) -> int:
     try:
         (row,) = json.loads(
             subprocess.run(
-                ["slackwater", "query", app, f"SELECT coalesce(sum(flights), 0)::BIGINT n FROM {stage}", "--json"],
+                [
+                    "slackwater",
+                    "query",
+                    app,
+                    f"SELECT coalesce(sum(flights), 0)::BIGINT n FROM {stage}",
+                    "--json",
+                ],
                 capture_output=True,
                 check=True,
             ).stdout
@@ -148,9 +163,23 @@ def main() -> None:
     run("python", *feed[1:], "--end", "80000", quiet=True)
     with background(*app, log=logs / "flights.log") as running:
         log = logs / "flights.log"
-        with background("python", *feed[1:], "--start", "80000", "--end", str(FAULT_FROM), "--rate", "8000",
-                        log=logs / "feed.log"):
-            follow("the first flights arrive in the totals", running, log, lambda: (consumed("flights", "carriers"), 30_000))
+        with background(
+            "python",
+            *feed[1:],
+            "--start",
+            "80000",
+            "--end",
+            str(FAULT_FROM),
+            "--rate",
+            "8000",
+            log=logs / "feed.log",
+        ):
+            follow(
+                "the first flights arrive in the totals",
+                running,
+                log,
+                lambda: (consumed("flights", "carriers"), 30_000),
+            )
             say(
                 "3  A snapshot of the running app",
                 "Markers travel through the topics behind the records; each stage writes down its version when they "
@@ -169,7 +198,9 @@ def main() -> None:
         follow("the rest of the year", running, log, lambda: (consumed("flights", "carriers"), len(arrived)))
         worst = "SELECT carrier, flights, round(mean_delay, 1) AS mean_delay, worst FROM carriers ORDER BY mean_delay DESC LIMIT 4"
         run("slackwater", "query", "flights", worst)
-        console.print("\nUnited is four hours late on average, and its worst flight by weeks? The snapshot knew better:")
+        console.print(
+            "\nUnited is four hours late on average, and its worst flight by weeks? The snapshot knew better:"
+        )
         run("slackwater", "query", "flights@before-release", worst)
 
         say(
@@ -185,7 +216,14 @@ def main() -> None:
         "reads a topic with the corrected events, and runs the same program.",
     )
     run("python", *feed[1:], "--topic", "flights-corrected", quiet=True)
-    run("slackwater", "clone", "flights@before-release", "flights-staging", "--topic", "flights=flights-corrected")
+    run(
+        "slackwater",
+        "clone",
+        "flights@before-release",
+        "flights-staging",
+        "--topic",
+        "flights=flights-corrected",
+    )
     staging = (*app[:3], "--app", "flights-staging", "--until-caught-up")
     with background(*staging, log=logs / "staging.log") as running:
         follow(
@@ -196,9 +234,19 @@ def main() -> None:
         )
         running.wait(60)
 
-    say("7  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
+    say(
+        "7  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them."
+    )
     for ref, name in (("flights", "production"), ("flights-staging", "staging")):
-        run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
+        run(
+            "slackwater",
+            "query",
+            ref,
+            "SELECT * FROM carriers",
+            "--out",
+            str(FOLDER / f"{name}.parquet"),
+            quiet=True,
+        )
     compare(arrived)
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
     say(
@@ -229,12 +277,25 @@ def compare(arrived: object) -> None:
         """
     ).fetchall()
     table = Table(title="arrival delay in minutes, by carrier", title_justify="left")
-    for heading in ("carrier", "mean: production", "staging", "the flights", "worst: production", "staging", "the flights"):
+    for heading in (
+        "carrier",
+        "mean: production",
+        "staging",
+        "the flights",
+        "worst: production",
+        "staging",
+        "the flights",
+    ):
         table.add_column(heading, justify="left" if heading == "carrier" else "right")
     for row in joined:
         wrong = abs(row[1] - row[3]) > 1e-6
         style = "red" if wrong else None
-        table.add_row(row[0], *(f"{value:,.1f}" for value in row[1:4]), *(f"{value:,.0f}" for value in row[4:7]), style=style)
+        table.add_row(
+            row[0],
+            *(f"{value:,.1f}" for value in row[1:4]),
+            *(f"{value:,.0f}" for value in row[4:7]),
+            style=style,
+        )
     console.print(table)
     if not all(row[-1] for row in joined) or len(joined) != 16:
         console.print("[red]staging differs from the flights themselves: that is a bug in slackwater")

@@ -12,10 +12,9 @@ Run it with `slackwater run examples/flights.py`; `make demo` tells a whole stor
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-
-import slackwater as sw
 
 EVENT = (
     "time timestamp, carrier string, flight int, tailnum string, origin string, dest string, "
@@ -29,7 +28,9 @@ app = sw.App("flights")
 def legs(flights: DataFrame) -> DataFrame:
     """One row per flight that arrived; an event that is not JSON becomes null and is left out."""
     event = F.from_json(F.col("value").cast("string"), EVENT)
-    return flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
+    return (
+        flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
+    )
 
 
 def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -49,7 +50,9 @@ def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     inherited = pc.if_else(pc.fill_null(recent, False), owed, 0.0)
 
     legs = pc.add(pc.fill_null(state["legs"], 0), np.bincount(key))
-    remembered = rows.filter(last).select(["time", "arr_delay"]).rename_columns(["last_time", "last_arr_delay"])
+    remembered = (
+        rows.filter(last).select(["time", "arr_delay"]).rename_columns(["last_time", "last_arr_delay"])
+    )
     return remembered.append_column("legs", legs), rows.append_column("inherited", inherited)
 
 

@@ -1,7 +1,8 @@
 """State as running aggregates, one row per key: `aggregate(flights=count(), delay=sum("arr_delay"))`.
 
 Nulls count as SQL says: `count("x")`, `sum`, `min`, `max` and `mean` pass them over; a key without any value is null.
-NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide and an overflow is an error; sums of decimals keep their scale.
+NaN is passed over by `min` and `max`, too. Sums of integers are 64 bits wide and an overflow is an error; sums of
+decimals keep their scale.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ class _Aggregates:
             source = field_of(rows, made.column).type if made.column else None
             by = field_of(rows, made.by).type if made.by else None
             fields += _fields(name, made, source, by)
-            needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
+            needs.update(
+                dict.fromkeys(column for column in (made.column, made.by) if column and column not in key)
+            )
         values = pa.schema(fields)
         visible = [field for field in values if not field.name.startswith("_")]
         emits = pa.schema([*(field_of(rows, column) for column in key), *visible])
@@ -117,9 +120,15 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
         total = _sum_type(name, made, source)
         if made.function == "sum":
             return [pa.field(name, total)]
-        return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
+        return [
+            pa.field(name, pa.float64()),
+            pa.field(f"_{name}_sum", total),
+            pa.field(f"_{name}_count", pa.int64()),
+        ]
     if pa.types.is_nested(source):
-        raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one")
+        raise Usage(
+            f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one"
+        )
     if made.function in ("min", "max"):
         return [pa.field(name, source)]
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
@@ -180,7 +189,9 @@ class _PerKey:
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
         ids, values = self._ids.take(ties), self._rows[value].take(ties)
         # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
-        order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
+        order = pc.sort_indices(
+            pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")]
+        )
         ids_sorted = ids.take(order).to_numpy()
         firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
         picked = np.full(self._groups.num, -1, np.int64)
@@ -189,7 +200,9 @@ class _PerKey:
         return values.take(take), edge
 
 
-def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema) -> dict[str, Array]:
+def _merge_one(
+    name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema
+) -> dict[str, Array]:
     kind = schema.field(name).type
     if made.function == "count":
         new = batch.count_rows() if made.column is None else batch.reduce(batch.column(made.column), "count")
@@ -200,7 +213,9 @@ def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema
         return {name: _plus(old[name], batch.reduce(column.cast(kind), "sum").cast(kind), kind)}
     if made.function == "mean":
         total_type = schema.field(f"_{name}_sum").type
-        total = _plus(old[f"_{name}_sum"], batch.reduce(column.cast(total_type), "sum").cast(total_type), total_type)
+        total = _plus(
+            old[f"_{name}_sum"], batch.reduce(column.cast(total_type), "sum").cast(total_type), total_type
+        )
         number = pc.add(pc.fill_null(old[f"_{name}_count"], 0), batch.reduce(column, "count"))
         divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
         mean_value = pc.divide(total.cast(pa.float64()), divisor)

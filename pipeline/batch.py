@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812  Spark's own convention
+from pyspark.sql import functions as F
 
 from .task import RESULT_SCHEMA, Result, StateTask, WriteTask
 
@@ -31,7 +31,9 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
 def run_state(rows: DataFrame, task: StateTask) -> tuple[Result, ...]:
     """Bring the rows to their state partitions and merge them there."""
     key = [column.name for column in task.table.key]
-    hashed = rows.select(*(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash"))
+    hashed = rows.select(
+        *(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash")
+    )
     placed = hashed.repartitionById(task.table.partitions, _partition(F.col("_hash"), task.table.partitions))
     return _run(placed, task)
 

@@ -67,7 +67,7 @@ def _admin(kafka: Kafka) -> AdminClient:
     key = _kept("admin", kafka)
     if key not in _clients:
         _clients[key] = AdminClient(_properties(kafka))
-    return _clients[key]  # type: ignore[no-any-return]
+    return _clients[key]
 
 
 def topics(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
@@ -95,7 +95,7 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
 
         def ask(spec: OffsetSpec) -> tuple[int, ...]:
             asked = admin.list_offsets(
-                {partition: spec for partition in partitions},
+                dict.fromkeys(partitions, spec),
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=timeout_s,
             )
@@ -124,7 +124,9 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
     if topic in topics(kafka, timeout_s=timeout_s):
         return
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"})
+    new = NewTopic(
+        topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"}
+    )
     try:
         _admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
     except KafkaException as error:
@@ -139,7 +141,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
 def read_range(
     kafka: Kafka, topic: str, partition: int, start: int, end: int, *, patience_s: float
 ) -> Iterator[Sequence[Message]]:
-    """The messages at offsets start to end - 1 of one partition, in chunks. Gaps (compaction, transactions) are skipped.
+    """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 
     Raises:
         Refused: The offsets are no longer there.
@@ -280,7 +282,9 @@ def send(
             ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
 
     for partition, value in messages:
-        producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
+        producer.produce(
+            topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered
+        )
         producer.poll(0)
     patience = Patience(_server(kafka), patience_s + 5)
     while producer.flush(1) > 0:

@@ -42,7 +42,7 @@ def load_app(path: str, *, name: str | None = None) -> App:
     # Workers do not have the file: its functions travel by value.
     from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
     if len(found) != 1:
         names = ", ".join(repr(app.name) for app in found.values()) or "none"

@@ -11,6 +11,9 @@ __all__ = ["Patience"]
 
 _log = logging.getLogger("slackwater")
 
+_QUIET_S = 4
+"""A busy broker takes this long now and then: nothing to tell anybody."""
+
 
 class Patience:
     """Waits for one server: says once that it is away, once that it is back, and gives up in the end.
@@ -47,6 +50,6 @@ class Patience:
                 f"{self._what} has not answered for {elapsed:.0f} s{f' ({why})' if why else ''}",
                 hint="nothing is lost: start again when it is back, and the app goes on where it stopped",
             )
-        if not self._told and elapsed > 1:
+        if not self._told and elapsed > _QUIET_S:
             self._told = True
             _log.warning("%s does not answer; trying for %.0f s more", self._what, self._limit_s - elapsed)

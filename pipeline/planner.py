@@ -98,7 +98,8 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     if max_records is None or total <= max_records:
         return tuple(at + waiting for at, waiting in zip(known, backlog, strict=True))
     return tuple(
-        at + min(waiting, max(1, waiting * max_records // total)) for at, waiting in zip(known, backlog, strict=True)
+        at + min(waiting, max(1, waiting * max_records // total))
+        for at, waiting in zip(known, backlog, strict=True)
     )
 
 
@@ -165,7 +166,14 @@ class ChannelPlanner:
     """Plans batches of a repartition topic: whole upstream versions, never past a marker."""
 
     def __init__(
-        self, store: ObjectStore, app: str, upstream: str, channel: str, *, pace: Pace, max_records: int | None
+        self,
+        store: ObjectStore,
+        app: str,
+        upstream: str,
+        channel: str,
+        *,
+        pace: Pace,
+        max_records: int | None,
     ) -> None:
         self._store = store
         self._app = app
@@ -179,7 +187,8 @@ class ChannelPlanner:
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make."""
         self._refresh(start.version)
-        rows, end, snapshots = 0, None, ()
+        rows, end = 0, None
+        snapshots: tuple[str, ...] = ()
         for manifest in self._known:
             output = manifest.outputs[self._channel]
             if end is not None and self._max_records is not None and rows + output.rows > self._max_records:
@@ -199,7 +208,9 @@ class ChannelPlanner:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
         names: set[str] = set()
         for version in range(start + 1, end + 1):
-            names.update(history.read(self._store, self._app, self._upstream, version).outputs[self._channel].attempts)
+            names.update(
+                history.read(self._store, self._app, self._upstream, version).outputs[self._channel].attempts
+            )
         return frozenset(names)
 
     def _refresh(self, consumed: int) -> None:
@@ -209,9 +220,7 @@ class ChannelPlanner:
         last = max(consumed, *(manifest.version for manifest in self._known), 0)
         new = list(history.after(self._store, self._app, self._upstream, last))
         self._known += [manifest for manifest in new if self._channel in manifest.outputs]
-        self._poll.seconds = (
-            _STORE_POLL_MIN_S if new else min(_STORE_POLL_MAX_S, self._poll.seconds * 1.3)
-        )
+        self._poll.seconds = _STORE_POLL_MIN_S if new else min(_STORE_POLL_MAX_S, self._poll.seconds * 1.3)
 
 
 def request_ids(store: ObjectStore, app: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from .task import Places
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["Options", "run"]
 
@@ -103,7 +103,9 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
     """
     stages = app.select(options.stages)
     limits = {
-        stage.name: Limits(stage.max_records or options.max_records, interval_ms(stage.trigger or options.trigger))
+        stage.name: Limits(
+            stage.max_records or options.max_records, interval_ms(stage.trigger or options.trigger)
+        )
         for stage in stages
     }
     kafka_client.wait_for(options.kafka, options.patience_s)
@@ -287,7 +289,11 @@ def _translate(stage: Stage, text: str) -> SlackwaterError:
     if ours:
         kind, message = ours[-1]
         known = getattr(errors, kind, None)
-        error = known.__new__(known) if isinstance(known, type) and issubclass(known, SlackwaterError) else Refused("")
+        error = (
+            known.__new__(known)
+            if isinstance(known, type) and issubclass(known, SlackwaterError)
+            else Refused("")
+        )
         SlackwaterError.__init__(error, f"stage {stage.name!r}: {message.strip()}")
         return error
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -7,7 +7,6 @@ too, what would keep state where no snapshot sees it is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from ..store.hashing import hash_keys
 from ..store.manifest import Column, Table
 from ..store.types import from_arrow
 from .app import App, Repartition, Stage, Topic
-from .source import TOPIC_SCHEMA
+from .source import TOPIC_SCHEMA, parse_ddl
 from .states import BoundState
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     known: dict[str, Shape] = {}
     for stage in app.stages.values():
         if isinstance(stage.reads, Topic):
-            schema = StructType.fromDDL(TOPIC_SCHEMA)
+            schema = parse_ddl(TOPIC_SCHEMA)
         else:
             schema = known[app.writer_of(stage.reads).name].emits
         rows = apply(stage, spark.createDataFrame([], schema)).schema
@@ -105,7 +104,9 @@ def _refuse_state(stage: Stage, made: DataFrame) -> None:
                 f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
                 hint=f"say it as {_STATEFUL[name]} on the stage, or do it on the rows of one event",
             )
-    streams = sum(name.startswith("StreamingRelation") or name.startswith("StreamingDataSource") for name in names)
+    streams = sum(
+        name.startswith(("StreamingRelation", "StreamingDataSource")) for name in names
+    )
     if streams > 1:
         raise Refused(
             f"stage {stage.name!r} uses its stream {streams} times; each use would read all of its input again",
@@ -142,5 +143,3 @@ def _check_columns(what: str, key: tuple[str, ...], rows: pa.Schema) -> None:
             raise NotFound("key column", name, rows.names, hint=f"{what} is keyed by it")
     # Hashing no rows tells whether the types can be hashed.
     hash_keys(rows.empty_table(), key)
-
-

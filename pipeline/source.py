@@ -7,7 +7,7 @@ Those of our own: `store`, `app`, `upstream`, `channel`, `handled` (snapshot ids
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,11 +18,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ..store.open import open_store
-from .kafka import read_range
+from .kafka import offsets, read_range
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .wire import decode
 
-__all__ = ["TOPIC_SCHEMA", "ChannelSource", "TopicSource"]
+__all__ = ["TOPIC_SCHEMA", "ChannelSource", "TopicSource", "parse_ddl"]
 
 TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
@@ -30,6 +30,13 @@ TOPIC_SCHEMA = (
 """The columns of Structured Streaming's Kafka source."""
 
 Options = dict[str, str]
+
+
+def parse_ddl(ddl: str) -> StructType:
+    """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
+    columns = StructType.fromDDL(ddl)
+    assert isinstance(columns, StructType)  # noqa: S101  a list of columns is nothing else
+    return columns
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,9 @@ class _Range(InputPartition):
     attempts: frozenset[str] = frozenset()
 
 
-def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
+def _ranges(
+    topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()
+) -> list[_Range]:
     known = start.offsets + (0,) * (len(end.offsets) - len(start.offsets))
     return [
         _Range(topic, partition, first, last, attempts)
@@ -88,15 +97,23 @@ class _Reader(DataSourceStreamReader):
 
 
 class _TopicReader(_Reader):
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
+        # Only of a query of the user's own: a stage's checkpoint always says where it is.
+        return Position(offsets(self._kafka, self._options["subscribe"])[0]).json()
+
     def _plan(self) -> TopicPlanner:
         options = self._options
+        requests: Callable[[], tuple[str, ...]] = tuple
+        if "store" in options:
+            store = open_store(options["store"], patience_s=self._patience_s)
+            requests = partial(request_ids, store, options["app"])
         return TopicPlanner(
             self._kafka,
             options["subscribe"],
             pace=self._pace(),
             max_records=self._max_records,
             patience_s=self._patience_s,
-            requests=partial(request_ids, open_store(options["store"], patience_s=self._patience_s), options["app"]),
+            requests=requests,
             handled=frozenset(filter(None, options.get("handled", "").split(","))),
         )
 
@@ -122,7 +139,9 @@ class _TopicReader(_Reader):
                 pa.repeat(pa.scalar(partition.topic), len(messages)),
                 pa.repeat(pa.scalar(partition.partition, pa.int32()), len(messages)),
                 pa.array([message.offset() for message in messages], pa.int64()),
-                pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+                pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(
+                    pa.timestamp("us", "UTC")
+                ),
                 # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
                 pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
             ]

@@ -27,7 +27,7 @@ from .task import Places, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["StageRunner"]
 
@@ -116,7 +116,9 @@ class StageRunner:
     def check_epoch(self) -> None:
         """Look whether somebody took the stage over. Raises `Fenced`."""
         with self._commit_lock:
-            newer = next(iter(history.after(self._store, self.head.app, self.head.stage, self.head.version)), None)
+            newer = next(
+                iter(history.after(self._store, self.head.app, self.head.stage, self.head.version)), None
+            )
             if newer is not None and newer.epoch > self.head.epoch:
                 # The commit that loses says it best.
                 commit.commit(self._store, self._next("batch", 0))
@@ -249,7 +251,9 @@ class StageRunner:
         return tuple(
             action
             for name in new
-            for action in process.receive(MarkerArrived(name, self.input_name) if upstream else Requested(name))
+            for action in process.receive(
+                MarkerArrived(name, self.input_name) if upstream else Requested(name)
+            )
         )
 
     def _consumed(self, at: Input, end: Position) -> Input:
@@ -263,5 +267,3 @@ class StageRunner:
             if self.input_name in upstream.outputs:
                 rows += upstream.outputs[self.input_name].rows
         return replace(at, offsets=end.offsets, version=end.version, rows=rows)
-
-

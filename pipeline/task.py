@@ -73,9 +73,7 @@ class _Sink:
         for channel, topic, count in self.outputs:
             messages = list(split(rows, partitions(channel, count)))
             ends[channel.name] = (
-                send(
-                    self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s
-                )
+                send(self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s)
                 if messages
                 else {}
             )
@@ -83,7 +81,9 @@ class _Sink:
 
 
 @lru_cache(maxsize=8)
-def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
+def _storage(
+    store: str, patience_s: float, cache_folder: str, cache_bytes: int
+) -> tuple[ObjectStore, SstCache]:
     """A worker is reused from batch to batch, and with it what it has open."""
     return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
 
@@ -114,6 +114,7 @@ class WriteTask:
     outputs: tuple[tuple[Repartition, str, int], ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write a task's rows; one row with its report comes back, none when there were no rows."""
         rows = _table(batches)
         if rows is None:
             return
@@ -141,6 +142,7 @@ class StateTask:
     ssts: tuple[Sst, ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Merge a task's rows; one row with its report comes back, none when there were no rows."""
         rows = _table(batches)
         if rows is None:
             return
@@ -151,7 +153,11 @@ class StateTask:
         emitted: list[pa.Table] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
-            mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
+            mine = (
+                rows
+                if len(rows) and (partitions == partition).all()
+                else rows.filter(partitions == partition)
+            )
             made, out = self._merge(mine, key, partition)
             written += [made] if made else []
             emitted += [out] if out is not None else []

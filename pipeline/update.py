@@ -73,12 +73,15 @@ def _schema(ddl: str | pa.Schema) -> pa.Schema:
         return ddl
     from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
+
+    from .source import parse_ddl
 
     try:
-        return to_arrow_schema(StructType.fromDDL(ddl), timezone="UTC")
+        return to_arrow_schema(parse_ddl(ddl), timezone="UTC")
     except ParseException as error:
-        raise Usage(f"columns {ddl!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
+        raise Usage(
+            f"columns {ddl!r} are not a DDL string such as 'n long, at timestamp': {error}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,9 @@ class _BoundUpdate:
         returned = self.function(tagged, before)
         after, emitted = returned if isinstance(returned, tuple) else (returned, None)
         if emitted is None and len(self.emits):
-            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+            raise Refused(
+                "the update function returned no emitted rows, but declares emits=; return (state, rows)"
+            )
         if after.num_rows != groups.num:
             raise Refused(
                 f"the update function returned {after.num_rows} state rows; expected {groups.num}, "

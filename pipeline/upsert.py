@@ -62,10 +62,8 @@ class _BoundUpsert:
         latest = rows.take(pa.array(self._latest_row(rows, groups)))
         new_by, old_by = latest[self.by], old[self.by]
         changed = _mask(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
-        if self.delete_when is None:
-            deleted = np.zeros(groups.num, bool)
-        else:
-            deleted = changed & _mask(latest[self.delete_when])
+        doomed = _mask(latest[self.delete_when]) if self.delete_when else np.zeros(groups.num, bool)
+        deleted = changed & doomed
         values = latest.select(self.values.names).cast(self.values)
         out = pa.array(changed & ~deleted)
         emitted = pa.table([*keys.columns, *values.columns], schema=self.emits).filter(out)
@@ -76,7 +74,9 @@ class _BoundUpsert:
 
         Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
         """
-        sortable = [name for name in self.needs if name != self.by and not pa.types.is_nested(rows[name].type)]
+        sortable = [
+            name for name in self.needs if name != self.by and not pa.types.is_nested(rows[name].type)
+        ]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         order = pc.sort_indices(
             table,
@@ -87,4 +87,6 @@ class _BoundUpsert:
 
 def _mask(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
     filled = pc.fill_null(values, False)
-    return np.asarray(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy())
+    return np.asarray(
+        filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
+    )

@@ -32,7 +32,7 @@ def encode(rows: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
         writer.write_batch(rows)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple[int, bytes]]:
@@ -65,7 +65,9 @@ def header_of(message: Message) -> str:
     return ""
 
 
-def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def decode(
+    messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """The rows of the messages that these attempts wrote.
 
     Raises:
@@ -79,7 +81,9 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
             with pa.ipc.open_stream(message.value()) as reader:
                 batches = list(reader)
         except pa.ArrowInvalid as error:
-            raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
+            raise Corruption(
+                f"message {address} is not an Arrow stream: {error}", object_key=address
+            ) from error
         for batch in batches:
             if batch.schema.names != schema.names or batch.schema.types != schema.types:
                 raise Corruption(

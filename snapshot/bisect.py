@@ -1,7 +1,7 @@
 """Find the commit that made something wrong: a binary search over consistent cuts with a SQL predicate.
 
-The predicate is a query that returns rows when something is wrong. It is asked at cuts in which no stage is ahead of
-what its senders sent, so a wrong answer is wrong state, never a torn look at a running app.
+The predicate is a query that returns rows when something is wrong. It is asked at cuts in which no stage is
+ahead of what its senders sent, so a wrong answer is wrong state, never a torn look at a running app.
 """
 
 import time
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from math import ceil, log2
 
 import pyarrow as pa
@@ -16,7 +17,6 @@ import pyarrow as pa
 from ..store import history
 from ..store.cache import SstCache
 from ..store.errors import Refused
-from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .cut import first_cut, resolve
 from .lineage import Lineage, trace
@@ -69,8 +69,9 @@ class Verdict:
     """Up to ten keys that turned bad: those the predicate names, else those the commit wrote."""
     evaluations: int
     non_monotone: tuple[Step, ...] = ()
-    """Evaluations against the order: good after the first bad cut, or bad before the last good one. Empty as far as
-    could be seen when the history went from good to bad once; otherwise the verdict is one of several changes."""
+    """Evaluations against the order: good after the first bad cut, or bad before the last good one. Empty as
+    far as could be seen when the history went from good to bad once; otherwise the verdict is one of several
+    changes."""
 
     @property
     def good_ref(self) -> str:
@@ -96,8 +97,9 @@ def bisect(
 ) -> Verdict:
     """The first commit, between two moments, at which `where` returns rows.
 
-    Tables that had no version yet at a cut are empty there. Versions whose tables hold the same rows are not evaluated
-    twice, nor those of tables that `where` does not name, so there are O(log versions) evaluations per table.
+    Tables that had no version yet at a cut are empty there. Versions whose tables hold the same rows are not
+    evaluated twice, nor those of tables that `where` does not name, so there are O(log versions) evaluations
+    per table.
 
     Args:
         store: where the app lives.
@@ -135,7 +137,7 @@ def bisect(
 
 
 def _named(where: str, cut: Cut) -> frozenset[str]:
-    """The tables that decide what `where` returns: those it names, or all when it may name them in another way."""
+    """The tables that decide what `where` returns: those it names; all, if it may name them otherwise."""
     text = where.casefold()
     named = frozenset(name for name in cut.tables if name.casefold() in text)
     # The table functions query() and query_table() take names as data.
@@ -163,62 +165,54 @@ class _Search:
             for name, manifest in between.high.tables.items()
             if manifest.table is not None
         }
-        self._good = [between.low]
-        self._bad = [between.high]
+        self._bad_rows = pa.table({})
+        """What the predicate returned at the earliest bad cut so far."""
 
     def check_ends(self, good: str | None, bad: str | None) -> None:
         app = self._between.high.app
-        if not self._is_bad(self._between.high):
+        if not self._ask(self._between.high, 1 + _halvings(self._between)):
             raise Refused(
                 f"the predicate returns no rows at {bad or f'{app}@now'}: nothing is wrong there",
                 hint="give --bad a moment at which it returns rows; `slackwater query` shows what it returns",
             )
-        if self._is_bad(self._between.low):
-            if good is None:
-                raise Refused(
-                    f"the predicate returns rows already at the beginning of the history of {app}",
-                    hint="say in the predicate what is wrong and was not wrong then, or give --good a later moment",
-                )
+        if not self._ask(self._between.low, _halvings(self._between)):
+            return
+        if good is None:
             raise Refused(
-                f"the predicate returns rows already at {good}: it is not good there",
-                hint=f"try --good {self._earlier()}"
-                if self._earlier()
-                else "leave --good away to search all of it",
+                f"the predicate returns rows already at the beginning of the history of {app}",
+                hint="give --good a later moment, or a predicate that was not true from the start",
             )
+        earlier = self._earlier()
+        raise Refused(
+            f"the predicate returns rows already at {good}: it is not good there",
+            hint=f"try --good {earlier}" if earlier else "leave --good away to search all of it",
+        )
 
     def run(self) -> Verdict:
         between = self._between
+        # Cuts known to be good, and to be bad, each nearer to the verdict than the one before it.
+        good, bad = [between.low], [between.high]
         while (cut := between.middle()) is not None:
-            if not replace(between, low=between.low, high=cut).differing():
-                is_bad = False  # the very rows of the good cut
-            elif not replace(between, low=cut, high=between.high).differing():
-                is_bad = True  # the very rows of the bad cut
-            else:
-                is_bad = self._is_bad(cut, between)
-            if is_bad:
+            if self._is_bad(cut, between):
                 between = replace(between, high=cut)
-                self._bad.append(cut)
+                bad.append(cut)
             else:
                 between = replace(between, low=cut)
-                self._good.append(cut)
+                good.append(cut)
         if not between.differing():
-            raise Refused(
-                "the predicate returned rows at one cut and none at another with the same tables",
-                hint="let it depend on the tables alone: no random(), now() or settings",
-            )
-        stage, good, bad = between.last_step()
-        return self._verdict(stage, good, bad, tuple(self._contradictions()))
-
-    def _verdict(self, stage: str, good: Cut, bad: Cut, contradictions: tuple[Step, ...]) -> Verdict:
-        before: Manifest | None = good.stages.get(stage)
-        after = bad.stages[stage]
-        rows = self._rows(bad)
+            raise _unsteady()
+        rows = self._bad_rows
+        stage, last_good, first_bad = between.last_step()
+        if first_bad.stages[stage].kind not in ("batch", "clone"):
+            raise _unsteady()  # claims and compactions change no row
+        contradictions = tuple(self._contradictions(good, bad))
+        before, after = last_good.stages.get(stage), first_bad.stages[stage]
         return Verdict(
-            app=bad.app,
+            app=after.app,
             where=self._where,
             stage=stage,
-            good=good,
-            bad=bad,
+            good=last_good,
+            bad=first_bad,
             good_version=before.version if before else 0,
             bad_version=after.version,
             good_time_ms=before.time_ms if before else 0,
@@ -230,47 +224,65 @@ class _Search:
             non_monotone=contradictions,
         )
 
-    def _contradictions(self) -> Iterator[Step]:
+    def _is_bad(self, cut: Cut, between: Between) -> bool:
+        """The verdict on a cut between two that are known. Where it has one's very rows it needs no evaluation."""
+        if not replace(between, high=cut).differing():
+            return False
+        if not replace(between, low=cut).differing():
+            return True
+        return self._ask(cut, _halvings(between) - 1)
+
+    def _contradictions(self, good: list[Cut], bad: list[Cut]) -> Iterator[Step]:
         """Look into the widest stretches that the search jumped over, where nothing proves the order."""
-        for cuts, expected_bad in ((self._good, False), (self._bad, True)):
-            # Each cut of a side lies nearer to the verdict than the one before it.
-            chain = cuts if not expected_bad else cuts[::-1]
-            gaps = [
-                replace(self._between, low=low, high=high)
-                for low, high in zip(chain, chain[1:], strict=False)
-            ]
-            widest = sorted(gaps, key=lambda gap: -sum(gap.length(stage) for stage in gap.differing()))
-            for gap in widest[:_PROBES]:
-                cut = gap.middle()
-                if cut is not None and self._is_bad(cut) != expected_bad:
-                    yield self._steps[-1]
+        probes: list[tuple[Cut, bool]] = []
+        for chain, expected in ((good, False), (bad[::-1], True)):
+            gaps = [replace(self._between, low=low, high=high) for low, high in pairwise(chain)]
+            gaps.sort(key=lambda gap: sum(gap.length(stage) for stage in gap.differing()), reverse=True)
+            middles = (gap.middle() for gap in gaps[:_PROBES])
+            probes += [(middle, expected) for middle in middles if middle is not None]
+        for number, (cut, expected) in enumerate(probes, 1):
+            if self._ask(cut, len(probes) - number) != expected:
+                yield self._steps[-1]
 
-    def _is_bad(self, cut: Cut, between: Between | None = None) -> bool:
-        is_bad = self._rows(cut).num_rows > 0
-        step = Step(len(self._steps) + 1, len(self._steps) + 1 + self._to_come(between), cut, is_bad)
-        self._steps.append(step)
+    def _ask(self, cut: Cut, to_come: int) -> bool:
+        """Evaluate the predicate at a cut; `to_come` is how many evaluations will follow, as far as one can tell."""
+        # The tables that it cannot see need not be opened.
+        seen = cut
+        if self._steps:
+            seen = Cut(
+                cut.app, {stage: cut.stages[stage] for stage in self._between.watched & cut.stages.keys()}
+            )
+        with closing(connect(self._store, self._cache, seen, empty=self._tables)) as con:
+            rows = run_query(con, self._where, max_rows=_MAX_ROWS)
+        is_bad = rows.num_rows > 0
+        if is_bad:
+            self._bad_rows = rows
+        number = len(self._steps) + 1
+        self._steps.append(Step(number, number + to_come, cut, is_bad))
         if self._on_step is not None:
-            self._on_step(step)
+            self._on_step(self._steps[-1])
         return is_bad
-
-    def _to_come(self, between: Between | None) -> int:
-        if between is None:
-            between = self._between if len(self._steps) < 2 else None
-        if between is None:
-            return 0
-        differing = between.differing()
-        longest = max((between.length(stage) for stage in differing), default=1)
-        return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1))) - 1 + _PROBES
-
-    def _rows(self, cut: Cut) -> pa.Table:
-        with closing(connect(self._store, self._cache, cut, empty=self._tables)) as con:
-            return run_query(con, self._where, max_rows=_MAX_ROWS)
 
     def _earlier(self) -> str:
         """A ref to the middle of what lies before the good end, empty when nothing does."""
         low = self._between.low
         before = replace(self._between, low=first_cut(self._store, low.app), high=low)
-        stages = before.differing()
-        longest = max(stages, key=before.length, default="")
-        middle = (before.lowest(longest) + low.stages[longest].version) // 2 if longest else 0
-        return f"{low.app}/{longest}@v{middle}" if middle >= before.first.get(longest, 1) else ""
+        longest = max(before.differing(), key=before.length, default="")
+        if not longest:
+            return ""
+        middle = (before.lowest(longest) + low.stages[longest].version) // 2
+        return f"{low.app}/{longest}@v{max(middle, before.first[longest])}"
+
+
+def _halvings(between: Between) -> int:
+    """How many evaluations it will take from here, as far as one can tell."""
+    differing = between.differing()
+    longest = max((between.length(stage) for stage in differing), default=1)
+    return ceil(log2(longest)) + ceil(log2(max(len(differing), 1))) + _PROBES
+
+
+def _unsteady() -> Refused:
+    return Refused(
+        "the predicate returned rows at one cut and none at another whose tables hold the same rows",
+        hint="let it depend on the tables alone: no random(), now() or settings",
+    )

@@ -1,4 +1,4 @@
-"""Carrying what is in flight at a cut into a clone's own channels, so that the clone never touches the source's."""
+"""Carrying what is in flight at a cut into a clone's own channels: it never touches the source's."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -17,7 +17,7 @@ class Channels(Protocol):
     """What cloning needs of Kafka; `pipeline` implements it."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
-        """Check that a stage can go on reading a user's topic at these offsets, one per partition.
+        """Check that a topic can be read on from these offsets, one per partition.
 
         Raises:
             NotFound: there is no such topic.
@@ -32,14 +32,14 @@ class Channels(Protocol):
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        """Copy records in flight to the end of `topic`, which is created, with as many partitions, if it is missing.
+        """Copy records in flight to the end of `topic`, created with as many partitions if it is missing.
 
-        The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts in
-        `in_flight` the topic is created and nothing copied.
+        The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts
+        in `in_flight` the topic is created and nothing copied.
 
         Returns:
-            The end offset of each partition after the copy, the new attempt, and the end offsets before the copy,
-            where reading the copied records starts.
+            The end offset of each partition after the copy, the new attempt, and the end offsets before the
+            copy, where reading the copied records starts.
         """
         ...
 
@@ -77,7 +77,7 @@ def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels) -> dict[str, 
 
 
 def _carry_one(store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel]) -> Carried:
-    """Copy one channel, from the receiver that is furthest behind, with a stop where each of the others is."""
+    """Copy one channel from where the last receiver is, with a stop where each of the others is."""
     readers = sorted(readers, key=lambda reader: reader.input.version if reader.input else 0)
     topic = channel_topic(app, readers[0].name)
     starts: dict[str, tuple[int, ...]] = {}
@@ -104,11 +104,13 @@ def carried_input(
 ) -> Input:
     """What the clone's first version of a receiver says about the channel `name`.
 
-    Nothing but its first version exists of the sender in the clone, so what is in flight counts as written by that.
+    Nothing but its first version exists of the sender in the clone, so what is in flight counts as written by
+    that.
     """
     channel = carried.get(name)
     if channel is None:
-        # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read nothing.
+        # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read
+        # nothing.
         return Input(channel_topic(app, name), (0,) * len(source.offsets), source.upstream)
     starts, sent = channel.starts[receiver], cut.stages[source.upstream].version
     return Input(channel.topic, starts, source.upstream, sent if starts == channel.ends else sent - 1)

@@ -1,12 +1,12 @@
 """Clone an app at a moment: new manifests that point at the source's SSTs, and channels of its own.
 
-No byte of state is read or copied, so a clone costs the same at ten thousand keys and at five million. The order makes
-it safe to stop anywhere: the source's cut is pinned first, then the clone's identity is written, and with it the
-clone exists; the rest only rolls forward, and the same call again finishes it.
+No byte of state is read or copied, so a clone costs the same at ten thousand keys and at five million. The
+order makes it safe to stop anywhere: the source's cut is pinned first, then the clone's identity is written,
+and with it the clone exists; the rest only rolls forward, and the same call again finishes it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -44,7 +44,7 @@ class ClonePlan:
 
 
 class _CarriedChannels(Struct, frozen=True):
-    """The result of copying, kept until every stage has its first version: copying again would move the offsets."""
+    """The result of copying, noted before the first manifest: copying again would move the offsets."""
 
     channels: dict[str, Carried]
 
@@ -61,7 +61,7 @@ def clone(
     now_ms: int | None = None,
     dry_run: bool = False,
 ) -> ClonePlan:
-    """Make app `name` from another app's moment. The source is only read, but for a snapshot that pins its cut.
+    """Make app `name` from another app's moment; the source only gets a snapshot that pins its cut.
 
     A call that was interrupted is finished by the same call again.
 
@@ -69,8 +69,8 @@ def clone(
         store: the source's store.
         source: ref of the moment to clone.
         name: the new app's name.
-        topics: topics the clone reads instead of the source's, by their names as declared; with the same partitions
-            and offsets. Those that are not named are read on by both.
+        topics: topics the clone reads instead of the source's, by their names as declared; with the same
+            partitions and offsets. Those that are not named are read on by both.
         channels: Kafka.
         target_store: where the clone lives; default the source's store.
         by: user@host.
@@ -80,9 +80,10 @@ def clone(
     Raises:
         Usage: the ref, or the name, is malformed.
         NotFound: there is no such app, moment or topic.
-        Refused: the name or one of its topics is taken, a topic does not hold the offsets, or records in flight are
-            gone.
-        Unavailable: storage or Kafka did not answer; the clone may have been begun, the same call finishes it.
+        Refused: the name or one of its topics is taken, a topic does not hold the offsets, or records in
+            flight are gone.
+        Unavailable: storage or Kafka did not answer; the clone may have been begun, the same call finishes
+            it.
     """
     target = target_store or store
     moment_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -128,8 +129,11 @@ def plan_clone(
         cut = of_snapshot(store, read_snapshot(store, cut.app, begun.origin.snapshot))
     if wrong := violations(cut.stages):
         raise Refused(f"{source} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
-    _check_topics(cut, name, read_topics, channels, resumed=begun is not None)
-    return ClonePlan(cut, info, target_store.url, read_topics, in_flight(store, cut), begun is not None)
+    flights = in_flight(store, cut)
+    _check_topics(cut, read_topics, flights, channels)
+    if begun is None:
+        _check_free(cut, name, channels)
+    return ClonePlan(cut, info, target_store.url, read_topics, flights, begun is not None)
 
 
 def finish_clone(
@@ -165,9 +169,9 @@ def finish_clone(
 
 
 def unfinished(store: ObjectStore, info: AppInfo) -> tuple[str, ...]:
-    """The stages that a clone has yet to get from its source; empty for a finished clone and for an app of its own.
+    """The stages that a clone has yet to get from its source; empty unless it is an unfinished clone.
 
-    A stage must not be started before: it would begin without its state. One request for each stage.
+    Such a stage must not be started before: it would begin without its state. One request for each stage.
     """
     stages = info.origin.cut if info.origin else {}
     return tuple(stage for stage in stages if not history.first_version(store, info.name, stage))
@@ -176,7 +180,8 @@ def unfinished(store: ObjectStore, info: AppInfo) -> tuple[str, ...]:
 def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, by: str) -> ClonePlan:
     """Pin the source's cut and write the clone's identity: from here on the clone exists."""
     origin = plan.info.origin
-    assert origin is not None, "a plan's app is a clone"
+    if origin is None:
+        raise AssertionError("a clone without an origin")
     root = "" if target.url == store.url else target.url
     snapshot = _pin_for(store, plan.source, plan.info.name, root, by)
     info = replace(plan.info, origin=replace(origin, snapshot=snapshot))
@@ -187,8 +192,8 @@ def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, by: str) ->
 def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str:
     """Pin the cut for the clone and return the snapshot's name.
 
-    An earlier clone of that name, or a call that stopped before the clone existed, may have left its own pin. It is
-    not ours to remove: whoever made it may be just about to go on.
+    An earlier clone of that name, or a call that stopped before the clone existed, may have left its own pin.
+    It is not ours to remove: whoever made it may be just about to go on.
     """
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
@@ -205,7 +210,7 @@ def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str
 
 
 def _read_topics(cut: Cut, wanted: Mapping[str, str]) -> dict[str, str]:
-    """The topic to read for each user's topic of the cut, by its declared name. Raises `NotFound` for unknown ones."""
+    """The topic to read for each user's topic, by its declared name. Raises `NotFound` for unknown ones."""
     current = {name: source.topic for _, name, source in _users_inputs(cut)}
     for declared in wanted:
         if declared not in current:
@@ -224,7 +229,7 @@ def _users_inputs(cut: Cut) -> list[tuple[str, str, Input]]:
 
 
 def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
-    """The identity of this very clone if a call before began and did not finish it, None if the name is free."""
+    """This very clone's identity if an earlier call began it and did not finish; None if the name is free."""
     try:
         found = apps.read_app(target, wanted.name)
     except NotFound:
@@ -246,20 +251,25 @@ def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
     ours = replace(wanted.origin, snapshot="", cut=found.origin.cut if ref.moves else wanted.origin.cut)
     if ours != replace(found.origin, snapshot=""):
         raise Refused(
-            f"app {wanted.name!r} is an unfinished clone of {made_from}; {', '.join(missing)} are missing, and this "
-            "call is for another moment or other topics",
+            f"app {wanted.name!r} is an unfinished clone of {made_from}; {', '.join(missing)} are missing, "
+            "and this call is for another moment or other topics",
             hint="finish it with the arguments it was begun with, or choose another name",
         )
     return found
 
 
 def _check_topics(
-    cut: Cut, name: str, read_topics: Mapping[str, str], kafka: Channels, *, resumed: bool
+    cut: Cut, read_topics: Mapping[str, str], flights: Iterable[InFlight], kafka: Channels
 ) -> None:
+    """Raise unless Kafka still holds all that the clone has to read or copy."""
     for _, declared, source in _users_inputs(cut):
         kafka.check_topic(read_topics[declared], source.offsets)
-    if resumed:
-        return  # the topics may be there already: our own
+    for flight in flights:
+        kafka.check_topic(flight.topic, flight.starts)
+
+
+def _check_free(cut: Cut, name: str, kafka: Channels) -> None:
+    """Raise `Refused` if a channel of the clone is there already: whose it is, cannot be told."""
     for channel in sorted({channel.name for channel in channels(cut)}):
         topic = channel_topic(name, channel)
         if kafka.ends(topic) is not None:
@@ -294,7 +304,7 @@ def _first_version(
     info: AppInfo,
     carried: Mapping[str, Carried],
 ) -> Manifest:
-    """A stage's first manifest in the clone. It has the source's version number: `_seq` of the rows goes on from it."""
+    """A stage's first manifest in the clone. It has the source's version number, so `_seq` goes on from it."""
     source = cut.stages[stage]
     topics = info.origin.topics if info.origin else {}
     return replace(

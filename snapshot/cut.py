@@ -1,8 +1,8 @@
 """From a ref to a consistent cut, and what is in flight in one.
 
-Every manifest says what it consumed and what it produced, so any moment is a consistent cut after the fact: take each
-stage's version of that moment and raise every sender to what its receivers had consumed (Chandy and Lamport 1985:
-nothing is received that was not sent).
+Every manifest says what it consumed and what it produced, so any moment is a consistent cut after the fact:
+take each stage's version of that moment and raise every sender to what its receivers had consumed (Chandy and
+Lamport 1985: nothing is received that was not sent).
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +41,8 @@ __all__ = [
 class InFlight:
     """Records sent before the sender's version and not yet consumed by the receiver's, on one channel.
 
-    They lie in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose attempt is one
-    of `attempts`; anything else in that range is to be skipped.
+    They lie in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
+    attempt is one of `attempts`; anything else in that range is to be skipped.
     """
 
     channel: str
@@ -110,9 +110,10 @@ def of_snapshot(store: ObjectStore, snapshot: snapshots.Snapshot) -> Cut:
 
 
 def first_cut(store: ObjectStore, app: str) -> Cut:
-    """The cut with the first kept version of every stage, senders raised where that is needed for consistency.
+    """The cut with the first kept version of every stage, senders raised as far as consistency needs it.
 
-    Stages begin at different times, so this is no moment of the clock, yet nothing in the app's history precedes it.
+    Stages begin at different times, so this is no moment of the clock, yet nothing in the app's history
+    precedes it.
 
     Raises:
         NotFound: there is no such app.
@@ -144,7 +145,7 @@ def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
 def raise_senders(
     stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]
 ) -> dict[str, Manifest]:
-    """The least consistent cut that has each of these versions or a later one. `read` gets a stage's version."""
+    """The least consistent cut with each of these versions or a later one. `read` gets a stage's version."""
     raised = dict(stages)
     settled = False
     while not settled:
@@ -166,9 +167,9 @@ def lower_receivers(
 ) -> dict[str, Manifest]:
     """Take back every stage that got something of `pinned`'s that `pinned` has not sent at its version.
 
-    Versions that were taken by time need it where the clocks of two machines differ. With `raise_senders` after it,
-    the result is consistent and has `pinned` exactly as given. `first` is the lowest version a stage may go back to;
-    a stage that would have to go further is left out.
+    Versions that were taken by time need it where the clocks of two machines differ. With `raise_senders`
+    after it, the result is consistent and has `pinned` exactly as given. `first` is the lowest version a
+    stage may go back to; a stage that would have to go further is left out.
     """
     lowered = dict(stages)
     bound = {pinned} | descendants(stages, pinned)
@@ -180,26 +181,29 @@ def lower_receivers(
         def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
             return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())
 
-        current = lowered.pop(receiver)
-        if not within(current):
-            current = newest_where(partial(read, receiver), first(receiver), current.version - 1, within)
-        if current is not None:
-            lowered[receiver] = current
+        reached = lowered.pop(receiver)
+        kept = (
+            reached
+            if within(reached)
+            else newest_where(partial(read, receiver), first(receiver), reached.version - 1, within)
+        )
+        if kept is not None:
+            lowered[receiver] = kept
     return lowered
 
 
 def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
     """What the channels of the cut hold, senders upstream first; nothing for channels that are empty.
 
-    Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel there
-    is one entry for each that lags.
+    Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel
+    there is one entry for each that lags.
     """
     found = (stretch(store, cut, channel) for channel in channels(cut))
     return tuple(flight for flight in found if flight.attempts)
 
 
 def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
-    """What one receiver has still to read of a channel, up to the cut or only up to where another receiver is.
+    """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
 
     Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept.
 
@@ -240,7 +244,8 @@ def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:
 
 def _latest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
     heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
-    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
+    # The app may be running: a sender read before its receiver may be older than what the receiver consumed
+    # since.
     return Cut(app, raise_senders(heads, _reader(store, app)))
 
 

@@ -21,7 +21,11 @@ def visible_schema(table: Table) -> pa.Schema:
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.Table:
-    """A table of one row with the key columns. Raises `Usage` as `get` does; `name` is the table's, for the message."""
+    """A table of one row with the key columns.
+
+    Raises:
+        Usage: not as many values as key columns, or not of their types; `name` is what the table is called.
+    """
     schema = arrow_schema(table.key)
     expected = ", ".join(f"{field.name} ({field.type})" for field in schema)
     if len(key_values) != len(schema):
@@ -35,7 +39,8 @@ def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.T
             columns.append(_parse(text, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Usage(
-                f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}"
+                f"{text!r} is no {field.type} for key column {field.name!r}: "
+                f"the key of table {name!r} is {expected}"
             ) from error
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 

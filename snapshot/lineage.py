@@ -1,4 +1,4 @@
-"""Which input records are behind a stretch of versions: the stage's own windows, and the users' records before them."""
+"""The input records behind a stretch of versions: on the stage's own inputs, and on the users' topics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class Lineage:
 def windows(store: ObjectStore, before: Cut, after: Cut, stage: str) -> Lineage:
     """The windows of what `stage` read between two cuts of one app.
 
-    A stage that `before` does not hold is traced from the first version that is kept. What a clone was born with is
-    not traced into the app it came from.
+    A stage that `before` does not hold is traced from the first version that is kept. What a clone was born
+    with is not traced into the app it came from.
 
     Raises:
         KeyError: `after` does not hold the stage.
@@ -51,7 +51,7 @@ def windows(store: ObjectStore, before: Cut, after: Cut, stage: str) -> Lineage:
 
 
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
-    """The windows of what one stage read after version `low` up to and with `high`; None for from the beginning.
+    """The windows of what one stage read after version `low`, None for the beginning, up to and with `high`.
 
     Raises:
         NotFound: a manifest between the two, or of the stages upstream, is gone.

@@ -1,8 +1,8 @@
 """Cuts between two cuts: what a binary search over the history of a whole app needs.
 
-Consistent cuts are a lattice: of two, the earlier version of each stage makes a consistent cut, and so does the later
-one. So between an early cut and a late one there is always a consistent cut that has any version we like of one stage,
-until the two differ by a single commit.
+Consistent cuts are a lattice: of two, the earlier version of each stage makes a consistent cut, and so does
+the later one. So between an early cut and a late one there is always a consistent cut that has any version we
+like of one stage, until the two differ by a single commit.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from functools import partial
 from ..store.manifest import Manifest
 from .cut import lower_receivers, raise_senders
 from .timeline import newest_where
-from .topology import Cut, descendants, newest_seq, order
+from .topology import Cut, descendants, order
 
 __all__ = ["Between"]
 
@@ -21,15 +21,15 @@ __all__ = ["Between"]
 class Between:
     """The stretch of history between two consistent cuts, `low` at or before `high` in every stage.
 
-    `read` gets a stage's version; `first` is the first version of each stage that is kept. Of the tables of the
-    stages in `watched` only, contents count; those of others may differ.
+    `read` gets a stage's version; `first` is the first version of each stage that is kept. Of the tables of
+    the stages in `watched` only, contents count; those of others may differ.
     """
 
     low: Cut
     high: Cut
     read: Callable[[str, int], Manifest]
     first: dict[str, int]
-    watched: Collection[str]
+    watched: frozenset[str]
 
     def ordered(self) -> bool:
         """Whether `low` is nowhere later than `high`."""
@@ -55,10 +55,10 @@ class Between:
         )
 
     def middle(self) -> Cut | None:
-        """A consistent cut strictly between the two, in about the middle; None when one commit is all that differs.
+        """A consistent cut in the middle; None when at most one commit of one watched stage lies between.
 
-        The longest stretch is halved: the stage's middle version, and the other stages as of its time. Where every
-        stretch is a single version, half of the stages take theirs, senders first.
+        The longest stretch is halved: the stage's middle version, and the other stages as of its time. Where
+        every stretch is a single version, half of the stages take theirs, senders first.
         """
         differing = self.differing()
         if not differing:
@@ -71,9 +71,9 @@ class Between:
         return None
 
     def last_step(self) -> tuple[str, Cut, Cut]:
-        """When `middle` is None: the stage that differs, and two consistent cuts with the contents of `low` and `high`.
+        """The stage that differs when `middle` is None, and two consistent cuts that differ by its commit.
 
-        These differ by exactly one commit of that stage and nothing else.
+        Their watched tables hold what those of `low` and `high` hold, and nothing else of them differs.
         """
         (stage,) = self.differing()
         later = descendants(self.high.stages, stage)
@@ -118,5 +118,6 @@ class Between:
         return max(self.lowest(stage), self.first[stage])
 
 
-def _content(cut: Cut, stage: str) -> int:
-    return newest_seq(cut.stages[stage]) if stage in cut.stages else 0
+def _content(cut: Cut, stage: str) -> frozenset[str]:
+    """The SSTs of a stage's table: the same ones hold the same rows. Compaction replaces them, too."""
+    return frozenset(sst.object for sst in cut.stages[stage].ssts) if stage in cut.stages else frozenset()

@@ -73,7 +73,7 @@ Moment = Latest | Back | AtTime | Named | Version
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A moment of `app`; `stage` is empty unless the ref is about one stage. `text` is what the person wrote."""
+    """A moment of `app`; `stage` is empty unless it is about one stage. `text` is what the person wrote."""
 
     text: str
     app: str
@@ -89,8 +89,8 @@ class Ref:
 def parse(text: str, *, now_ms: int) -> Ref:
     """The ref that `text` names. `now_ms` is what relative times count from.
 
-    A time without an offset is local; a date alone is its first instant. A time written to the second covers all of
-    that second, so that a time as a listing shows it includes the commit it stands for.
+    A time without an offset is local; a date alone is its first instant. A time written to the second covers
+    all of that second, so that a time as a listing shows it includes the commit it stands for.
 
     Raises:
         Usage: `text` has none of the forms; the hint lists them.

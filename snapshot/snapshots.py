@@ -1,8 +1,8 @@
 """Snapshots: named, pinned cuts; and the requests that a running app answers with markers.
 
-A request is one object that every stage sees between its batches. Each stage carries the version it recorded in its
-head manifest until the request is gone, so who completes the snapshot needs one look at each head. A snapshot is one
-object, written once: whatever the size of the state, taking one costs the same.
+A request is one object that every stage sees between its batches. Each stage carries the version it recorded
+in its head manifest until the request is gone, so who completes the snapshot needs one look at each head. A
+snapshot is one object, written once: whatever the size of the state, taking one costs the same.
 """
 
 import time
@@ -101,14 +101,17 @@ def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
 def progress(store: ObjectStore, app: str, request: Request) -> dict[str, int | None]:
     """The version that each stage recorded for the request, None for a stage that has not yet.
 
-    Reads each stage's head once. A stage that never committed a version has no part in any cut and is left out.
+    Reads each stage's head once. A stage that never committed a version has no part in any cut and is left
+    out.
     """
     heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
     return {stage: head.recorded.get(request.id) for stage, head in heads.items() if head is not None}
 
 
 def try_complete(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
-    """Write the snapshot if every stage has recorded; None while one has not. Anybody may call it, any number of times.
+    """Write the snapshot if every stage has recorded; None while one has not.
+
+    Anybody may call it, any number of times.
 
     Raises:
         Refused: another snapshot took the name meanwhile; the request is deleted.

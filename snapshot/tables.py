@@ -1,8 +1,8 @@
 """SQL over the tables of a cut: one DuckDB connection, one view a table, and no way to change anything.
 
-DuckDB runs in this process over the immutable SSTs. Once the views stand, the connection may open exactly the files
-behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot write into
-the store or look around on the machine.
+DuckDB runs in this process over the immutable SSTs. Once the views stand, the connection may open exactly the
+files behind them, its settings are locked, and only statements that read are let through: a user's SQL cannot
+write into the store or look around on the machine.
 """
 
 import re
@@ -25,7 +25,7 @@ _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
 
 _EXPLAIN = re.compile(r"\s*EXPLAIN\s+(ANALYZE\s+)?(\([^)]*\)\s*)?", re.IGNORECASE)
-_NO_TABLE = re.compile(r"Table with name \"?([^\s\"!]+)\"? does not exist")
+_NO_TABLE = re.compile(r"Table with name \"?(.+?)\"? does not exist")
 _NO_COLUMN = re.compile(r"Referenced column \"([^\"]+)\" not found|does not have a column named \"([^\"]+)\"")
 
 
@@ -68,7 +68,8 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None 
     """The rows of one reading statement; at most `max_rows` of them, when that is given.
 
     Raises:
-        Usage: the SQL is wrong, more than one statement or none, or one that does not only read: in DuckDB's own words.
+        Usage: the SQL is wrong, more than one statement or none, or one that does not only read: in DuckDB's
+            own words.
         NotFound: it names a table or column that the cut does not have; tells the nearest.
         SlackwaterError: DuckDB could not carry it out (for example for want of memory).
     """
@@ -87,11 +88,12 @@ def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE carries out what it explains.
-        _reading(con, _EXPLAIN.sub("", statements[0].query, count=1))
+        explained, found = _EXPLAIN.subn("", statements[0].query, count=1)
+        _reading(con, explained if found else "")
     elif kind not in _READING:
         raise Usage(
-            f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN"
-            f"\n  query: {sql.strip()}",
+            f"this is a {kind} statement; a query can only read, "
+            f"with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN\n  query: {sql.strip()}",
             hint="--out writes a result to a file",
         )
     return str(statements[0].query)

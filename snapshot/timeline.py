@@ -1,4 +1,4 @@
-"""Walking and searching the versions of an app's stages, reading no manifest that the answer does not need."""
+"""Walking and searching the versions of an app's stages, reading no manifest without need."""
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
@@ -22,7 +22,7 @@ def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
 
 
 def newest_first(store: ObjectStore, app: str, stages: Iterable[str]) -> Iterator[Manifest]:
-    """The versions of all these stages in one line, newest commit first. Holds and reads ahead one per stage."""
+    """The versions of all these stages in one line, newest commit first; reads one ahead per stage."""
     heads = (history.head(store, app, stage) for stage in stages)
     ahead = [(-head.time_ms, head.stage, head) for head in heads if head is not None]
     heapify(ahead)

@@ -15,7 +15,6 @@ __all__ = [
     "channels",
     "consumed",
     "descendants",
-    "newest_seq",
     "order",
     "violations",
 ]
@@ -23,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One version per stage of an app, as manifests. A stage that had no version at that moment is not in it."""
+    """One version per stage of an app, as manifests. Stages without a version at that moment are left out."""
 
     app: str
     stages: Mapping[str, Manifest]
@@ -49,7 +48,7 @@ class Cut:
 
     @property
     def ref(self) -> str:
-        """A short name for people: `flights@before-upgrade`, or the versions, `flights(legs@v7, routes@v5)`."""
+        """A short name for people: `flights@before-upgrade`, or `flights(legs@v7, routes@v5)`."""
         if self.snapshot:
             return f"{self.app}@{self.snapshot}"
         return f"{self.app}({', '.join(f'{stage}@v{version}' for stage, version in self.versions.items())})"
@@ -57,7 +56,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One edge of the cut's graph. `receiver` and `input` are empty and None while nobody reads the channel."""
+    """One edge of the cut's graph. While nobody reads the channel, `receiver` is empty and `input` None."""
 
     name: str
     sender: str
@@ -100,7 +99,7 @@ def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
 
 
 def channels(cut: Cut) -> tuple[Channel, ...]:
-    """Every channel once per receiver, senders upstream first; a channel without a receiver in the cut once."""
+    """Every channel once per receiver, senders upstream first; one that nobody reads in the cut once."""
     found: list[Channel] = []
     for sender in order(cut.stages):
         for name in sorted(cut.stages[sender].outputs):
@@ -128,11 +127,3 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 def carries_data(manifest: Manifest) -> bool:
     """Whether this version read any record: claims, compactions and commits for a marker alone do not."""
     return manifest.kind == "batch" and any(source.rows for source in manifest.inputs.values())
-
-
-def newest_seq(manifest: Manifest) -> int:
-    """The version that wrote the newest row of the table, 0 for an empty one.
-
-    Two versions of a stage with the same number hold the same rows: compactions and claims do not change it.
-    """
-    return max((sst.seq_max for sst in manifest.ssts), default=0)

@@ -39,7 +39,8 @@ def turned_keys(
         cache: where SSTs of a remote store come to lie.
         before: the version before the commit, None when the stage had none.
         after: the version that the commit made.
-        rows: what the predicate returned. If it has all key columns, its keys are meant, else all that were written.
+        rows: what the predicate returned. If it has all key columns, its keys are meant, else all that were
+            written.
     """
     table = after.table
     if table is None:

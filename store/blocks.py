@@ -62,7 +62,7 @@ def _open_once(url: str) -> ObjectStore:
 
 
 def file_name(sst: Sst) -> str:
-    """A name for local copies: the object's own, and the checksum, which tells apart what should never differ."""
+    """A name for local copies: the object's own, and the checksum in case two roots have one of that name."""
     return f"{PurePosixPath(sst.object).stem}-{sst.checksum}"
 
 
@@ -95,7 +95,8 @@ def corrupt(sst: Sst, what: str) -> Corruption:
     return Corruption(
         f"SST {sst.object} is damaged: {what}",
         object_key=sst.object,
-        hint="put the object back from a backup or an older object version, or go on from a version that does not use it",
+        hint="put the object back from a backup or an older object version, or go back to a version "
+        "that does not use it",
     )
 
 

@@ -1,7 +1,7 @@
 """SSTs on this machine: memory-mapped for look-ups, as Parquet files for DuckDB.
 
-Nothing here is needed for a right answer: what is missing or damaged is fetched again, and without a usable folder
-everything is read into memory.
+Nothing here is needed for a right answer: what is missing or damaged is fetched again, and without a usable
+folder everything is read into memory.
 """
 
 import os
@@ -67,7 +67,7 @@ class _Open:
 
 
 class SstCache:
-    """A bounded folder of SSTs, and those this process has open. Safe to use from many threads and processes."""
+    """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
 
     def __init__(self, folder: Path, max_bytes: int, *, max_memory_bytes: int = 256 << 20) -> None:
         """Use the folder, which is created when it is first needed.
@@ -75,8 +75,8 @@ class SstCache:
         Args:
             folder: only for this cache; any number of processes may share it.
             max_bytes: what its files may take together (see `CacheFolder`).
-            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. The one in
-                use may be larger.
+            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. The
+                one in use may be larger.
         """
         self._folder = CacheFolder(folder, max_bytes)
         self._max_memory_bytes = max_memory_bytes
@@ -136,13 +136,16 @@ class SstCache:
 
         Raises:
             Corruption: the object is missing or not what the manifest promises.
-            Unavailable: the store did not answer, or there is no folder on this machine that could hold a copy.
+            Unavailable: the store did not answer, or there is no folder on this machine that could hold a
+                copy.
         """
         name = file_name(sst)
         with self._lock:
             path = self._parquet.get(name)
         if path is None:
-            path = self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
+            path = (
+                self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
+            )
             with self._lock:
                 self._parquet[name] = path
         return path
@@ -229,9 +232,9 @@ class SstCache:
                     del self._open[name]
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
-        """The object's own file, checked; None for a remote store."""
+        """The object's own file, checked; None where there is none that DuckDB can name."""
         path = holder(store, sst).local_path(sst.object)
-        if path is None:
+        if path is None or _is_pattern(path):
             return None
         try:
             with pa.memory_map(str(path)) as source:
@@ -246,6 +249,8 @@ class SstCache:
         """A copy in the folder, safe from eviction; None when the folder cannot have it."""
         name = file_name(sst) + _PARQUET
         path = self._folder.path / name
+        if _is_pattern(path):
+            return None
         if self._pin(name):
             try:
                 with pa.memory_map(str(path)) as source:
@@ -255,7 +260,11 @@ class SstCache:
             else:
                 return path
         data = fetch(store, sst)
-        return path if self._folder.put(name, lambda file: _write_bytes(file, data)) and self._pin(name) else None
+        return (
+            path
+            if self._folder.put(name, lambda file: _write_bytes(file, data)) and self._pin(name)
+            else None
+        )
 
     def _pin(self, name: str) -> bool:
         pin = self._folder.pin(name)
@@ -281,6 +290,11 @@ class SstCache:
                 hint="free some disk, or name a larger folder for the cache",
             ) from error
         return path
+
+
+def _is_pattern(path: Path) -> bool:
+    """Whether DuckDB would take the path for a pattern, and perhaps find another file with it."""
+    return any(character in str(path) for character in "*?[")
 
 
 def _write_bytes(file: Path, data: bytes) -> None:

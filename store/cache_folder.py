@@ -1,8 +1,9 @@
 """A folder of files that never change, shared by several processes and bounded in bytes.
 
-Files appear whole, by a rename, and go by unlink, which leaves those who have them mapped undisturbed. A file that
-must keep its name for a while is pinned by a shared flock(2), which ends with the process at the latest. Nothing here
-raises for a folder that cannot be written: it says so once, in the log, and answers that there is no such file.
+Files appear whole, by a rename, and go by unlink, which leaves those who have them mapped undisturbed. A file
+that must keep its name for a while is pinned by a shared flock(2), which ends with the process at the latest.
+Nothing here raises for a folder that cannot be written: it says so once, in the log, and answers that there
+is no such file.
 """
 
 import fcntl
@@ -52,7 +53,8 @@ class CacheFolder:
     def put(self, name: str, write: Callable[[Path], None]) -> bool:
         """Let `write` fill a file and give it its name; whether the file is there now.
 
-        Only what the file system refuses is handled here; other errors of `write` pass through, and leave no file.
+        Only what the file system refuses is handled here; other errors of `write` pass through, and leave no
+        file.
         """
         temporary = self.path / f"{_TEMPORARY}{uuid4().hex}"
         try:
@@ -94,12 +96,13 @@ class CacheFolder:
             (self.path / name).unlink()
 
     def pin(self, name: str) -> int | None:
-        """Keep the file under its name until the returned file descriptor is closed; None when there is no file."""
+        """Keep the file in place until the returned file descriptor is closed; None when there is no file."""
         try:
             descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        # A file system without locks does not keep us from reading; then only the time of use protects the file.
+        # A file system without locks does not keep us from reading; then only the time of use protects the
+        # file.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         if os.fstat(descriptor).st_nlink == 0:

@@ -1,8 +1,8 @@
 """Keys as values: their hash, the state partition it falls in, and when two keys are the same key.
 
-`_hash` is what Spark SQL's `xxhash64(key columns)` gives, so Spark can compute it, too. The layout of each type is
-that of Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first seed is 42, each
-column's hash is the next one's seed, and NULL leaves it as it is.
+`_hash` is what Spark SQL's `xxhash64(key columns)` gives, so Spark can compute it, too. The layout of each
+type is that of Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first
+seed is 42, each column's hash is the next one's seed, and NULL leaves it as it is.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from .errors import Usage
 from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
-__all__ = ["hash_keys", "normalise_keys", "partition_of", "same_keys"]
+__all__ = ["hash_keys", "normalise_keys", "partition_of", "same_keys", "sort_keys"]
 
 _SEED = np.uint64(42)
 _LONG_DECIMAL_DIGITS = 18
@@ -67,6 +67,43 @@ def same_keys(
     if not columns:
         return np.ones(left.num_rows, np.bool_)
     return reduce(np.logical_and, (_same(left.column(name), right.column(name)) for name in columns))
+
+
+def sort_keys(
+    hashes: npt.NDArray[np.int64], keys: pa.Table
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The order of keys by (hash, key), and which of them, in that order, repeat the key before.
+
+    Stable: equal keys keep the order they came in. Costs a sort of the hashes; only keys whose hashes are
+    equal are looked at.
+
+    Args:
+        hashes: `hash_keys` of the keys.
+        keys: the key columns, normalised.
+    """
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    repeats = np.zeros(len(hashes), np.bool_)
+    tied = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    if tied.size:
+        repeats[tied] = _repeats(keys, order, tied)
+        if not repeats[tied].all():
+            # Different keys with one hash. Those runs of equal hashes are put in order of the key, too.
+            members = np.union1d(tied, tied - 1)
+            columns = {str(i): column for i, column in enumerate(keys.take(pa.array(order[members])).columns)}
+            runs = pa.table({"hash": hashes[members], **columns})
+            by_key = pc.sort_indices(runs, sort_keys=[(name, "ascending") for name in runs.column_names])
+            order[members] = order[members[np.asarray(by_key)]]
+            repeats[tied] = _repeats(keys, order, tied)
+    return order, repeats
+
+
+def _repeats(
+    keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Whether the key at each of these positions of the order is the same as the one before."""
+    here, before = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
+    return same_keys(here, before, keys.column_names)
 
 
 def _same(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,9 @@
 """Point look-ups: the newest row of each of many keys, over the sorted runs of a table.
 
-One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes, one
-binary search over its hashes finds candidates, equality on the key decides. A tombstone ends the search for its key.
-All steps are vectorised; the cost follows the number of keys asked for, not the size of the state.
+One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes,
+one binary search over its hashes finds candidates, equality on the key decides. A tombstone ends the search
+for its key. All steps are vectorised; the cost follows the number of keys asked for, not the size of the
+state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,8 +49,8 @@ def multi_get(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
-    An SST that is not in the cache is read by row groups while these are few, and fetched whole into the cache once
-    a quarter of it would have been read.
+    An SST that is not in the cache is read by row groups while these are few, and fetched whole into the
+    cache once a quarter of it would have been read.
 
     Args:
         store: the store of the app.
@@ -60,8 +61,8 @@ def multi_get(
         keys: the key columns, in their declared types; a key may be asked for more than once.
 
     Returns:
-        The value columns with one row for each key in the order asked, nulls where it is absent; and whether it is
-        present (shape of `hashes`).
+        The value columns with one row for each key in the order asked, nulls where it is absent; and whether
+        it is present (shape of `hashes`).
 
     Raises:
         Corruption: an SST is missing or damaged.
@@ -77,7 +78,7 @@ def multi_get(
 def point_get(
     store: ObjectStore, ssts: Sequence[Sst], table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table
 ) -> Found:
-    """Look up a few keys without a cache: of each SST only the footer and the row groups that may have them are read.
+    """Look up a few keys without a cache: reads of each SST the footer and the row groups that may have them.
 
     Arguments and errors as of `multi_get`.
     """
@@ -123,7 +124,7 @@ class _Search:
         self._taken_for: list[npt.NDArray[np.int64]] = []
 
     def over(self, ssts: Sequence[Sst]) -> Iterator[tuple[Sst, npt.NDArray[np.int64]]]:
-        """The SSTs to look in, newest first, each with the positions of the keys that are still missing and may be in it."""
+        """The SSTs to look in, newest first, each with the positions of missing keys that may be in it."""
         for sst in sorted(ssts, key=lambda run: run.seq_max, reverse=True):
             low = np.searchsorted(self.hashes, sst.hash_min, side="left")
             high = np.searchsorted(self.hashes, sst.hash_max, side="right")

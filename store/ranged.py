@@ -1,7 +1,7 @@
 """An SST read by pieces: its footer, then only the row groups in which some hashes can be.
 
-For a cold cache and for single look-ups. The checksum of the whole cannot be checked this way; the pages' own CRCs
-are, and the footer against the manifest.
+For a cold cache and for single look-ups. The checksum of the whole cannot be checked this way; the pages' own
+CRCs are, and the footer against the manifest.
 """
 
 import io
@@ -163,13 +163,17 @@ def _footer(metadata: pq.FileMetaData) -> _Footer:
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     hash_column = metadata.schema.names.index(HASH)
     bounds = [group.column(hash_column).statistics for group in groups]
+    if any(bound is None or not bound.has_min_max for bound in bounds):
+        raise pa.ArrowInvalid(f"a row group does not tell its range of {HASH}")
     chunks = [[group.column(i) for i in range(group.num_columns)] for group in groups]
     return _Footer(
         metadata,
         np.array([bound.min for bound in bounds], np.int64),
         np.array([bound.max for bound in bounds], np.int64),
         np.array([min(_start(chunk) for chunk in row) for row in chunks], np.int64),
-        np.array([max(_start(chunk) + chunk.total_compressed_size for chunk in row) for row in chunks], np.int64),
+        np.array(
+            [max(_start(chunk) + chunk.total_compressed_size for chunk in row) for row in chunks], np.int64
+        ),
     )
 
 

@@ -13,6 +13,7 @@ __all__ = ["Retry", "TransientError"]
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
+_SHORTEST_S = 0.001
 
 _QUIET_S = 1.0
 """An outage shorter than this is nobody's concern."""
@@ -68,6 +69,7 @@ class Retry:
         first_failure_s: float | None = None
         delay_s = _FIRST_DELAY_S
         while True:
+            asked_s = self._clock()
             try:
                 result = attempt()
             except TransientError as error:
@@ -75,15 +77,17 @@ class Retry:
                 if first_failure_s is None:
                     first_failure_s = now_s
                 elapsed_s = now_s - first_failure_s
-                if elapsed_s >= self._patience_s:
+                left_s = self._patience_s - elapsed_s
+                # A rest that the clock is too coarse to see would never be slept away.
+                if left_s < _SHORTEST_S:
                     raise Unavailable(
                         f"{self._what()} did not answer for {elapsed_s:.0f} s: {error}",
                         hint="see that it runs and can be reached from here, then start again",
                     ) from error.__cause__
-                self._failed(now_s, str(error))
+                self._failed(asked_s, now_s, str(error))
                 wait_s = self._random.uniform(0, delay_s)
                 # The last attempt comes when patience ends, not long before.
-                self._sleep(min(wait_s, self._patience_s - elapsed_s))
+                self._sleep(min(wait_s, left_s))
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
             except Exception:
                 self._answered()  # it refused, so it is there
@@ -92,16 +96,14 @@ class Retry:
                 self._answered()
                 return result
 
-    def _failed(self, now_s: float, reason: str) -> None:
+    def _failed(self, asked_s: float, now_s: float, reason: str) -> None:
         with self._lock:
             if self._away_since is None:
-                self._away_since = now_s
+                self._away_since = asked_s
             if self._told or now_s - self._away_since < _QUIET_S:
                 return
             self._told = True
-        _log.warning(
-            "%s does not answer (%s); trying again for %.0f s", self._what(), reason, self._patience_s
-        )
+        _log.warning("%s does not answer (%s); trying again for %.0f s", self._what(), reason, self._patience_s)
 
     def _answered(self) -> None:
         if self._away_since is None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from boto3.session import Session
 from botocore import exceptions as boto
 from botocore.config import Config
+from urllib3.exceptions import HTTPError
 
 from .errors import NotFound, Refused, Usage
 from .retry import TransientError
@@ -101,7 +102,6 @@ def client(options: Options) -> "S3Client":
 
 
 def _make(options: Options) -> "S3Client":
-    session = Session(region_name=options.region or None)
     # One attempt each: `retry` repeats them, with a patience and words of our own.
     config = Config(
         connect_timeout=min(_CONNECT_TIMEOUT_S, options.timeout_s),
@@ -116,6 +116,7 @@ def _make(options: Options) -> "S3Client":
         response_checksum_validation="when_required",
     )
     try:
+        session = Session(region_name=options.region or None)
         made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config)
         if (urlsplit(made.meta.endpoint_url).hostname or "").endswith(_AWS_HOSTS):
             return made
@@ -178,7 +179,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> It
         raise Refused(f"{where} answered {status} {code}: {_message(error)}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
         raise Refused(f"no credentials for {where}: {error}", hint=_CREDENTIALS_HINT) from None
-    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError) as error:
+    except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError, HTTPError) as error:
         raise TransientError(_reason(error)) from error
     except (boto.ChecksumError, boto.FlexibleChecksumError) as error:
         raise TransientError("the answer arrived damaged") from error
@@ -190,7 +191,7 @@ def _message(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Message", "")) or "no reason given"
 
 
-def _reason(error: boto.BotoCoreError) -> str:
+def _reason(error: Exception) -> str:
     """Why there was no answer, in a few words: boto3's own sentence repeats the URL."""
     for kind, reason in _REASONS:
         if isinstance(error, kind):

@@ -1,14 +1,13 @@
 """SSTs: sorted, immutable Parquet objects, and their way to and from Arrow.
 
-One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row groups
-are small and carry the range of their `_hash`, so a look-up reads only those it needs; pages carry a CRC, and the
-manifest the checksum of the whole.
+One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row
+groups are small and carry the range of their `_hash`, so a look-up reads only those it needs; pages carry a
+CRC, and the manifest the checksum of the whole.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,7 +16,7 @@ from ulid import ULID
 
 from . import keys
 from .errors import Refused
-from .hashing import normalise_keys, partition_of, same_keys
+from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
 from .types import HASH, OP, SEQ, TOMBSTONE, sst_schema
@@ -28,11 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
 
 ROW_GROUP_ROWS = 16_384
-"""Small enough that one key costs one read of about half a megabyte, large enough to compress and scan well."""
+"""One key costs one read of about half a megabyte; larger groups compress and scan hardly any better."""
 
 
 class SstWriter:
-    """Encodes one SST from batches of rows that come in the SST's order. Memory: the encoded bytes and one batch."""
+    """Encodes one SST from batches of rows that come in its order. Holds the encoded bytes in memory.
+
+    Attributes:
+        num_rows: rows appended so far.
+    """
 
     def __init__(self, table: Table) -> None:
         schema = sst_schema(table)
@@ -48,7 +51,7 @@ class SstWriter:
             write_statistics=[HASH],
             write_page_checksum=True,
         )
-        self._num_rows = 0
+        self.num_rows = 0
         self._num_tombstones = 0
         self._hash_min = self._hash_max = 0
         self._seqs: list[tuple[int, int]] = []
@@ -57,10 +60,10 @@ class SstWriter:
         """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
         if not rows.num_rows:
             return
-        if not self._num_rows:
+        if not self.num_rows:
             self._hash_min = rows.column(HASH)[0].as_py()
         self._hash_max = rows.column(HASH)[-1].as_py()
-        self._num_rows += rows.num_rows
+        self.num_rows += rows.num_rows
         seqs = pc.min_max(rows.column(SEQ)).as_py()
         self._seqs.append((seqs["min"], seqs["max"]))
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
@@ -72,7 +75,7 @@ class SstWriter:
         Raises:
             ValueError: no row was appended; an SST has at least one.
         """
-        if not self._num_rows:
+        if not self.num_rows:
             raise ValueError("an SST has at least one row; found none")
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
@@ -80,7 +83,7 @@ class SstWriter:
             object=keys.sst(app, stage, str(ULID())),
             partition=partition,
             level=level,
-            rows=self._num_rows,
+            rows=self.num_rows,
             bytes=len(data),
             checksum=xxhash.xxh3_128_hexdigest(data),
             hash_min=self._hash_min,
@@ -93,14 +96,16 @@ class SstWriter:
 
 
 def prepare(rows: pa.Table, table: Table) -> pa.Table:
-    """The rows as an SST holds them: exactly its columns and types, one form for each key, sorted by (`_hash`, key).
+    """The rows as an SST holds them: its columns and types, one form for each key, sorted by (`_hash`, key).
 
     Args:
-        rows: `_hash`, key and value columns, `_seq`, `_op`, in any order of columns and rows; others are dropped.
+        rows: `_hash`, key and value columns, `_seq`, `_op`, in any order of columns and rows; others are
+            dropped.
         table: what the columns are declared to be.
 
     Raises:
-        Refused: a column is missing or its values do not fit the declared type; or two rows have the same key.
+        Refused: a column is missing or its values do not fit the declared type; or two rows have the same
+            key.
     """
     schema = sst_schema(table)
     if rows.schema != schema:
@@ -108,37 +113,21 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
             rows = rows.select(schema.names).cast(schema)
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Refused(
-                f"rows do not fit the table: expected columns {_shape(schema)}, found {_shape(rows.schema)} ({error})"
+                f"rows do not fit the table: expected columns {_shape(schema)}; "
+                f"found {_shape(rows.schema)} ({error})"
             ) from error
     key_names = [column.name for column in table.key]
     rows = normalise_keys(rows, key_names)
-    hashes = rows.column(HASH).to_numpy()
-    if not np.all(hashes[1:] >= hashes[:-1]):
-        order = np.argsort(hashes)
-        rows, hashes = rows.take(pa.array(order)), hashes[order]
-    return _sort_ties(rows, hashes, key_names)
-
-
-def _sort_ties(rows: pa.Table, hashes: npt.NDArray[np.int64], key_names: list[str]) -> pa.Table:
-    """Rows sorted by hash, sorted by key where hashes are equal (a collision, or a key given twice)."""
-    equal = hashes[1:] == hashes[:-1]
-    if not equal.any():
-        return rows
-    tied = np.flatnonzero(np.append(equal, False) | np.insert(equal, 0, False))
-    ties = rows.take(pa.array(tied))
-    order = np.arange(rows.num_rows)
-    by_key = pc.sort_indices(ties, sort_keys=[(name, "ascending") for name in (HASH, *key_names)])
-    order[tied] = tied[np.asarray(by_key)]
-    rows = rows.take(pa.array(order))
-    first = np.flatnonzero(equal)
-    twice = same_keys(rows.take(pa.array(first)), rows.take(pa.array(first + 1)), key_names)
-    if twice.any():
-        example = rows.select(key_names).slice(int(first[np.argmax(twice)]), 1).to_pylist()[0]
+    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(key_names))
+    if repeats.any():
+        example = rows.select(key_names).slice(int(order[np.argmax(repeats)]), 1).to_pylist()[0]
         raise Refused(
-            f"{int(twice.sum())} keys come twice in one write, such as {example}: expected one row of each key",
+            f"{int(repeats.sum())} rows have the key of another row, such as {example}: "
+            "expected one row of each key",
             hint="return exactly one state row for each key of the batch",
         )
-    return rows
+    in_order = bool((order[1:] > order[:-1]).all())
+    return rows if in_order else rows.take(pa.array(order))
 
 
 def write(
@@ -179,8 +168,8 @@ def write(
     ends = partition_of(np.array([sst.hash_min, sst.hash_max]), table.partitions)
     if (ends != partition).any():
         raise Refused(
-            f"rows for state partition {partition} of {app}/{stage} have hashes of partitions {ends[0]} to {ends[1]} "
-            f"of {table.partitions}; nothing was written"
+            f"rows for state partition {partition} of {app}/{stage} have hashes of partitions "
+            f"{ends[0]} to {ends[1]} of {table.partitions}; nothing was written"
         )
     store.put(sst.object, data)
     if cache is not None:

@@ -59,8 +59,9 @@ def to_arrow(name: str) -> pa.DataType:
 def from_arrow(arrow_type: pa.DataType) -> str:
     """The name under which a manifest keeps `arrow_type`.
 
-    Types that hold the same values in another layout get one name: large and view variants of string and binary
-    the plain one's, a timestamp in any time zone UTC's (an Arrow timestamp with a zone counts from UTC anyway).
+    Types that hold the same values in another layout get one name: large and view variants of string and
+    binary the plain one's, a timestamp in any time zone UTC's (an Arrow timestamp with a zone counts from UTC
+    anyway).
 
     Raises:
         Usage: no column of a state table can have this type.

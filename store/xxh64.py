@@ -1,8 +1,8 @@
 """XXH64 over whole arrays, in numpy.
 
-The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64), written for a column at a time: every
-step is one operation on all values that are still in it. All arithmetic is modulo 2**64, which is what numpy's uint64
-does.
+The algorithm is Yann Collet's (xxHash, `doc/xxhash_spec.md`, section XXH64), written for a column at a time:
+every step is one operation on all values that are still in it. All arithmetic is modulo 2**64, which is what
+numpy's uint64 does.
 """
 
 from typing import TypeAlias
@@ -30,12 +30,12 @@ _LONG_BYTES = 512
 
 
 def hash_u64(values: U64, seeds: U64) -> U64:
-    """XXH64 of each value's eight little-endian bytes, with a seed of its own for each; both arrays are 1-d."""
+    """XXH64 of each value's eight little-endian bytes; each has a seed of its own."""
     return _avalanche(_add_word(seeds + (_P5 + np.uint64(8)), values))
 
 
 def hash_u32(values: npt.NDArray[np.uint32], seeds: U64) -> U64:
-    """XXH64 of each value's four little-endian bytes, with a seed of its own for each; both arrays are 1-d."""
+    """XXH64 of each value's four little-endian bytes; each has a seed of its own."""
     return _avalanche(_add_half_word(seeds + (_P5 + np.uint64(4)), values.astype(np.uint64)))
 
 

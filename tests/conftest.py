@@ -12,6 +12,7 @@ from uuid import uuid4
 import boto3
 import pytest
 from hypothesis import settings
+from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
@@ -81,6 +82,13 @@ def _await_answer(server: subprocess.Popen[bytes], port: int, log: Path) -> None
             continue
         break
     pytest.fail(f"the S3 server on port {port} did not start:\n{log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A running broker. A test that stops it must start it again."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """A believable app without Spark and Kafka: it writes its history straight through the store's API.
 
-Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by aircraft;
-`aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts by carrier. The
-channels are real enough to be cloned: messages with attempts, zombies' among them, in partitions with offsets.
+Three stages as in the flights example: `legs` reads the topic `flights` and sends every flight on, by
+aircraft; `aircraft` counts flights and delay by tail number, and sends them on, by carrier; `carriers` counts
+by carrier. The channels are real enough to be cloned: messages with attempts, zombies' among them, in
+partitions with offsets.
 """
 
 import itertools
@@ -17,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
-
 from slackwater.snapshot.cut import InFlight
 from slackwater.snapshot.snapshots import open_requests
 from slackwater.store import apps, history, sst
@@ -29,8 +29,8 @@ from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, 
 from slackwater.store.objects import ObjectStore
 from slackwater.store.types import sst_schema
 
-START_MS = 1_795_000_000_000
-"""When the clock of a history starts: 2026-11-18T11:06:40Z."""
+START_MS = 1_735_689_600_000
+"""When the clock of a history starts: 2025-01-01T00:00:00Z."""
 
 STAGES = ("legs", "aircraft", "carriers")
 KAFKA_PARTITIONS = 2
@@ -64,7 +64,7 @@ class Message(NamedTuple):
 
 
 class Kafka:
-    """Topics in memory: of each partition, the messages. Does what cloning asks of Kafka (`clone.Channels`)."""
+    """Topics in memory: the messages of each partition. Does what cloning asks of Kafka (`Channels`)."""
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[Message]]] = {}
@@ -83,9 +83,7 @@ class Kafka:
         if len(ends) != len(offsets) or any(offset > end for offset, end in zip(offsets, ends, strict=True)):
             raise Refused(f"topic {topic!r} ends at {ends}; expected at least {offsets}")
 
-    def copy(
-        self, in_flight: InFlight, topic: str, app: str
-    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def copy(self, in_flight: InFlight, topic: str, app: str) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
         starts = self.ends(topic)
         attempt = self.attempt()
@@ -161,7 +159,7 @@ class FlightsApp:
             writer=self.kafka.attempt(),
             by="test:1",
             now_ms=self.clock.tick(stage),
-            build=self._at_birth,
+            build=self.at_birth,
         )
         self.heads[stage] = manifest
         self.state[stage] = rows_of(self.store, manifest)
@@ -181,11 +179,17 @@ class FlightsApp:
             self.step(stage)
 
     def step(self, stage: str, *, max_versions: int = 1_000_000, max_records: int = 1_000_000) -> Manifest:
-        """One micro-batch: read what is there, up to a marker, and commit. Versions and records bound what is read."""
+        """One micro-batch: read what is there, up to a marker and within the limits, and commit."""
         head = self.heads[stage]
         now_ms = self.clock.tick(stage)
         draft = successor(
-            head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms, duration_ms=85
+            head,
+            kind="batch",
+            epoch=head.epoch,
+            writer=head.writer,
+            by="test:1",
+            now_ms=now_ms,
+            duration_ms=85,
         )
         requests = {request.id for request in open_requests(self.store, self.name)}
         recorded = {id_: version for id_, version in head.recorded.items() if id_ in requests}
@@ -200,7 +204,7 @@ class FlightsApp:
             draft,
             inputs={name: source},
             outputs=output,
-            recorded=recorded | {id_: draft.version for id_ in markers},
+            recorded=recorded | dict.fromkeys(markers, draft.version),
             ssts=(*self._upsert(stage, draft.version, flights), *draft.ssts),
         )
         return self.commit(manifest)
@@ -254,14 +258,17 @@ class FlightsApp:
     def version(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.name, stage, version)
 
-    def _at_birth(self, draft: Manifest) -> Manifest:
+    def at_birth(self, draft: Manifest) -> Manifest:
+        """A claim, with what a stage is given by its first one."""
         if draft.version > 1:
             return draft
         zeros = (0,) * KAFKA_PARTITIONS
         if draft.stage == "legs":
             inputs = {"flights": Input(self.topic, zeros)}
         else:
-            channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[draft.stage]
+            channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[
+                draft.stage
+            ]
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
             inputs = {channel: Input(self._channel(channel), zeros, sender, unread)}
@@ -313,9 +320,7 @@ class FlightsApp:
         read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights))
         return name, read, flights, markers
 
-    def _write(
-        self, stage: str, version: int, flights: list[Flight], markers: set[str]
-    ) -> dict[str, Output]:
+    def _write(self, stage: str, version: int, flights: list[Flight], markers: set[str]) -> dict[str, Output]:
         outputs: dict[str, Output] = {}
         for name, key in _WRITES[stage].items():
             earlier = self.heads[stage].outputs[name]
@@ -385,7 +390,9 @@ def write_columns(
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
     filled = {"_seq": np.full(len(names), version), "_op": np.zeros(len(names), np.uint8)}
-    rows = pa.table({"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled})
+    rows = pa.table(
+        {"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled}
+    )
     partitions = partition_of(hashes, table.partitions)
     return [
         write_sst(store, app, stage, partition, rows.filter(pa.array(partitions == partition)))
@@ -418,7 +425,8 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
 def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
     """`count` flights, spread over aircraft, each of which belongs to one carrier."""
     return [
-        Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)
+        Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay)
+        for number in range(count)
     ]
 
 

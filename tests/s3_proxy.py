@@ -15,7 +15,7 @@ ERRORS = {
     "InternalError": 500,
     "ConditionalRequestConflict": 409,
     "InvalidAccessKeyId": 403,
-    "PermanentRedirect": 301,
+    "AuthorizationHeaderMalformed": 400,
     "InvalidRequest": 400,
 }
 
@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests += 1
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         accident = self.server.accidents.pop(0) if self.server.accidents else ""
-        self.close_connection = bool(accident)
+        self.close_connection = accident in ("drop", "lose", "cut")
         if accident == "drop":
             return
         if accident in ERRORS:
@@ -78,7 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if cut else data)
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if cut else data)
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""

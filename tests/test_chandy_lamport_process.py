@@ -56,6 +56,16 @@ def test_a_diamond_records_at_the_first_marker_and_captures_the_other_channel_un
     assert join.receive(BatchArrived("slow", "8..9")) == (), "after both markers: nothing of it is in the cut"
 
 
+def test_of_three_inputs_each_is_captured_until_its_own_marker() -> None:
+    join = stage(reads="a b c")
+    assert join.receive(MarkerArrived("s", "b")) == (RecordState("s"),)
+    assert join.receive(MarkerArrived("s", "a")) == ()
+    assert join.receive(BatchArrived("a", "0..1")) == ()
+    assert join.receive(BatchArrived("c", "0..1")) == (Capture("s", "c", "0..1"),)
+    assert join.recorded == {"s": frozenset({"c"})}
+    assert join.receive(MarkerArrived("s", "c")) == (Finished("s"),)
+
+
 def test_markers_that_one_batch_reaches_on_every_input_leave_nothing_to_capture() -> None:
     join = stage(reads="left right")
     assert join.receive(MarkerArrived("s", "right")) == (RecordState("s"),)
@@ -90,9 +100,10 @@ def test_a_request_or_a_marker_that_comes_again_changes_nothing() -> None:
 def test_a_forgotten_snapshot_is_captured_no_more() -> None:
     join = stage(reads="left right")
     join.receive(MarkerArrived("s", "left"))
+    join.receive(MarkerArrived("wanted", "left"))
     assert join.receive(Forgotten("s")) == ()
-    assert join.recorded == {}
-    assert join.receive(BatchArrived("right", "0..1")) == ()
+    assert join.recorded == {"wanted": frozenset({"right"})}
+    assert join.receive(BatchArrived("right", "0..1")) == (Capture("wanted", "right", "0..1"),)
 
 
 @pytest.mark.parametrize("reads", ["", "c"])

@@ -5,6 +5,7 @@ import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -78,16 +79,20 @@ def test_values_are_shown_as_they_are() -> None:
     assert grid.to_right[:6] == (False, True, True, True, True, False)
 
 
+def rows_of(table: pa.Table) -> Any:
+    return json.loads(bytes(values.for_json(table)["rows"]))
+
+
 def test_json_has_numbers_for_decimals_and_null_for_what_json_cannot_say() -> None:
-    first, second = json.loads(bytes(values.records(EVERYTHING)))
+    first, second = rows_of(EVERYTHING)
     assert (first["sum"], first["price"], first["raw"], first["list"]) == (10, 1.5, "00ff", [1, 2])
     assert (second["mean"], second["name"]) == (None, None)
-    assert json.loads(bytes(values.records(EVERYTHING.slice(0, 0)))) == []
+    assert rows_of(EVERYTHING.slice(0, 0)) == []
 
 
 def test_columns_of_one_name_are_numbered() -> None:
     table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "a_1"])
-    assert json.loads(bytes(values.records(table))) == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+    assert rows_of(table) == [{"a": 1, "a_1": 2, "a_1_1": 3}]
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json", ".CSV"])

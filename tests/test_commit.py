@@ -1,4 +1,4 @@
-"""Whatever writers and storage do: versions have no gaps, nothing is committed twice, zombies cannot commit."""
+"""Whatever writers and storage do: no gap, no commit lost or done twice, and no zombie that commits."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -36,7 +36,7 @@ def eventually(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
+        time.sleep(0.1)
 
 
 def processes_of(folder: Path) -> dict[int, str]:
@@ -67,14 +67,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert left == {}
 
 
-def s3(environment: Mapping[str, str]) -> Any:
-    return boto3.client(
+@contextmanager
+def s3(environment: Mapping[str, str]) -> Iterator[Any]:
+    """A client, closed at the end: a server that is to stop waits for open connections."""
+    client = boto3.client(
         "s3",
         endpoint_url=environment["AWS_ENDPOINT_URL_S3"],
         aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
         region_name=environment["AWS_DEFAULT_REGION"],
     )
+    with closing(client):
+        yield client
 
 
 @pytest.mark.kafka
@@ -100,8 +104,7 @@ def test_kafka_keeps_its_records_and_its_port_through_a_crash(folder: Path) -> N
 
 @pytest.mark.s3
 def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing(folder: Path) -> None:
-    with EmbeddedBucket(folder / "s3") as bucket:
-        client = s3(bucket.environment)
+    with EmbeddedBucket(folder / "s3") as bucket, s3(bucket.environment) as client:
         together = Barrier(8)
 
         def put_all(writer: int) -> dict[str, int]:
@@ -162,7 +165,8 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
     assert first["started"] == []
     assert {each["pid"] for each in first["servers"]} == servers_of(folder)
     assert (ours / "dev" / "env.sh").read_text().count("export ") == len(first["environment"])
-    s3(first["environment"]).put_object(Bucket=BUCKET, Key="flights/app.json", Body=b"{}")
+    with s3(first["environment"]) as client:
+        client.put_object(Bucket=BUCKET, Key="flights/app.json", Body=b"{}")
 
     with pytest.raises(Refused, match="Kafka runs already, on port"):
         DevServers(ours).up(kafka_port=ports.choose())
@@ -182,8 +186,8 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
 
     third = dev("up")
     assert third["started"] == ["Kafka", "S3"]
-    got = s3(third["environment"]).get_object(Bucket=BUCKET, Key="flights/app.json")
-    assert got["Body"].read() == b"{}"
+    with s3(third["environment"]) as client:
+        assert client.get_object(Bucket=BUCKET, Key="flights/app.json")["Body"].read() == b"{}"
 
     doomed = dev("down", "--purge", "--dry-run")["deleted"]
     assert [Path(each["path"]).name for each in doomed] == ["kafka", "s3", "dev"]

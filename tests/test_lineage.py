@@ -40,7 +40,9 @@ def test_a_source_stages_windows_are_on_the_users_topic(app: FlightsApp) -> None
 
 
 def test_a_later_stages_windows_are_traced_through_its_channels_to_the_users_topic(app: FlightsApp) -> None:
-    found = windows(app.store, moment(app, "flights/carriers@v3"), moment(app, "flights/carriers@v4"), "carriers")
+    found = windows(
+        app.store, moment(app, "flights/carriers@v3"), moment(app, "flights/carriers@v4"), "carriers"
+    )
     assert {window.topic for window in found.direct} == {"flights-by-carrier-repartition"}
     assert found.sources == trace(app.store, app.version("legs", 3), app.version("legs", 4)).sources
 

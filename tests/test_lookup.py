@@ -1,4 +1,5 @@
 import datetime as dt
+from contextlib import suppress
 from decimal import Decimal
 
 import numpy as np
@@ -56,7 +57,7 @@ def test_an_earlier_moment_gives_the_row_of_then(app: FlightsApp) -> None:
 def test_an_unknown_table_is_not_found_with_the_nearest(app: FlightsApp) -> None:
     with pytest.raises(NotFound, match="the nearest: carriers"):
         get(app.store, now(app), "carrier", ["C1"])
-    with pytest.raises(NotFound, match="there are|nearest"):
+    with pytest.raises(NotFound, match=r"no table at .* named 'legs'"):
         get(app.store, now(app), "legs", ["C1"])
 
 
@@ -77,7 +78,7 @@ KEYS = {
     "float": ("1.5", 1.5),
     "double": ("-0.0", 0.0),
     "date32[day]": ("2013-01-31", dt.date(2013, 1, 31)),
-    "timestamp[us]": ("2013-01-31 05:17:00.25", dt.datetime(2013, 1, 31, 5, 17, 0, 250_000)),
+    "timestamp[us]": ("2013-01-31 05:17:00.25", dt.datetime.fromisoformat("2013-01-31 05:17:00.250")),
     "timestamp[us, tz=UTC]": ("2013-01-31T05:17:00+01:00", dt.datetime(2013, 1, 31, 4, 17, tzinfo=dt.UTC)),
     "decimal128(10, 2)": ("12.5", Decimal("12.50")),
 }
@@ -137,10 +138,8 @@ def test_a_value_of_another_type_names_the_column_and_its_type(kind: str, text: 
 @given(kind=st.sampled_from(sorted(KEYS)), text=st.text(max_size=12))
 def test_any_text_is_a_key_or_a_usage_error(kind: str, text: str) -> None:
     table = Table((Column("k", kind),), (), 1, "keys")
-    try:
+    with suppress(Usage):
         assert parse_key("t", table, [text]).num_rows == 1
-    except Usage:
-        pass
 
 
 def test_only_the_row_groups_that_can_hold_the_key_are_read() -> None:

@@ -132,7 +132,14 @@ def test_any_text_is_a_ref_or_a_usage_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "moves"),
-    [("a", True), ("a@now", True), ("a@-5m", True), ("a@~2", True), ("a@x-5m", False), ("a@2026-11-21", False)],
+    [
+        ("a", True),
+        ("a@now", True),
+        ("a@-5m", True),
+        ("a@~2", True),
+        ("a@x-5m", False),
+        ("a@2026-11-21", False),
+    ],
 )
 def test_a_ref_that_depends_on_when_it_is_read_says_so(text: str, moves: bool) -> None:
     assert parse(text, now_ms=NOW_MS).moves is moves

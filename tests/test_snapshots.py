@@ -249,7 +249,7 @@ def test_operations_are_listed_newest_first() -> None:
     for verb in ("snapshot take", "clone", "snapshot rm"):
         operations.record(store, "flights", verb, "good", operations.whoami())
     listed = operations.list_operations(store, "flights")
-    assert sorted((done.verb for done in listed)) == ["clone", "snapshot rm", "snapshot take"]
+    assert sorted(done.verb for done in listed) == ["clone", "snapshot rm", "snapshot take"]
     assert [done.id for done in listed] == sorted((done.id for done in listed), reverse=True)
     assert operations.list_operations(store, "flights", 2) == listed[:2]
     assert "@" in listed[0].by

@@ -1,0 +1,105 @@
+"""A table at one version, as a DuckDB view over its SSTs: the newest row of each key, without deleted ones.
+
+Merge on read. Of each state partition the oldest run holds nearly all rows; the newer ones, the deltas, are
+small. A row is shadowed when a delta has its key with a larger `_seq`, so one anti join of all runs with the
+deltas leaves the newest rows. DuckDB builds its hash table over the deltas only and streams the rest past it,
+reading of the large runs the columns the query asks for, the key, `_hash` and `_seq`. `_hash` stands first in
+the join's condition because it is cheap and nearly always decides; the key is compared, too, because hashes
+do collide.
+"""
+
+from itertools import groupby
+from pathlib import Path
+
+import duckdb
+
+from .cache import SstCache
+from .errors import Usage
+from .manifest import Manifest, Sst, Table
+from .objects import ObjectStore
+from .types import HASH, OP, PUT, SEQ, arrow_schema, sst_schema
+
+__all__ = ["register"]
+
+
+def register(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    store: ObjectStore,
+    cache: SstCache,
+    manifest: Manifest,
+    *,
+    with_seq: bool = False,
+) -> None:
+    """Make the manifest's table a temporary view of the connection, in the place of one of the same name.
+
+    Its columns are the key and value columns whose names do not start with `_`. The files behind the view are
+    those of `cache.parquet_path`, so the cache must stay open while it is queried.
+
+    Args:
+        con: the connection; needs no extension that DuckDB does not bring along.
+        name: what the view is called.
+        store: the store of the app.
+        cache: holds local copies of a remote store's SSTs.
+        manifest: the version to show.
+        with_seq: add `_hash` and `_seq`, the version that wrote the row.
+
+    Raises:
+        Usage: the stage keeps no table.
+        Corruption: an SST is missing or damaged.
+        Unavailable: the store did not answer.
+    """
+    table = manifest.table
+    if table is None:
+        raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
+    columns = _visible(table, with_seq=with_seq)
+    con.execute(f"DROP VIEW IF EXISTS temp.{_quoted(name)}")
+    if not manifest.ssts:
+        con.register(name, sst_schema(table).empty_table().select(columns))
+        return
+    paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
+    sql = _newest_rows(table, columns, manifest.ssts, paths)
+    con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {sql}")
+
+
+def _visible(table: Table, *, with_seq: bool) -> list[str]:
+    names = [name for name in arrow_schema((*table.key, *table.values)).names if not name.startswith("_")]
+    return [*names, HASH, SEQ] if with_seq else names
+
+
+def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
+    selected = ", ".join(f"run.{_quoted(column)}" for column in columns)
+    sql = f"SELECT {selected} FROM {_scan(ssts, paths)} run"
+    deltas = _deltas(ssts)
+    if deltas:
+        same_key = " AND ".join(
+            f"newer.{column} IS NOT DISTINCT FROM run.{column}"
+            for column in (_quoted(c.name) for c in table.key)
+        )
+        sql += (
+            f" ANTI JOIN {_scan(deltas, paths)} newer"
+            f" ON newer.{HASH} = run.{HASH} AND newer.{SEQ} > run.{SEQ} AND {same_key}"
+        )
+    if any(sst.tombstones for sst in ssts):
+        sql += f" WHERE run.{OP} = {PUT}"
+    return sql
+
+
+def _deltas(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
+    """All runs but the oldest of each state partition."""
+    ordered = sorted(ssts, key=lambda sst: (sst.partition, sst.seq_max))
+    return tuple(sst for _, runs in groupby(ordered, key=lambda sst: sst.partition) for sst in list(runs)[1:])
+
+
+def _scan(ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
+    files = ", ".join(_literal(str(paths[sst.object])) for sst in ssts)
+    # A folder named a=b is no column.
+    return f"read_parquet([{files}], hive_partitioning = false)"
+
+
+def _quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

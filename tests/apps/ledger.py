@@ -1,0 +1,85 @@
+"""An app for tests: a chain and a fan-out, every kind of state. Its topic and its faults come from the environment.
+
+entries   reads the topic, JSON
+  | by-account --------.
+accounts  (update)    latest  (upsert)
+  | by-branch
+branches  (aggregate)
+"""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+VARIANT = os.environ.get("LEDGER_VARIANT", "")
+ENTRY = "seq long, account string, branch int, amount long"
+
+app = sw.App("ledger")
+
+
+@app.stage(
+    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
+    writes=sw.repartition(
+        "by-account", key="branch" if VARIANT == "wrong key column" else "account", partitions=3
+    ),
+)
+def entries(raw: DataFrame) -> DataFrame:
+    entry = F.from_json(F.col("value").cast("string"), ENTRY)
+    rows = raw.select(entry.alias("e")).select("e.*").where("account is not null")
+    if VARIANT == "streaming aggregation":
+        return rows.groupBy("account").agg(F.count("*").alias("n"))
+    if VARIANT == "two uses of the stream":
+        return rows.union(rows)
+    if VARIANT == "fails on a row":
+        return rows.withColumn("branch", F.raise_error(F.lit("the branch is closed")).cast("int"))
+    return rows
+
+
+def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    key = rows["_key"].to_numpy()
+    num = pc.add(pc.fill_null(state["n"], 0), np.bincount(key))
+    added = rows.group_by("_key", use_threads=False).aggregate([("amount", "sum")])["amount_sum"]
+    return pa.table({"n": num, "balance": pc.add(pc.fill_null(state["balance"], 0), added)}), rows
+
+
+@app.stage(
+    reads="by-account",
+    key="branch" if VARIANT == "changed key" else None,
+    state=sw.update(
+        book,
+        state="n long, balance double" if VARIANT == "changed value type" else "n long, balance long",
+        emits="seq long, account string, branch int, amount long",
+        order_by="seq",
+    ),
+    writes=sw.repartition("by-branch", key="branch", partitions=2),
+    partitions=3,
+)
+def accounts(entries: DataFrame) -> DataFrame:
+    return entries
+
+
+@app.stage(reads="by-account", state=sw.upsert(by="seq"), partitions=2)
+def latest(entries: DataFrame) -> DataFrame:
+    return entries
+
+
+@app.stage(
+    reads="by-branch",
+    state=sw.aggregate(
+        n=sw.count(),
+        total=sw.sum("amount"),
+        average=sw.mean("amount"),
+        low=sw.min("amount"),
+        high=sw.max("account"),
+        opened_by=sw.first("account", by="seq"),
+        touched_by=sw.last("account", by="seq"),
+    ),
+    partitions=2,
+)
+def branches(entries: DataFrame) -> DataFrame:
+    return entries

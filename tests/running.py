@@ -1,0 +1,215 @@
+"""Apps run as users run them: `slackwater run` in a process of its own, against a real broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import duckdb
+import numpy as np
+import psutil
+import pyarrow as pa
+from confluent_kafka import Producer
+from slackwater.pipeline import kafka as kafka_client
+from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.tables import connect, run_query
+from slackwater.store.cache import SstCache
+from slackwater.store.open import open_store
+
+LEDGER = Path(__file__).parent / "apps" / "ledger.py"
+SLACKWATER = Path(sys.executable).parent / "slackwater"
+PATIENCE_S = 120.0
+
+EXPECTED = {
+    "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
+    "latest": "SELECT account, max(seq) seq, arg_max(branch, seq) branch, arg_max(amount, seq) amount FROM raw "
+    "GROUP BY account",
+    "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total, avg(amount) average, min(amount) low, "
+    "max(account) high, arg_min(account, seq) opened_by, arg_max(account, seq) touched_by FROM raw GROUP BY branch",
+}
+"""Every table of the ledger app, as SQL over its raw input."""
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+    """Wait for a condition with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class Ledger:
+    """One app instance in its own store, with its own topic and cache."""
+
+    bootstrap: str
+    folder: Path
+    store: str = ""
+    topic: str = field(default_factory=lambda: f"ledger-{uuid4().hex[:8]}")
+    app: str = field(default_factory=lambda: f"app-{uuid4().hex[:8]}")
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.store = self.store or str(self.folder / "store")
+        kafka_client.create_topic(self.kafka, self.topic, 3)
+
+    @property
+    def kafka(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.bootstrap}
+
+    def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
+        """Send entries, deterministic in their number, and then `raw` values as they are."""
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        random = np.random.default_rng(self.sent)
+        accounts, amounts = (
+            random.integers(0, 500, count).tolist(),
+            random.integers(-100, 100, count).tolist(),
+        )
+        for seq, account, amount in zip(range(self.sent, self.sent + count), accounts, amounts, strict=True):
+            entry = {"seq": seq, "account": f"a{account}", "branch": account % 7, "amount": amount}
+            producer.produce(self.topic, json.dumps(entry).encode(), partition=seq % 3)
+            producer.poll(0)
+        for value in raw:
+            producer.produce(self.topic, value, partition=0)
+        assert producer.flush(30) == 0
+        self.sent += count
+
+    def raw(self) -> pa.Table:
+        """Everything in the topic that is an entry."""
+        found = []
+        earliest, ends = kafka_client.offsets(self.kafka, self.topic)
+        for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
+            for messages in kafka_client.read_range(
+                self.kafka, self.topic, partition, start, end, patience_s=30
+            ):
+                found += [message.value() for message in messages]
+        return pa.Table.from_pylist([json.loads(value) for value in found if value.startswith(b"{")])
+
+    def environment(self, variant: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "LEDGER_TOPIC": self.topic,
+            "LEDGER_VARIANT": variant,
+            "SLACKWATER_STORE": self.store,
+            "SLACKWATER_KAFKA": self.bootstrap,
+            "SLACKWATER_CACHE": str(self.folder / "cache"),
+        }
+
+    def slackwater(
+        self, *words: str, variant: str = "", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """A verb that ends by itself."""
+        done = subprocess.run(
+            [SLACKWATER, *words],
+            capture_output=True,
+            text=True,
+            env=self.environment(variant),
+            timeout=PATIENCE_S,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def catch_up(
+        self, *words: str, variant: str = "", check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the app until nothing is left to read."""
+        return self.slackwater(
+            "run", str(LEDGER), "--app", self.app, "--master", "local[2]", "--until-caught-up", *words,
+            variant=variant, check=check,
+        )  # fmt: skip
+
+    @contextmanager
+    def running(self, *words: str) -> Iterator["Running"]:
+        """The app, until the block is left."""
+        command = [
+            SLACKWATER,
+            "run",
+            str(LEDGER),
+            "--app",
+            self.app,
+            "--master",
+            "local[2]",
+            "--json",
+            *words,
+        ]
+        errors = self.folder / f"stderr-{uuid4().hex[:6]}"
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=self.environment(""),
+                start_new_session=True,
+            )
+        running = Running(self, process, errors)
+        try:
+            yield running
+        finally:
+            running.kill()
+
+    def table(self, name: str, ref: str | None = None) -> pa.Table:
+        """A table as `slackwater query` sees it."""
+        store = open_store(self.store)
+        cut = resolve(store, ref or self.app, now_ms=time.time_ns() // 1_000_000)
+        with (
+            SstCache(self.folder / "cache" / "query", 1 << 30) as cache,
+            connect(store, cache, cut) as connection,
+        ):
+            return run_query(connection, f'SELECT * FROM "{name}"')
+
+    def check_tables(self) -> None:
+        """Every table equals SQL over the raw input."""
+        raw = self.raw()
+        for name, sql in EXPECTED.items():
+            expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
+            found = self.table(name).select(expected.column_names)
+            assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
+
+
+@dataclass
+class Running:
+    """A `slackwater run` under way. Its lines are read when asked for."""
+
+    ledger: Ledger
+    process: subprocess.Popen[bytes]
+    errors: Path
+
+    def await_commit(self, stage: str = "") -> dict[str, object]:
+        """The next commit it tells of, of this stage if one is named."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            line = self.process.stdout.readline()
+            assert line, f"it ended:\n{self.errors.read_text()}"
+            commit = json.loads(line)
+            if stage in ("", commit["stage"]):
+                return dict(commit)
+        raise AssertionError("no commit in time")
+
+    def interrupt(self) -> tuple[int, float]:
+        """Ctrl-C. Returns the exit code and how many seconds it took."""
+        began = time.monotonic()
+        os.killpg(self.process.pid, signal.SIGINT)
+        self.process.stdout.close()  # type: ignore[union-attr]
+        return self.process.wait(PATIENCE_S), time.monotonic() - began
+
+    def kill(self) -> None:
+        """`kill -9` of the runner and all that it started, at once."""
+        with_all = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        with_all += [child for one in with_all for child in one.children(recursive=True)]
+        for one in with_all:
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(with_all, timeout=30)
+        self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()

@@ -1,0 +1,242 @@
+"""The main job on the real thing: broker, Spark, store. Every promise is checked against SQL over the raw input."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.kafka import offsets
+from slackwater.store import history
+from slackwater.store.open import open_store
+
+from .running import Ledger, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+@pytest.fixture
+def ledger(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
+    return Ledger(kafka.bootstrap, tmp_path)
+
+
+@pytest.fixture
+def steady(ledger: Ledger) -> Iterator[Ledger]:
+    """The ledger with entries coming in all the time."""
+    stop = threading.Event()
+
+    def feed() -> None:
+        while not stop.wait(0.2):
+            ledger.send(300)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    yield ledger
+    stop.set()
+    thread.join()
+
+
+def test_a_killed_app_goes_on_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
+    ledger.send(12_000)
+    for commits in (2, 5, 9):
+        with ledger.running("--max-records", "700") as app:
+            for _ in range(commits):
+                app.await_commit()
+            app.kill()
+        ledger.send(2_000)
+    ledger.catch_up("--max-records", "4000")
+    ledger.check_tables()
+    store = open_store(ledger.store)
+    for stage in history.list_stages(store, ledger.app):
+        versions = list(history.after(store, ledger.app, stage, 0))
+        assert [one.version for one in versions] == list(range(1, len(versions) + 1))
+        assert versions[-1].epoch == 4
+        assert sum(one.kind == "claim" for one in versions) == 4
+
+
+def test_a_snapshot_of_a_running_app_holds_the_same_entries_in_every_stage(steady: Ledger) -> None:
+    with steady.running("--max-records", "2000") as app:
+        app.await_commit("branches")
+        for name in ("first", "second", "third"):
+            steady.slackwater("snapshot", "take", steady.app, name)
+        with_more = app.await_commit("branches")
+        assert with_more
+    seen = 0
+    for name in ("first", "second", "third"):
+        ref = f"{steady.app}@{name}"
+        counts = {
+            sum(steady.table("accounts", ref)["n"].to_pylist()),
+            sum(steady.table("branches", ref)["n"].to_pylist()),
+        }
+        assert len(counts) == 1
+        (count,) = counts
+        assert count > seen
+        seen = count
+        # All of the entries up to the snapshot's offsets, and none after.
+        shown = json.loads(steady.slackwater("snapshot", "show", ref, "--json").stdout)
+        assert shown
+    store = open_store(steady.store)
+    assert not list(store.list(f"{steady.app}/requests/"))
+
+
+def test_an_idle_app_answers_a_snapshot_at_once(ledger: Ledger) -> None:
+    ledger.send(500)
+    with ledger.running() as app:
+        app.await_commit("branches")
+        ledger.slackwater("snapshot", "take", ledger.app, "idle", "--timeout", "20")
+    assert sum(ledger.table("branches", f"{ledger.app}@idle")["n"].to_pylist()) == 500
+
+
+def test_a_second_runner_fences_the_first_and_nothing_is_lost(steady: Ledger) -> None:
+    with steady.running("--max-records", "500") as first:
+        first.await_commit("branches")
+        with steady.running("--max-records", "500") as second:
+            second.await_commit("branches")
+            assert first.process.wait(60) == 1
+            said = first.errors.read_text()
+            assert "taken over" in said or "was taken over" in said
+            assert "Traceback" not in said
+    steady.catch_up()
+    steady.check_tables()
+
+
+def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
+    ledger.send(3_000)
+    for stage in ("entries", "accounts", "latest", "branches"):
+        ledger.catch_up("--stage", stage)
+    ledger.check_tables()
+
+
+def test_ctrl_c_ends_within_ten_seconds_and_leaves_whole_batches(steady: Ledger) -> None:
+    with steady.running("--max-records", "1000") as app:
+        app.await_commit("branches")
+        code, seconds = app.interrupt()
+        assert code == 0, app.errors.read_text()
+        assert seconds < 10
+        assert "Traceback" not in app.errors.read_text()
+    steady.catch_up()
+    steady.check_tables()
+
+
+def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka, ledger: Ledger) -> None:
+    ledger.send(6_000)
+    with ledger.running("--max-records", "500") as app:
+        app.await_commit("branches")
+        kafka.kill()
+        eventually(
+            lambda: "does not answer" in app.errors.read_text(), "the runner says that the broker is away"
+        )
+        kafka.start()
+        ledger.send(1_000)
+        app.await_commit("branches")
+        eventually(lambda: "is back" in app.errors.read_text(), "the runner says that the broker is back")
+    ledger.catch_up()
+    ledger.check_tables()
+
+
+def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:
+    done = ledger.slackwater(
+        "run", "tests/apps/ledger.py", "--kafka", "127.0.0.1:9", "--patience", "3", check=False
+    )
+    assert done.returncode == 1
+    assert "127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_entries_that_are_not_json_do_not_stop_the_app(ledger: Ledger) -> None:
+    ledger.send(400, raw=(b"not json", b"", b'["neither"]', b"\xff\xfe"))
+    ledger.catch_up()
+    ledger.check_tables()
+
+
+def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledger) -> None:
+    ledger.send(600)
+    ledger.catch_up()
+    ledger.send(600)
+    admin = AdminClient(ledger.kafka)
+    _, ends = offsets(ledger.kafka, ledger.topic)
+    doomed = TopicPartition(ledger.topic, 1, ends[1] - 10)
+    admin.delete_records([doomed])[doomed].result()
+    refused = ledger.catch_up(check=False)
+    assert refused.returncode == 1
+    assert f"{ledger.topic}[1] 200..{ends[1] - 10}" in refused.stderr
+    assert "--accept-loss" in refused.stderr
+    ledger.catch_up("--accept-loss")
+    assert sum(ledger.table("branches")["n"].to_pylist()) == 1200 - 190
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ("changed key", "key columns are (branch int32)"),
+        ("changed value type", "value columns are (n int64, balance double)"),
+        ("streaming aggregation", "slackwater.aggregate"),
+        ("two uses of the stream", "2 times"),
+    ],
+)
+def test_a_program_that_does_not_fit_is_refused_before_anything_is_written(
+    booked: Ledger, variant: str, said: str
+) -> None:
+    store = open_store(booked.store)
+    before = [info.key for info in store.list("")]
+    refused = booked.catch_up(variant=variant, check=False)
+    assert refused.returncode == 1, refused.stdout
+    assert said in refused.stderr
+    assert [info.key for info in store.list("")] == before
+
+
+def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> None:
+    booked.send(10)
+    failed = booked.catch_up(variant="fails on a row", check=False)
+    assert failed.returncode == 1
+    assert "the branch is closed" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    booked.catch_up()
+    booked.check_tables()
+
+
+@pytest.fixture(scope="module")
+def booked(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    """A ledger that has run; programs that are refused leave it as it is."""
+    made = Ledger(kafka.bootstrap, tmp_path_factory.mktemp("booked"))
+    made.send(500)
+    made.catch_up()
+    return made
+
+
+def test_a_fault_is_bisected_to_its_window_and_a_clone_takes_the_repair(ledger: Ledger) -> None:
+    ledger.send(4_000)
+    ledger.catch_up("--max-records", "500")
+    ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
+    bad = {"seq": 10**6, "account": "a1", "branch": 1, "amount": 10**9}
+    start = offsets(ledger.kafka, ledger.topic)[1][0]
+    ledger.send(700, raw=(json.dumps(bad).encode(),))
+    ledger.send(3_000)
+    ledger.catch_up("--max-records", "500")
+    found = ledger.slackwater(
+        "bisect",
+        ledger.app,
+        "--where",
+        "SELECT branch, total FROM branches WHERE total > 500000000",
+        "--json",
+    )
+    verdict = json.loads(found.stdout)
+    windows = json.dumps(verdict)
+    assert '"branches"' in windows
+    assert ledger.topic in windows
+    at = offsets(ledger.kafka, ledger.topic)[1][0]
+    assert start < at
+    repaired = Ledger(ledger.bootstrap, ledger.folder, store=ledger.store, app=f"{ledger.app}-staging")
+    repaired.send(7_700)
+    ledger.slackwater(
+        "clone", f"{ledger.app}@good", repaired.app, "--topic", f"{ledger.topic}={repaired.topic}"
+    )
+    # The same program, whose topic the clone knows under another name.
+    topic, repaired.topic = repaired.topic, ledger.topic
+    repaired.catch_up()
+    repaired.topic = topic
+    repaired.check_tables()
+    assert max(ledger.table("branches")["total"].to_pylist()) > 500_000_000
