@@ -33,9 +33,7 @@ def bisect(
     app_name: options.App,
     where: Annotated[
         str,
-        typer.Option(
-            metavar="SQL", help="A query that returns rows when something is wrong.", show_default=False
-        ),
+        typer.Option(metavar="SQL", help="A query that returns rows when something is wrong.", show_default=False),
     ],
     good: Annotated[
         str | None, typer.Option(metavar="REF", help="A moment without rows. Default: the beginning.")
@@ -54,9 +52,7 @@ def bisect(
 
     settings, output = load(store=store), output_for(json=as_json)
     with closing(settings.open_cache()) as cache, output.progress() as tell:
-        verdict = search.bisect(
-            settings.open_store(), cache, app_name, where, good=good, bad=bad, on_step=_steps(tell)
-        )
+        verdict = search.bisect(settings.open_store(), cache, app_name, where, good=good, bad=bad, on_step=_steps(tell))
     output.show(_data(verdict), *_parts(verdict, options.said(store)))
     if verdict.non_monotone:
         against = ", ".join(f"{step.cut.ref} is {_word(step.bad)}" for step in verdict.non_monotone)
@@ -124,9 +120,7 @@ def _parts(verdict: "Verdict", flags: str) -> Iterator[Part]:
         ),
     )
     yield ""
-    yield Grid.of(
-        ("it read", ">records" if _is_source(verdict) else ">messages"), _windows(verdict.lineage.direct)
-    )
+    yield Grid.of(("it read", ">records" if _is_source(verdict) else ">messages"), _windows(verdict.lineage.direct))
     if not _is_source(verdict):
         yield ""
         yield Grid.of(("which came from", ">records"), _windows(verdict.lineage.sources))

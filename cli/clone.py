@@ -29,9 +29,7 @@ app = typer.Typer(add_completion=False)
 def clone(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SRC[@REF]", help="The app to clone, and the moment. Default: now.", show_default=False
-        ),
+        typer.Argument(metavar="SRC[@REF]", help="The app to clone, and the moment. Default: now.", show_default=False),
     ],
     name: Annotated[str, typer.Argument(metavar="DST", help="Name of the clone.", show_default=False)],
     topic: Annotated[
@@ -86,9 +84,7 @@ def clone(
     if not dry_run:
         record(opened, plan.source.app, "clone", f"{source} as {name}{f' in {to}' if to else ''}", by)
         record(target, name, "clone", f"from {source} in {opened.url}", by)
-    output_for(json=as_json).show(
-        _data(plan, dry_run), *_parts(plan, source, options.said(to or store), dry_run)
-    )
+    output_for(json=as_json).show(_data(plan, dry_run), *_parts(plan, source, options.said(to or store), dry_run))
 
 
 def _topics(pairs: Sequence[str]) -> dict[str, str]:
@@ -96,9 +92,7 @@ def _topics(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         declared, equals, other = pair.partition("=")
         if not (declared and equals and other):
-            raise Usage(
-                f"--topic {pair!r} is not NAME=OTHER", hint="for example --topic flights=flights-corrected"
-            )
+            raise Usage(f"--topic {pair!r} is not NAME=OTHER", hint="for example --topic flights=flights-corrected")
         if topics.setdefault(declared, other) != other:
             raise Usage(f"--topic names {declared!r} twice: as {topics[declared]!r} and as {other!r}")
     return topics
@@ -128,7 +122,7 @@ def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterato
                 f"v{manifest.version}",
                 humane.moment(manifest.time_ms),
                 humane.size(sum(sst.bytes for sst in manifest.ssts)) if manifest.table else "-",
-                ", ".join(
+                humane.windows(
                     f"{plan.topics[name]}[{partition}] {offset}"
                     for name, read in manifest.inputs.items()
                     if not read.upstream

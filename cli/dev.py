@@ -86,9 +86,7 @@ def up(
 )
 def down(
     purge: Annotated[bool, typer.Option("--purge", help="Delete topics, objects and logs as well.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be stopped and deleted.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stopped and deleted.")] = False,
     folder: Folder = _FOLDER,
     as_json: options.Json = False,
 ) -> None:

@@ -1,9 +1,10 @@
 """How numbers, times and windows of offsets are written for people."""
 
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
-__all__ = ["age", "count", "duration", "moment", "now_ms", "plural", "size", "when"]
+__all__ = ["age", "count", "duration", "moment", "now_ms", "plural", "size", "when", "windows"]
 
 _AGES = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
@@ -58,6 +59,16 @@ def _rounded(milliseconds: int) -> str:
 def moment(time_ms: int) -> str:
     """A time in UTC, as a ref takes it: `2026-11-21T07:12:05Z`."""
     return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def windows(texts: Iterable[str]) -> str:
+    """Windows of offsets in one line, each topic named once: `flights[0] 3..9, [1] 2..7`."""
+    shown, last = [], None
+    for text in texts:
+        topic, bracket, rest = text.rpartition("[")
+        shown.append(text if topic != last else bracket + rest)
+        last = topic
+    return ", ".join(shown)
 
 
 def when(time_ms: int, present_ms: int) -> str:

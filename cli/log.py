@@ -59,7 +59,7 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
         return f"{app_name} has no commit yet; `slackwater run FILE` makes them"
     now_ms = humane.now_ms()
     return Grid.of(
-        ("committed", "stage", ">version", "kind", ">rows in", ">rows out", ">took", "read", "snapshots"),
+        ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", "read"),
         (
             (
                 humane.when(entry.time_ms, now_ms),
@@ -67,10 +67,9 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
                 f"v{entry.version}",
                 entry.kind,
                 humane.count(entry.rows_in),
-                humane.count(entry.rows_out),
                 humane.duration(entry.duration_ms),
-                ", ".join(map(str, entry.windows)),
                 ", ".join(entry.snapshots),
+                humane.windows(map(str, entry.windows)),
             )
             for entry in commits
         ),

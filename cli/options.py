@@ -25,9 +25,7 @@ Kafka = Annotated[
         help="Kafka brokers, comma-separated. Else SLACKWATER_KAFKA, else slackwater.toml.",
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON for machines; errors as one JSON object on stderr.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines; errors as one JSON object on stderr.")]
 App = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.", show_default=False)]
 Ref = Annotated[
     str,

@@ -121,7 +121,7 @@ class TextOutput:
 
             console = Console(highlight=False)
             for part in parts:
-                console.print(_drawn(part), soft_wrap=not isinstance(part, Grid))
+                console.print(_drawn(part, console.width), soft_wrap=not isinstance(part, Grid))
         else:
             for part in parts:
                 _print(_plain(part))
@@ -135,8 +135,11 @@ class TextOutput:
         from rich.console import Console, Group
         from rich.live import Live
 
-        with Live(console=Console(highlight=False), auto_refresh=False) as live:
-            yield lambda data, *parts: live.update(Group(*map(_drawn, parts)), refresh=True)
+        console = Console(highlight=False)
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda data, *parts: live.update(
+                Group(*(_drawn(part, console.width) for part in parts)), refresh=True
+            )
 
     def note(self, line: str) -> None:
         """A line on stderr."""
@@ -151,8 +154,11 @@ class TextOutput:
         from rich.console import Console, Group
         from rich.live import Live
 
-        with Live(console=Console(stderr=True, highlight=False), transient=True) as live:
-            yield lambda line, *picture: live.update(Group(*map(_drawn, picture or (line,))), refresh=True)
+        console = Console(stderr=True, highlight=False)
+        with Live(console=console, transient=True) as live:
+            yield lambda line, *picture: live.update(
+                Group(*(_drawn(part, console.width) for part in picture or (line,))), refresh=True
+            )
 
     def error(self, error: SlackwaterError) -> None:
         """The sentence, and the next step under it."""
@@ -204,12 +210,12 @@ def _plain(part: Part) -> str:
             return f"{_clean(part)}\n"
 
 
-def _drawn(part: Part) -> "RenderableType":
+def _drawn(part: Part, width: int) -> "RenderableType":
     from rich.text import Text
 
     match part:
         case Grid():
-            return as_rich(part)
+            return as_rich(part, width)
         case Title(text):
             return Text(_clean(text), style="bold")
         case _:

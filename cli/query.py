@@ -70,9 +70,7 @@ def query(
     cut, rows = _run(settings, ref, text)
     if out is not None:
         values.write(rows, out)
-        output.show(
-            {"file": str(out), "rows": rows.num_rows}, f"{humane.plural(rows.num_rows, 'row')} in {out}"
-        )
+        output.show({"file": str(out), "rows": rows.num_rows}, f"{humane.plural(rows.num_rows, 'row')} in {out}")
     elif as_json:
         output.show({"app": cut.app, "versions": cut.versions, **values.for_json(rows)})
     else:

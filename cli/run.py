@@ -97,7 +97,7 @@ def _line(commit: "Progress") -> str:
         f"{humane.plural(commit.keys, 'key')} written",
         f"{humane.count(commit.rows_out)} out",
         f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
-        ", ".join(commit.windows),
+        humane.windows(commit.windows),
         f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
     )
     return "  ".join(filter(None, words))

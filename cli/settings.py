@@ -89,10 +89,7 @@ def load(
     properties.update(_properties_in(environ))
     return Settings(
         store=store or environ.get("SLACKWATER_STORE") or from_file,
-        brokers=kafka
-        or environ.get("SLACKWATER_KAFKA")
-        or values.get("kafka")
-        or properties.get("bootstrap.servers"),
+        brokers=kafka or environ.get("SLACKWATER_KAFKA") or values.get("kafka") or properties.get("bootstrap.servers"),
         kafka_properties=properties,
         cache_folder=Path(cache) if cache else _user_cache(environ),
         cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),

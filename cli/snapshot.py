@@ -28,9 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.
 
 
 @app.callback(
-    epilog=options.examples(
-        "slackwater snapshot take flights before-deploy", "slackwater snapshot list flights"
-    )
+    epilog=options.examples("slackwater snapshot take flights before-deploy", "slackwater snapshot list flights")
 )
 def _snapshot() -> None:
     """Take, list, show and remove snapshots of an app."""
@@ -82,9 +80,7 @@ def take(
     output.show(snapshot, *_taken(snapshot, options.said(store)))
 
 
-def _await(
-    store: "ObjectStore", app_name: str, asked: "Request", timeout_s: float, output: Output
-) -> "Snapshot":
+def _await(store: "ObjectStore", app_name: str, asked: "Request", timeout_s: float, output: Output) -> "Snapshot":
     """Wait for the stages' answers; whatever ends the waiting early withdraws the request."""
     from ..snapshot.snapshots import cancel, progress, try_complete
 
@@ -107,15 +103,11 @@ def _await(
     return snapshot
 
 
-def _tell(
-    tell: Progress, title: str, before: Mapping[str, int | None], recorded: Mapping[str, int | None]
-) -> None:
+def _tell(tell: Progress, title: str, before: Mapping[str, int | None], recorded: Mapping[str, int | None]) -> None:
     """A line for each stage that answered since, and a table of all."""
     answers = ((stage, f"v{version}" if version else "…") for stage, version in recorded.items())
     picture = (title, Grid.of(("stage", "recorded"), answers))
-    news = [
-        f"{stage} recorded v{version}" for stage, version in recorded.items() if version != before.get(stage)
-    ]
+    news = [f"{stage} recorded v{version}" for stage, version in recorded.items() if version != before.get(stage)]
     for line in news or [""]:
         tell(line, *picture)
 
@@ -141,9 +133,7 @@ def list_(app_name: options.App, store: options.Store = None, as_json: options.J
 
 
 @app.command(epilog=options.examples("slackwater snapshot show flights before-deploy"))
-def show(
-    app_name: options.App, name: Name, store: options.Store = None, as_json: options.Json = False
-) -> None:
+def show(app_name: options.App, name: Name, store: options.Store = None, as_json: options.Json = False) -> None:
     """Show the versions of a snapshot, and where its inputs stood.
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
@@ -164,9 +154,7 @@ def show(
 def rm(
     app_name: options.App,
     name: Name,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also when a clone lives from it.")] = False,
     store: options.Store = None,
     as_json: options.Json = False,
@@ -227,7 +215,7 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
                 f"v{m.version}",
                 humane.moment(m.time_ms),
                 m.stage if m.table else "-",
-                ", ".join(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
+                humane.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
             )
             for m in manifests
         ),
@@ -238,16 +226,13 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     yield ""
     yield Grid.of(
         ("on the way", "from", "to", ">rows", "offsets"),
-        (
-            (f.channel, f.sender, f.receiver or "-", humane.count(f.rows), ", ".join(_windows(f)))
-            for f in flights
-        ),
+        ((f.channel, f.sender, f.receiver or "-", humane.count(f.rows), _windows(f)) for f in flights),
     )
 
 
-def _windows(flight: "InFlight") -> tuple[str, ...]:
+def _windows(flight: "InFlight") -> str:
     partitions = enumerate(zip(flight.starts, flight.ends, strict=True))
-    return tuple(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
+    return humane.windows(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
 
 
 def _versions(snapshot: "Snapshot") -> str:

@@ -62,9 +62,7 @@ def status(
             time.sleep(every)
 
 
-def _look(
-    store: "ObjectStore", settings: Settings, app_name: str | None
-) -> tuple[tuple["AppOverview", ...], str]:
+def _look(store: "ObjectStore", settings: Settings, app_name: str | None) -> tuple[tuple["AppOverview", ...], str]:
     """The apps, and why the lag of users' topics is missing, if it is."""
     from ..store.apps import list_apps
     from .overview import overview
@@ -126,7 +124,7 @@ def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
         stage.stage,
         f"v{stage.version}",
         str(stage.epoch),
-        humane.when(stage.time_ms, now_ms),
+        humane.age(stage.time_ms, now_ms),
         humane.count(stage.rows),
         keys,
         str(stage.ssts) if has_table else "-",

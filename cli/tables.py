@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,6 +12,10 @@ __all__ = ["Grid", "Title", "as_plain", "as_rich", "printable"]
 # Data comes from strangers: no control character may reach the terminal, no line break the columns.
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
 _CONTROL |= {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}
+
+
+_FOLDED = 20
+"""Columns of the terminal that a value which does not fit shall have at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +55,39 @@ def printable(text: str) -> str:
 
 def as_plain(grid: Grid) -> str:
     """Columns two spaces apart, nothing shortened, no blanks at the ends of lines."""
-    lines = (grid.names, *grid.rows)
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    cells = (zip(line, widths, grid.to_right, strict=True) for line in lines)
+    widths = _widths(grid)
+    cells = (zip(line, widths, grid.to_right, strict=True) for line in (grid.names, *grid.rows))
     return "".join("  ".join(_pad(*cell) for cell in line).rstrip() + "\n" for line in cells)
 
 
-def as_rich(grid: Grid) -> "Table":
-    """The same for a terminal: a bold heading; long values fold, they are never cut."""
+def as_rich(grid: Grid, width: int) -> "Table":
+    """The same for a terminal of `width` columns: a bold heading; wide values fold, they are never cut."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, right in zip(grid.names, grid.to_right, strict=True):
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    fixed = _fixed(_widths(grid), width)
+    for number, (name, right) in enumerate(zip(grid.names, grid.to_right, strict=True)):
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=number in fixed)
     for row in grid.rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def _widths(grid: Grid) -> tuple[int, ...]:
+    return tuple(max(map(_width, column)) for column in zip(grid.names, *grid.rows, strict=True))
+
+
+def _fixed(widths: Sequence[int], width: int) -> frozenset[int]:
+    """The columns that must not fold: the narrowest ones, while that leaves the others enough."""
+    narrowest = sorted(range(len(widths)), key=lambda number: widths[number])
+    room = width - 2 * len(widths)
+    for taken, number in enumerate(narrowest):
+        room -= widths[number]
+        if room < _FOLDED * (len(widths) - taken - 1):
+            return frozenset(narrowest[:taken])
+    return frozenset(narrowest)
 
 
 def _width(text: str) -> int:

@@ -51,9 +51,7 @@ def rows(table: pa.Table) -> list[dict[str, Any]]:
 def for_json(table: pa.Table) -> dict[str, Any]:
     """The columns, and the rows as objects, encoded. Binary values are hexadecimal."""
     names = _unique(table.column_names)
-    columns = [
-        {"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)
-    ]
+    columns = [{"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)]
     return {"columns": columns, "rows": msgspec.Raw(b"".join(_json(table)))}
 
 
@@ -81,9 +79,7 @@ def write(table: pa.Table, path: Path) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise Refused(
-            f"{path} cannot be written: {error.strerror or error}", hint="choose another --out"
-        ) from None
+        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint="choose another --out") from None
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:

@@ -42,10 +42,7 @@ def messages(
 ) -> Iterator[tuple[int, bytes, bytes]]:
     """Partition, key and value of events start to end - 1."""
     for number, row in enumerate(flights.iloc[start:end].to_dict("records"), start):
-        event = {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in row.items()
-        }
+        event = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
         if fault_from is not None and number >= fault_from and event["carrier"] == carrier:
             for delay in ("dep_delay", "arr_delay"):
                 event[delay] = None if event[delay] is None else event[delay] * 60
@@ -75,7 +72,7 @@ def main(
 ) -> None:
     """Send the flights of 2013 to Kafka, in order of time."""
     make_topic(kafka, topic)
-    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "linger.ms": 20})
+    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "linger.ms": 20, "log_level": 2})
     began = time.monotonic()
     sent = 0
     todo = messages(events(), start, end, carrier, fault_from)

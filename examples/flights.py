@@ -28,9 +28,7 @@ app = sw.App("flights")
 def legs(flights: DataFrame) -> DataFrame:
     """One row per flight that arrived; an event that is not JSON becomes null and is left out."""
     event = F.from_json(F.col("value").cast("string"), EVENT)
-    return (
-        flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
-    )
+    return flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
 
 
 def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -50,9 +48,7 @@ def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     inherited = pc.if_else(pc.fill_null(recent, False), owed, 0.0)
 
     legs = pc.add(pc.fill_null(state["legs"], 0), np.bincount(key))
-    remembered = (
-        rows.filter(last).select(["time", "arr_delay"]).rename_columns(["last_time", "last_arr_delay"])
-    )
+    remembered = rows.filter(last).select(["time", "arr_delay"]).rename_columns(["last_time", "last_arr_delay"])
     return remembered.append_column("legs", legs), rows.append_column("inherited", inherited)
 
 

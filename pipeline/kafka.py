@@ -37,6 +37,12 @@ _POLL_S = 0.25
 _clients: dict[tuple[object, ...], Any] = {}
 
 _GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_PASSING = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
 _FATAL = (
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -86,24 +92,33 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
         NotFound: There is no such topic.
         Unavailable: The broker did not answer in time.
     """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _offsets(kafka, topic, max(0.1, deadline - time.monotonic()))
+        except KafkaException as error:
+            # A topic made a moment ago, or a broker that starts, has no leaders yet.
+            if error.args[0].code() not in _PASSING or time.monotonic() > deadline:
+                raise _unavailable(kafka, error) from None
+        time.sleep(_POLL_S)
+
+
+def _offsets(kafka: Kafka, topic: str, timeout_s: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     admin = _admin(kafka)
-    try:
-        meta = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
-        if meta is None or meta.error is not None or not meta.partitions:
-            raise NotFound("Kafka topic", topic, (n for n in topics(kafka) if not n.startswith("__")))
-        partitions = [TopicPartition(topic, partition) for partition in sorted(meta.partitions)]
+    meta = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in _GONE):
+        raise NotFound("Kafka topic", topic, (name for name in topics(kafka) if not name.startswith("__")))
+    partitions = [TopicPartition(topic, partition) for partition in sorted(meta.partitions)]
 
-        def ask(spec: OffsetSpec) -> tuple[int, ...]:
-            asked = admin.list_offsets(
-                dict.fromkeys(partitions, spec),
-                isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=timeout_s,
-            )
-            return tuple(asked[partition].result().offset for partition in partitions)
+    def ask(spec: OffsetSpec) -> tuple[int, ...]:
+        asked = admin.list_offsets(
+            dict.fromkeys(partitions, spec),
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=timeout_s,
+        )
+        return tuple(asked[partition].result().offset for partition in partitions)
 
-        return ask(OffsetSpec.earliest()), ask(OffsetSpec.latest())
-    except KafkaException as error:
-        raise _unavailable(kafka, error) from None
+    return ask(OffsetSpec.earliest()), ask(OffsetSpec.latest())
 
 
 def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[int, ...] | None:
@@ -124,9 +139,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
     if topic in topics(kafka, timeout_s=timeout_s):
         return
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
-    new = NewTopic(
-        topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"}
-    )
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"})
     try:
         _admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
     except KafkaException as error:
@@ -215,9 +228,7 @@ class _Positioned:
                 break
         self._position = max(at, end) if not self._ahead else end
 
-    def _sort_out(
-        self, chunk: list[Message], at: int, end: int, patience: Patience
-    ) -> tuple[list[Message], int, bool]:
+    def _sort_out(self, chunk: list[Message], at: int, end: int, patience: Patience) -> tuple[list[Message], int, bool]:
         """Messages before `end`, the next offset, and whether the range is over; what lies beyond is kept."""
         errors = [message for message in chunk if message.error() is not None]
         reached = False
@@ -282,9 +293,7 @@ def send(
             ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
 
     for partition, value in messages:
-        producer.produce(
-            topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered
-        )
+        producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
         producer.poll(0)
     patience = Patience(_server(kafka), patience_s + 5)
     while producer.flush(1) > 0:

@@ -161,9 +161,7 @@ class _Search:
         self._steps: list[Step] = []
         # Tables without a version yet are shown empty, with the columns they were to have.
         self._tables = {
-            name: manifest.table
-            for name, manifest in between.high.tables.items()
-            if manifest.table is not None
+            name: manifest.table for name, manifest in between.high.tables.items() if manifest.table is not None
         }
         self._bad_rows = pa.table({})
         """What the predicate returned at the earliest bad cut so far."""
@@ -225,7 +223,7 @@ class _Search:
         )
 
     def _is_bad(self, cut: Cut, between: Between) -> bool:
-        """The verdict on a cut between two that are known. Where it has one's very rows it needs no evaluation."""
+        """The verdict on a cut between two that are known; with the very rows of one, it is that one's."""
         if not replace(between, high=cut).differing():
             return False
         if not replace(between, low=cut).differing():
@@ -245,16 +243,14 @@ class _Search:
                 yield self._steps[-1]
 
     def _ask(self, cut: Cut, to_come: int) -> bool:
-        """Evaluate the predicate at a cut; `to_come` is how many evaluations will follow, as far as one can tell."""
+        """Evaluate the predicate; `to_come` is how many evaluations will follow, as far as one can tell."""
         # The tables that it cannot see need not be opened.
         seen = cut
         if self._steps:
-            seen = Cut(
-                cut.app, {stage: cut.stages[stage] for stage in self._between.watched & cut.stages.keys()}
-            )
+            seen = Cut(cut.app, {stage: cut.stages[stage] for stage in self._between.watched & cut.stages.keys()})
         with closing(connect(self._store, self._cache, seen, empty=self._tables)) as con:
             rows = run_query(con, self._where, max_rows=_MAX_ROWS)
-        is_bad = rows.num_rows > 0
+        is_bad: bool = rows.num_rows > 0
         if is_bad:
             self._bad_rows = rows
         number = len(self._steps) + 1

@@ -29,9 +29,7 @@ class Channels(Protocol):
         """The end offset of each partition, or None when there is no such topic."""
         ...
 
-    def copy(
-        self, in_flight: InFlight, topic: str, app: str, /
-    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def copy(self, in_flight: InFlight, topic: str, app: str, /) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """Copy records in flight to the end of `topic`, created with as many partitions if it is missing.
 
         The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts
@@ -99,9 +97,7 @@ def carried_output(output: Output, carried: Carried) -> Output:
     return Output(carried.topic, carried.ends, carried.attempts, carried.rows, output.schema)
 
 
-def carried_input(
-    source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]
-) -> Input:
+def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]) -> Input:
     """What the clone's first version of a receiver says about the channel `name`.
 
     Nothing but its first version exists of the sender in the clone, so what is in flight counts as written by

@@ -87,9 +87,7 @@ def clone(
     """
     target = target_store or store
     moment_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    plan = plan_clone(
-        store, source, name, topics=topics, channels=channels, target_store=target, now_ms=moment_ms
-    )
+    plan = plan_clone(store, source, name, topics=topics, channels=channels, target_store=target, now_ms=moment_ms)
     if dry_run:
         return plan
     if not plan.resumed:
@@ -244,9 +242,7 @@ def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
         raise Refused(f"app {wanted.name!r} exists already under {target.url}", hint=hint)
     made_from = f"{found.origin.app}@{found.origin.snapshot} in {found.origin.root}"
     if not (missing := unfinished(target, found)):
-        raise Refused(
-            f"app {wanted.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint
-        )
+        raise Refused(f"app {wanted.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
     ours = replace(wanted.origin, snapshot="", cut=found.origin.cut if ref.moves else wanted.origin.cut)
     if ours != replace(found.origin, snapshot=""):
@@ -258,9 +254,7 @@ def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
     return found
 
 
-def _check_topics(
-    cut: Cut, read_topics: Mapping[str, str], flights: Iterable[InFlight], kafka: Channels
-) -> None:
+def _check_topics(cut: Cut, read_topics: Mapping[str, str], flights: Iterable[InFlight], kafka: Channels) -> None:
     """Raise unless Kafka still holds all that the clone has to read or copy."""
     for _, declared, source in _users_inputs(cut):
         kafka.check_topic(read_topics[declared], source.offsets)
@@ -279,9 +273,7 @@ def _check_free(cut: Cut, name: str, kafka: Channels) -> None:
             )
 
 
-def _carried(
-    store: ObjectStore, target: ObjectStore, cut: Cut, name: str, kafka: Channels
-) -> dict[str, Carried]:
+def _carried(store: ObjectStore, target: ObjectStore, cut: Cut, name: str, kafka: Channels) -> dict[str, Carried]:
     """Where the copied records lie: as noted by an earlier call, else copied now and noted."""
     key = keys.channels(name)
     try:
@@ -304,7 +296,7 @@ def _first_version(
     info: AppInfo,
     carried: Mapping[str, Carried],
 ) -> Manifest:
-    """A stage's first manifest in the clone. It has the source's version number, so `_seq` goes on from it."""
+    """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it."""
     source = cut.stages[stage]
     topics = info.origin.topics if info.origin else {}
     return replace(

@@ -101,10 +101,7 @@ def of_snapshot(store: ObjectStore, snapshot: snapshots.Snapshot) -> Cut:
     """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
     return Cut(
         snapshot.app,
-        {
-            stage: history.read(store, snapshot.app, stage, version)
-            for stage, version in snapshot.stages.items()
-        },
+        {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},
         snapshot.name,
     )
 
@@ -142,9 +139,7 @@ def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
     return (only,) if only else stages
 
 
-def raise_senders(
-    stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]
-) -> dict[str, Manifest]:
+def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
     """The least consistent cut with each of these versions or a later one. `read` gets a stage's version."""
     raised = dict(stages)
     settled = False
@@ -249,9 +244,7 @@ def _latest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
     return Cut(app, raise_senders(heads, _reader(store, app)))
 
 
-def _instant(
-    store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None
-) -> Cut:
+def _instant(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
     """Every stage as of `time_ms`, made consistent; `pinned` is in the cut exactly as it is."""
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     if pinned is not None:
@@ -270,8 +263,7 @@ def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -
         raise NotFound(
             "moment",
             ref.text,
-            found=f"{where} has {len(found)} commits of data"
-            + (f", ~0 to ~{len(found) - 1}" if found else " yet"),
+            found=f"{where} has {len(found)} commits of data" + (f", ~0 to ~{len(found) - 1}" if found else " yet"),
             hint=f"`slackwater log {ref.app}` shows them",
         )
     return found[commits]

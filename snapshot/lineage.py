@@ -92,9 +92,7 @@ def _sources(store: ObjectStore, low: Manifest, high: Manifest) -> list[Window]:
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
     if before(store, manifest) is None:
         return manifest
-    return history.read(
-        store, manifest.app, manifest.stage, history.first_version(store, manifest.app, manifest.stage)
-    )
+    return history.read(store, manifest.app, manifest.stage, history.first_version(store, manifest.app, manifest.stage))
 
 
 def _merged(found: Iterable[Window]) -> tuple[Window, ...]:

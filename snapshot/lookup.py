@@ -8,7 +8,7 @@ from ..store.errors import NotFound
 from ..store.hashing import hash_keys
 from ..store.index import point_get
 from ..store.objects import ObjectStore
-from .keys_and_columns import parse_key, visible_schema
+from .columns import parse_key, visible_schema
 from .topology import Cut
 
 __all__ = ["get"]

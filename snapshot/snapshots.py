@@ -78,13 +78,9 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     """
     check_snapshot_name(name)
     apps.read_app(store, app)
-    _check_free(store, app, name)
-    for other in open_requests(store, app):
-        if other.name == name:
-            raise Refused(
-                f"snapshot {name!r} of {app} was asked for already by {other.by} and is not complete",
-                hint=f"wait for it, or choose another name; `slackwater snapshot rm {app} {name}` cancels it",
-            )
+    if (written := _read(store, keys.snapshot(app, name), Snapshot)) is not None:
+        raise _taken(written)
+    _check_not_asked(store, app, name)
     ulid = ULID()
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by)
     # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
@@ -216,14 +212,13 @@ def pin(
 
     Raises:
         Usage: no snapshot can have this name.
-        Refused: the name is taken by other versions, the cut is empty or not consistent.
+        Refused: the name is asked for or taken by other versions; the cut is empty or not consistent.
     """
     check_snapshot_name(name)
     wrong = violations(cut.stages)
     if wrong or not cut.stages:
-        raise Refused(
-            f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment")
-        )
+        raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
+    _check_not_asked(store, cut.app, name)
     ulid = ULID()
     snapshot = Snapshot(
         name=name,
@@ -254,9 +249,13 @@ def _create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     return snapshot
 
 
-def _check_free(store: ObjectStore, app: str, name: str) -> None:
-    if (written := _read(store, keys.snapshot(app, name), Snapshot)) is not None:
-        raise _taken(written)
+def _check_not_asked(store: ObjectStore, app: str, name: str) -> None:
+    for other in open_requests(store, app):
+        if other.name == name:
+            raise Refused(
+                f"snapshot {name!r} of {app} was asked for already by {other.by} and is not complete",
+                hint=f"wait for it, or choose another name; `slackwater snapshot rm {app} {name}` cancels it",
+            )
 
 
 def _taken(written: Snapshot) -> Refused:

@@ -6,7 +6,10 @@ write into the store or look around on the machine.
 """
 
 import re
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -16,7 +19,7 @@ from ..store.cache import SstCache
 from ..store.errors import NotFound, SlackwaterError, Usage
 from ..store.manifest import Table
 from ..store.objects import ObjectStore
-from .keys_and_columns import visible_schema
+from .columns import visible_schema
 from .topology import Cut
 
 __all__ = ["connect", "run_query"]
@@ -44,17 +47,17 @@ def connect(
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
+    # DuckDB makes this folder when a query does not fit into memory, and removes it with the connection.
+    spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{uuid4().hex}"
     # Python's own variables are no tables of anybody's app.
-    con = duckdb.connect(config={"python_enable_replacements": "false"})
+    con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
     try:
         for name, manifest in cut.tables.items():
             relation.register(con, name, store, cache, manifest)
         for name, table in (empty or {}).items():
             if name not in cut.tables:
                 con.register(name, visible_schema(table).empty_table())
-        files = {
-            str(cache.parquet_path(store, sst)) for manifest in cut.tables.values() for sst in manifest.ssts
-        }
+        files = {str(cache.parquet_path(store, sst)) for manifest in cut.tables.values() for sst in manifest.ssts}
         con.execute("SET allowed_paths = $files", {"files": sorted(files)})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")

@@ -42,9 +42,7 @@ class Cut:
     @property
     def tables(self) -> dict[str, Manifest]:
         """The stages that keep a table, by its name, upstream first."""
-        return {
-            stage: self.stages[stage] for stage in order(self.stages) if self.stages[stage].table is not None
-        }
+        return {stage: self.stages[stage] for stage in order(self.stages) if self.stages[stage].table is not None}
 
     @property
     def ref(self) -> str:

@@ -12,7 +12,7 @@ from ..store.index import multi_get
 from ..store.manifest import Manifest, Table
 from ..store.objects import ObjectStore
 from ..store.types import SEQ, arrow_schema
-from .keys_and_columns import visible_schema
+from .columns import visible_schema
 
 __all__ = ["MAX_KEYS", "KeyChange", "turned_keys"]
 
@@ -94,6 +94,5 @@ def _values(
     values, present = multi_get(store, cache, manifest.ssts, table, hash_keys(keys, keys.schema.names), keys)
     shown = [name for name in visible_schema(table).names if name not in keys.schema.names]
     return [
-        row if there else None
-        for row, there in zip(values.select(shown).to_pylist(), present.tolist(), strict=True)
+        row if there else None for row, there in zip(values.select(shown).to_pylist(), present.tolist(), strict=True)
     ]

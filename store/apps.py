@@ -80,7 +80,6 @@ def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     except ObjectExists:
         return info
     raise Refused(
-        f"the storage of {store.url} overwrote an object in spite of 'If-None-Match: *': "
-        "commits would be lost",
+        f"the storage of {store.url} overwrote an object in spite of 'If-None-Match: *': commits would be lost",
         hint="use an S3 server with conditional writes, or a local folder",
     )

@@ -56,9 +56,7 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
             hint="a newer slackwater wrote it: upgrade this one",
         )
     if header.format < 1:
-        raise Corruption(
-            f"object {key!r} has format {header.format}; formats are counted from 1", object_key=key
-        )
+        raise Corruption(f"object {key!r} has format {header.format}; formats are counted from 1", object_key=key)
     decoder: msgspec.json.Decoder[T] = _decoder(as_type)
     return _parse(data, decoder, as_type, key)
 

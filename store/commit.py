@@ -12,7 +12,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from . import codec, history, keys
-from .errors import CommitConflict, Fenced, ObjectExists
+from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound
 from .manifest import Kind, Manifest
 from .objects import ObjectStore
 
@@ -45,9 +45,7 @@ def successor(
         time_ms=max(now_ms, head.time_ms + 1),
         kind=kind,
         inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
-        outputs={
-            name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()
-        },
+        outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
         duration_ms=duration_ms,
     )
 
@@ -61,27 +59,22 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         Fenced: the number is taken by a writer with a newer epoch; this writer must stop.
         CommitConflict: the number is taken by another commit; read the head and see.
         Unavailable: storage did not answer.
+        Corruption: the number is taken by something that cannot be read.
         ValueError: version or epoch is not at least 1.
     """
     if manifest.version < 1 or manifest.epoch < 1:
-        raise ValueError(
-            f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}"
-        )
+        raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
     try:
-        store.put_if_absent(
-            keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest)
-        )
+        store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
-        existing = history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
+        existing = _taken_by(store, manifest)
     else:
         return
     if existing == manifest:
         return  # our own write, whose answer was lost
     if existing.epoch > manifest.epoch:
         raise _fenced(existing, manifest.epoch)
-    whom = (
-        "this writer itself, with other content," if existing.writer == manifest.writer else _author(existing)
-    )
+    whom = "this writer itself, with other content," if existing.writer == manifest.writer else _author(existing)
     raise CommitConflict(
         f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed first by {whom} "
         f"with epoch {existing.epoch}; this commit has epoch {manifest.epoch}",
@@ -145,6 +138,18 @@ def claim(
         else:
             break
     return claimed
+
+
+def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:
+    try:
+        return history.read_fresh(store, manifest.app, manifest.stage, manifest.version)
+    except ObjectNotFound:
+        raise CommitConflict(
+            f"stage {manifest.app}/{manifest.stage}: v{manifest.version} was committed by another writer "
+            "and has been deleted since",
+            version=manifest.version,
+            hint="read the head again and build on it",
+        ) from None
 
 
 def _identity(manifest: Manifest) -> tuple[object, ...]:

@@ -57,24 +57,21 @@ def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifes
 
     `known` is a version that the caller has seen. With it, this takes one request and one for each version
     since (one more when the known manifest was not read lately). Without it, or many versions later: a
-    listing and a read, and at 100,000 versions another listing and some 14 requests of a byte each.
+    listing and a read, and at 100,000 versions another listing and some 13 requests of a byte each.
 
     Raises:
         Corruption: the newest manifest is not readable.
     """
     low = 0
     if known:
-        newest = None
-        for manifest in islice(after(store, app, stage, known), _STEPS):
-            newest = manifest
-        if newest is not None and newest.version < known + _STEPS:
-            return newest
-        try:
-            low = (newest or _get(store, app, stage, known)).version
-        except ObjectNotFound:
-            low = 0  # the app was deleted since
+        newer = tuple(islice(after(store, app, stage, known), _STEPS))
+        if 0 < len(newer) < _STEPS:
+            return newer[-1]
+        if newer:
+            low = newer[-1].version
         else:
-            if newest is None:
+            # Should it be gone, the app was deleted since, and perhaps made anew.
+            with suppress(ObjectNotFound):
                 return _get(store, app, stage, known)
     version = _newest(store, app, stage, low)
     return read(store, app, stage, version) if version else None
@@ -154,8 +151,8 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
-    """The oldest version that is still kept, 0 when the stage has none. One request."""
-    return next(_versions(store, app, stage), 0)
+    """The oldest version that is still kept, 0 when the stage has none. One or two requests."""
+    return 1 if _exists(store, app, stage, 1) else next(_versions(store, app, stage), 0)
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
@@ -187,21 +184,31 @@ def _versions(store: ObjectStore, app: str, stage: str, version: int = 0) -> Ite
 
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     """The largest version, given that `low` exists or is 0."""
+    # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
+    on_disk = store.local_path(keys.manifest(app, stage, 1)) is not None
+    if on_disk and (low or _exists(store, app, stage, 1)):
+        return _search(store, app, stage, low or 1, within=1)
     while True:
         page = tuple(islice(_versions(store, app, stage, low), _PAGE))
         if len(page) < _PAGE:
             return page[-1] if page else low
-        low, step = page[-1], _PAGE
-        while _exists(store, app, stage, low + step):
-            low += step
-            step *= 2
-        high = low + step
-        while high - low > _PAGE:
-            middle = (low + high) // 2
-            if _exists(store, app, stage, middle):
-                low = middle
-            else:
-                high = middle
+        low = _search(store, app, stage, page[-1], within=_PAGE)
+
+
+def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
+    """A version that exists and is less than `within` versions before the first that does not; `low` exists."""
+    step = within
+    while _exists(store, app, stage, low + step):
+        low += step
+        step *= 2
+    high = low + step
+    while high - low > within:
+        middle = (low + high) // 2
+        if _exists(store, app, stage, middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound:

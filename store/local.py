@@ -91,6 +91,13 @@ class LocalStore:
                 if target.is_dir():
                     raise
                 raise ObjectExists(key, self.url) from None
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOTSUP):
+                    raise
+                raise Refused(
+                    f"the file system of {self._root} has no hard links, by which objects are created",
+                    hint="put the store on another disk, or use S3",
+                ) from error
             _sync(target.parent)
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -196,9 +203,7 @@ class LocalStore:
             if verb == "read" and error.errno in (*_ABSENT, errno.ENAMETOOLONG):
                 raise ObjectNotFound(key, self.url) from None
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise Refused(
-                    what, hint="give this user access to the folder, or name another store"
-                ) from error
+                raise Refused(what, hint="give this user access to the folder, or name another store") from error
             if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
                 raise Refused(what, hint="in a folder, a key cannot go through another object") from error
             raise Unavailable(what, hint="see to the disk, then run this again") from error

@@ -52,6 +52,10 @@ class Sst(Struct, frozen=True):
     tombstones: int = 0
     root: str = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
+    footer_bytes: int = 0
+    """How many bytes at the object's end are its Parquet footer: one read brings exactly these."""
+    footer_checksum: str = ""
+    """xxh3_128 of the footer's bytes, hexadecimal."""
 
 
 class Input(Struct, frozen=True):

@@ -70,6 +70,4 @@ def check_range(start: int, length: int) -> None:
         ValueError: `start` or `length` is negative.
     """
     if start < 0 or length < 0:
-        raise ValueError(
-            f"a range starts at 0 or later and is not negative; found start={start}, length={length}"
-        )
+        raise ValueError(f"a range starts at 0 or later and is not negative; found start={start}, length={length}")

@@ -44,8 +44,7 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
             prefix = prefix.strip("/")
             if not _BUCKET.fullmatch(bucket):
                 raise Usage(
-                    f"store {url!r} names no usable bucket: expected s3://bucket/prefix, "
-                    f"found bucket {bucket!r}"
+                    f"store {url!r} names no usable bucket: expected s3://bucket/prefix, found bucket {bucket!r}"
                 )
             if any(segment in ("", ".", "..") for segment in prefix.split("/")) and prefix:
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")

@@ -181,6 +181,4 @@ class S3Store:
 
 
 def _restored(bucket: str, prefix: str, options: Options, patience_s: float) -> S3Store:
-    return S3Store(
-        bucket, prefix, endpoint_url=options.endpoint_url, region=options.region, patience_s=patience_s
-    )
+    return S3Store(bucket, prefix, endpoint_url=options.endpoint_url, region=options.region, patience_s=patience_s)

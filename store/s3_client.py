@@ -1,6 +1,7 @@
 """S3 clients of this process, and what their errors mean."""
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,9 +124,8 @@ def _make(options: Options) -> "S3Client":
         # Only the client tells which endpoint the environment and the configuration files name.
         return session.client("s3", endpoint_url=made.meta.endpoint_url, config=config.merge(elsewhere))
     except ValueError as error:
-        raise Usage(
-            f"the S3 endpoint is not a URL: {error}", hint="set AWS_ENDPOINT_URL to http://host:port"
-        ) from None
+        shown = re.sub(r"//[^/@]*@", "//", str(error))
+        raise Usage(f"the S3 endpoint is not a URL: {shown}", hint="set AWS_ENDPOINT_URL to http://host:port") from None
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
 
@@ -164,7 +164,8 @@ def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> It
             ) from None
         if status in expected:
             raise
-        if code in _TRANSIENT_CODES or status >= 500 or status == 429:
+        # 501 is how some servers say that they know no conditional writes.
+        if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):
             raise TransientError(f"{status} {code}") from error
         if code in _REGION_CODES or status == 301:
             raise Refused(

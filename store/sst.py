@@ -79,6 +79,8 @@ class SstWriter:
             raise ValueError("an SST has at least one row; found none")
         self._writer.close()
         data = self._sink.getvalue().to_pybytes()
+        # Parquet ends with the footer, its length in four bytes, and PAR1.
+        footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
         sst = Sst(
             object=keys.sst(app, stage, str(ULID())),
             partition=partition,
@@ -91,6 +93,8 @@ class SstWriter:
             seq_min=min(low for low, _ in self._seqs),
             seq_max=max(high for _, high in self._seqs),
             tombstones=self._num_tombstones,
+            footer_bytes=footer_bytes,
+            footer_checksum=xxhash.xxh3_128_hexdigest(data[-footer_bytes:]),
         )
         return sst, data
 

@@ -27,7 +27,7 @@ from slackwater.store.errors import NotFound, Refused
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.objects import ObjectStore
-from slackwater.store.types import sst_schema
+from slackwater.store.types import PUT, TOMBSTONE, sst_schema
 
 START_MS = 1_735_689_600_000
 """When the clock of a history starts: 2025-01-01T00:00:00Z."""
@@ -68,6 +68,8 @@ class Kafka:
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[Message]]] = {}
+        self.earliest: dict[str, tuple[int, ...]] = {}
+        """What retention has left of a topic, where it took something."""
         self._attempts = itertools.count(1)
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -80,8 +82,10 @@ class Kafka:
         ends = self.ends(topic)
         if ends is None:
             raise NotFound("topic", topic, self.topics)
-        if len(ends) != len(offsets) or any(offset > end for offset, end in zip(offsets, ends, strict=True)):
-            raise Refused(f"topic {topic!r} ends at {ends}; expected at least {offsets}")
+        starts = self.earliest.get(topic, (0,) * len(ends))
+        held = zip(starts, offsets, ends, strict=True)
+        if len(ends) != len(offsets) or not all(start <= offset <= end for start, offset, end in held):
+            raise Refused(f"topic {topic!r} holds {starts} to {ends}; expected {offsets}")
 
     def copy(self, in_flight: InFlight, topic: str, app: str) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
@@ -99,9 +103,7 @@ class Kafka:
         """The messages that count, by partition."""
         return tuple(
             [message for message in messages[start:end] if message.attempt in in_flight.attempts]
-            for messages, start, end in zip(
-                self.topics[in_flight.topic], in_flight.starts, in_flight.ends, strict=True
-            )
+            for messages, start, end in zip(self.topics[in_flight.topic], in_flight.starts, in_flight.ends, strict=True)
         )
 
     def attempt(self) -> str:
@@ -233,10 +235,29 @@ class FlightsApp:
             for run in runs:
                 for row in _sst_rows(self.store, run):
                     newest.setdefault(str(row[table.key[0].name]), row)
-            if newest:
-                rows = pa.Table.from_pylist(list(newest.values()), schema=sst_schema(table))
+            # Nothing older is left that a tombstone would have to hide.
+            kept = [row for row in newest.values() if not row["_op"]]
+            if kept:
+                rows = pa.Table.from_pylist(kept, schema=sst_schema(table))
                 merged.append(write_sst(self.store, self.name, stage, partition, rows, level=1))
         return self.commit(replace(draft, ssts=tuple(merged)))
+
+    def delete(self, stage: str, *names: str) -> Manifest:
+        """Commit a version that deletes these keys."""
+        head = self.heads[stage]
+        draft = successor(
+            head,
+            kind="batch",
+            epoch=head.epoch,
+            writer=head.writer,
+            by="test:1",
+            now_ms=self.clock.tick(stage),
+        )
+        for name in names:
+            del self.state[stage][name]
+        columns = {column.name: np.zeros(len(names), np.int64) for column in TOTALS}
+        runs = write_columns(self.store, self.name, stage, draft.version, pa.array(names), columns, op=TOMBSTONE)
+        return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def load(self, stage: str, num_keys: int) -> Manifest:
         """Commit a version with that many more keys, written at once; they are not in `state`."""
@@ -266,9 +287,7 @@ class FlightsApp:
         if draft.stage == "legs":
             inputs = {"flights": Input(self.topic, zeros)}
         else:
-            channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[
-                draft.stage
-            ]
+            channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[draft.stage]
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
             inputs = {channel: Input(self._channel(channel), zeros, sender, unread)}
@@ -310,9 +329,7 @@ class FlightsApp:
         ends = sent[-1].outputs[name].ends
         flights = [
             flight
-            for messages, start, end in zip(
-                self.kafka.topics[source.topic], source.offsets, ends, strict=True
-            )
+            for messages, start, end in zip(self.kafka.topics[source.topic], source.offsets, ends, strict=True)
             for message in messages[start:end]
             if message.attempt in attempts
             for flight in message.flights
@@ -384,15 +401,15 @@ def write_columns(
     version: int,
     names: pa.Array,
     columns: Mapping[str, npt.NDArray[np.int64]],
+    *,
+    op: int = PUT,
 ) -> list[Sst]:
     """One L0 SST for each state partition that has rows of these keys."""
     table = TABLES[stage]
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
-    filled = {"_seq": np.full(len(names), version), "_op": np.zeros(len(names), np.uint8)}
-    rows = pa.table(
-        {"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled}
-    )
+    filled = {"_seq": np.full(len(names), version), "_op": np.full(len(names), op, np.uint8)}
+    rows = pa.table({"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled})
     partitions = partition_of(hashes, table.partitions)
     return [
         write_sst(store, app, stage, partition, rows.filter(pa.array(partitions == partition)))
@@ -401,9 +418,7 @@ def write_columns(
     ]
 
 
-def write_sst(
-    store: ObjectStore, app: str, stage: str, partition: int, rows: pa.Table, level: int = 0
-) -> Sst:
+def write_sst(store: ObjectStore, app: str, stage: str, partition: int, rows: pa.Table, level: int = 0) -> Sst:
     return sst.write(
         store, None, app=app, stage=stage, table=TABLES[stage], partition=partition, rows=rows, level=level
     )
@@ -414,20 +429,17 @@ def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
     if manifest.table is None:
         return {}
     key = manifest.table.key[0].name
-    newest: dict[str, tuple[int, Totals]] = {}
+    newest: dict[str, tuple[int, int, Totals]] = {}
     for run in manifest.ssts:
         for row in _sst_rows(store, run):
-            totals = (row["flights"], row["delay"], row["_squares"])
-            newest[row[key]] = max(newest.get(row[key], (0, totals)), (row["_seq"], totals))
-    return {name: totals for name, (_, totals) in newest.items()}
+            found = (row["_seq"], row["_op"], (row["flights"], row["delay"], row["_squares"]))
+            newest[row[key]] = max(newest.get(row[key], found), found)
+    return {name: totals for name, (_, op, totals) in newest.items() if op == PUT}
 
 
 def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5) -> list[Flight]:
     """`count` flights, spread over aircraft, each of which belongs to one carrier."""
-    return [
-        Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay)
-        for number in range(count)
-    ]
+    return [Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)]
 
 
 def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ ERRORS = {
     "InvalidAccessKeyId": 403,
     "AuthorizationHeaderMalformed": 400,
     "InvalidRequest": 400,
+    "NotImplemented": 501,
 }
 
 
@@ -69,9 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_DELETE = do_HEAD = _handle  # noqa: N815 - http.server's names
 
-    def _answer(
-        self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False
-    ) -> None:
+    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             if name.lower() not in ("connection", "content-length", "date", "server", "transfer-encoding"):

@@ -9,9 +9,7 @@ from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 
 FLIGHTS = AppInfo("flights", 1000)
-STAGING = AppInfo(
-    "staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"})
-)
+STAGING = AppInfo("staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"}))
 
 
 def test_an_app_is_who_it_was_created_as(any_store: ObjectStore) -> None:

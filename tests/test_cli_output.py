@@ -4,6 +4,7 @@ import json
 import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from slackwater.cli import humane, values
 from slackwater.cli.tables import Grid, as_plain, as_rich, printable
 from slackwater.snapshot.refs import AtTime, parse
@@ -60,13 +62,30 @@ def test_no_control_character_reaches_the_terminal(text: str) -> None:
 
 
 def test_a_terminal_gets_brackets_as_they_are() -> None:
-    from io import StringIO
-
-    from rich.console import Console
-
     drawn = StringIO()
-    Console(file=drawn, width=80).print(as_rich(Grid.of(("read",), [("flights[red] 1..2",)])))
+    Console(file=drawn, width=80).print(as_rich(Grid.of(("read",), [("flights[red] 1..2",)]), 80))
     assert "flights[red] 1..2" in drawn.getvalue()
+
+
+@given(st.lists(st.lists(st.text("abc ", max_size=60), min_size=3, max_size=3), max_size=4), st.integers(30, 120))
+def test_a_terminal_gets_every_value_whole(rows: list[list[str]], width: int) -> None:
+    drawn = StringIO()
+    Console(file=drawn, width=width).print(as_rich(Grid.of(("x", ">y", "z"), rows), width))
+    letters = sorted(letter for row in rows for cell in row for letter in cell.replace(" ", ""))
+    shown = drawn.getvalue().partition("\n")[2]
+    assert sorted(shown.replace(" ", "").replace("\n", "")) == letters
+
+
+def test_narrow_columns_keep_their_lines_and_wide_ones_fold() -> None:
+    drawn = StringIO()
+    grid = Grid.of(("committed", "read"), [("2026-11-21T08:46:16Z (25 min ago)", "x" * 100)])
+    Console(file=drawn, width=80).print(as_rich(grid, 80))
+    assert "2026-11-21T08:46:16Z (25 min ago)  xxx" in drawn.getvalue()
+
+
+def test_windows_name_a_topic_once() -> None:
+    windows = ("flights[0] 1..2", "flights[1] 3..4", "other[0] 5..6")
+    assert humane.windows(windows) == "flights[0] 1..2, [1] 3..4, other[0] 5..6"
 
 
 def test_values_are_shown_as_they_are() -> None:

@@ -100,9 +100,7 @@ def test_a_file_that_nobody_understands_is_refused(tmp_path: Path, text: str, ex
         ("kafka", ("--kafka HOST:PORT", "SLACKWATER_KAFKA", 'kafka = "…"')),
     ],
 )
-def test_a_missing_setting_tells_the_three_ways_to_give_it(
-    tmp_path: Path, ask: str, ways: tuple[str, ...]
-) -> None:
+def test_a_missing_setting_tells_the_three_ways_to_give_it(tmp_path: Path, ask: str, ways: tuple[str, ...]) -> None:
     settings = load(environ={}, folder=tmp_path)
     with pytest.raises(Usage) as caught:
         getattr(settings, ask)()

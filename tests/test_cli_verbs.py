@@ -273,10 +273,7 @@ def test_query_prints_as_many_rows_as_asked_and_tells_how_many_more_there_are() 
 
 @pytest.mark.usefixtures("app")
 def test_query_writes_all_rows_to_a_file(tmp_path: Path) -> None:
-    assert (
-        done("query", "flights", "FROM aircraft", "--out", "aircraft.parquet")
-        == "7 rows in aircraft.parquet\n"
-    )
+    assert done("query", "flights", "FROM aircraft", "--out", "aircraft.parquet") == "7 rows in aircraft.parquet\n"
     written = duckdb.sql(f"SELECT count(*), sum(flights) FROM '{tmp_path}/aircraft.parquet'").fetchall()
     assert written == [(7, 41)]
 
@@ -313,9 +310,7 @@ def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
     ],
 )
 @pytest.mark.usefixtures("app")
-def test_what_does_not_exist_is_named_with_the_nearest(
-    args: tuple[str, ...], code: int, expected: str
-) -> None:
+def test_what_does_not_exist_is_named_with_the_nearest(args: tuple[str, ...], code: int, expected: str) -> None:
     done("snapshot", "take", "flights", "before", "--instant")
     result = slackwater(*args)
     assert (result.exit_code, result.stdout) == (code, "")
@@ -454,9 +449,7 @@ def test_a_query_of_a_local_store_takes_less_than_a_second() -> None:
 @contextmanager
 def process(*args: str) -> Iterator[subprocess.Popen[str]]:
     """A verb in a process of its own, which does not outlive the block."""
-    with subprocess.Popen(
-        [*MODULE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as started:
+    with subprocess.Popen([*MODULE, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
             yield started
         finally:

@@ -100,10 +100,7 @@ def test_a_clone_shares_every_sst_and_copies_only_what_is_in_flight(app: Flights
     assert violations(at.stages) == ()
     assert {flight.rows for flight in in_flight(app.store, at)} == {6, 10}
     assert not any(
-        m.attempt.startswith("dead")
-        for f in in_flight(app.store, at)
-        for p in app.kafka.between(f)
-        for m in p
+        m.attempt.startswith("dead") for f in in_flight(app.store, at) for p in app.kafka.between(f) for m in p
     )
 
 
@@ -152,17 +149,15 @@ def test_a_clone_under_another_root_points_back_at_its_source(tmp_path: Path) ->
     plan = make(app, target_store=other)
     assert plan.target_root == other.url
     staging = started(app, store=other)
-    assert {
-        run.root for run in history.read(other, "staging", "aircraft", plan.source.versions["aircraft"]).ssts
-    } == {app.store.url}
+    assert {run.root for run in history.read(other, "staging", "aircraft", plan.source.versions["aircraft"]).ssts} == {
+        app.store.url
+    }
     for each in (app, staging):
         each.step_all()
     assert staging.state == app.state
     # And from there home again: its own SSTs are the other root's, those of the first app are at home.
     back = make(staging, "staging", "back", target_store=app.store)
-    roots = {
-        run.root for run in history.read(app.store, "back", "carriers", back.source.versions["carriers"]).ssts
-    }
+    roots = {run.root for run in history.read(app.store, "back", "carriers", back.source.versions["carriers"]).ssts}
     assert roots == {"", other.url}
     assert started(app, "back").state == staging.state
 
@@ -236,7 +231,7 @@ def test_a_plan_changes_nothing(app: FlightsApp) -> None:
         ("flights", "other", {}, Refused, "app 'other' exists already"),
         ("flights", "staging", {"topics": {"fligths": "x"}}, NotFound, "the nearest: flights"),
         ("flights", "staging", {"topics": {"flights": "corected"}}, NotFound, "the nearest: corrected"),
-        ("flights", "staging", {"topics": {"flights": "short"}}, Refused, "topic 'short' ends at"),
+        ("flights", "staging", {"topics": {"flights": "short"}}, Refused, "topic 'short' holds"),
         ("flights", "taken", {}, Refused, "topic 'taken-by-carrier-repartition' exists already in Kafka"),
     ],
 )
@@ -250,6 +245,15 @@ def test_what_cannot_be_cloned_is_refused_before_anything_changes(
     keys = [info.key for info in app.store.list("")]
     with pytest.raises(error, match=words):
         make(app, source, name, **more)
+    assert [info.key for info in app.store.list("")] == keys
+
+
+def test_a_clone_whose_records_in_flight_are_gone_is_refused_before_anything_changes(app: FlightsApp) -> None:
+    plan = make(app, dry_run=True)
+    app.kafka.earliest["flights-by-aircraft-repartition"] = plan.in_flight[0].ends
+    keys = [info.key for info in app.store.list("")]
+    with pytest.raises(Refused, match="'flights-by-aircraft-repartition' holds"):
+        make(app)
     assert [info.key for info in app.store.list("")] == keys
 
 
@@ -314,9 +318,7 @@ def test_a_clone_that_crashed_at_any_write_is_finished_by_the_same_call(app: Fli
 
 
 @pytest.mark.parametrize("copies", range(2))
-def test_a_clone_that_crashed_while_copying_is_finished_by_the_same_call(
-    app: FlightsApp, copies: int
-) -> None:
+def test_a_clone_that_crashed_while_copying_is_finished_by_the_same_call(app: FlightsApp, copies: int) -> None:
     crashing = CrashingKafka()
     crashing.topics, crashing.copies_left = app.kafka.topics, copies
     staging = finished_after(app, crashing)
@@ -348,9 +350,7 @@ def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) 
     app.kafka.topics["corrected"] = app.kafka.topics["flights"]
     begun(app)
     for source, more in (("flights@other", {}), ("flights", {"topics": {"flights": "corrected"}})):
-        with pytest.raises(
-            Refused, match=r"unfinished clone of flights@clone-staging .*; carriers are missing"
-        ):
+        with pytest.raises(Refused, match=r"unfinished clone of flights@clone-staging .*; carriers are missing"):
             make(app, source, **more)
     assert make(app).resumed
 
@@ -403,9 +403,7 @@ def test_a_clone_through_a_store_with_faults_is_whole_in_the_end(seed: int) -> N
     steps=st.lists(st.tuples(st.sampled_from(["send", "compact", *STAGES]), st.integers(1, 3)), max_size=25),
     data=st.data(),
 )
-def test_a_clone_of_any_moment_ends_where_its_source_ends(
-    steps: list[tuple[str, int]], data: st.DataObject
-) -> None:
+def test_a_clone_of_any_moment_ends_where_its_source_ends(steps: list[tuple[str, int]], data: st.DataObject) -> None:
     app = FlightsApp(MemoryStore(), Kafka(), clock=Clock(skew_ms={"aircraft": 2_500, "carriers": -2_500}))
     for number, (verb, count) in enumerate(steps):
         if verb == "send":

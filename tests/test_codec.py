@@ -49,9 +49,7 @@ def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
 def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> None:
     shuffled = list(recorded.items())
     random.shuffle(shuffled)
-    one, other = (
-        msgspec.structs.replace(manifest(1), recorded=items) for items in (recorded, dict(shuffled))
-    )
+    one, other = (msgspec.structs.replace(manifest(1), recorded=items) for items in (recorded, dict(shuffled)))
     assert codec.encode(one) == codec.encode(other)
 
 
@@ -63,9 +61,7 @@ def test_a_manifest_of_the_first_release_is_read() -> None:
 
 
 def test_a_field_of_a_later_release_is_ignored() -> None:
-    assert codec.decode(
-        b'{"format":1,"name":"a","created_ms":1,"colour":"red"}', AppInfo, key="k"
-    ) == AppInfo("a", 1)
+    assert codec.decode(b'{"format":1,"name":"a","created_ms":1,"colour":"red"}', AppInfo, key="k") == AppInfo("a", 1)
 
 
 def test_a_struct_without_fields_is_read_as_it_was_written() -> None:

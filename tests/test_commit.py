@@ -30,9 +30,7 @@ def claimed(store: ObjectStore, writer: str, *, now_ms: int = 1) -> Manifest:
 
 def following(head: Manifest, *, epoch: int | None = None, now_ms: int = 1) -> Manifest:
     """The next batch of the writer of `head`."""
-    return successor(
-        head, kind="batch", epoch=epoch or head.epoch, writer=head.writer, by=head.by, now_ms=now_ms
-    )
+    return successor(head, kind="batch", epoch=epoch or head.epoch, writer=head.writer, by=head.by, now_ms=now_ms)
 
 
 def versions(store: ObjectStore) -> list[Manifest]:
@@ -55,14 +53,27 @@ def test_a_version_that_is_taken_is_a_conflict(any_store: ObjectStore) -> None:
     assert versions(any_store) == [manifest(1, writer="first")]
 
 
+def test_a_version_that_was_taken_and_deleted_is_a_conflict() -> None:
+    class Deleted(MemoryStore):
+        """Somebody deletes the app between the refused create and the read-back."""
+
+        def get(self, key: str) -> bytes:
+            self.delete(key)
+            return super().get(key)
+
+    store = Deleted()
+    commit(store, manifest(1, writer="first"))
+    with pytest.raises(CommitConflict, match="has been deleted since"):
+        commit(store, manifest(1, writer="second"))
+
+
 def test_a_zombie_cannot_commit(any_store: ObjectStore) -> None:
     zombie = claimed(any_store, "old")
     newer = claimed(any_store, "new")
     with pytest.raises(Fenced) as caught:
         commit(any_store, following(zombie))
     assert str(caught.value) == (
-        "stage app/stage was taken over: v2 has epoch 2, written by host:new; "
-        "this writer has epoch 1 and must stop"
+        "stage app/stage was taken over: v2 has epoch 2, written by host:new; this writer has epoch 1 and must stop"
     )
     commit(any_store, following(newer))
     assert [each.writer for each in versions(any_store)] == ["old", "new", "new"]
@@ -354,9 +365,7 @@ def test_faults_come_from_the_seed() -> None:
 
 def test_a_slow_request_waits_as_long_as_it_is_told_to() -> None:
     waited: list[float] = []
-    store = FaultyStore(
-        MemoryStore(), 1, slow=1, slow_s=2.5, refused=0, lost=0, late=0, echoed=0, sleep=waited.append
-    )
+    store = FaultyStore(MemoryStore(), 1, slow=1, slow_s=2.5, refused=0, lost=0, late=0, echoed=0, sleep=waited.append)
     store.put("a", b"")
     store.get("a")
     assert waited == [2.5, 2.5]

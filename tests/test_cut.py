@@ -179,9 +179,7 @@ def test_what_was_sent_and_not_consumed_is_in_flight_with_the_winning_attempts(a
     assert len(flight.attempts) == 2
     assert flight.starts == app.version("legs", 7).outputs["by-aircraft"].ends
     assert flight.ends == app.version("legs", 9).outputs["by-aircraft"].ends
-    received = [
-        f for partition in app.kafka.between(flight) for message in partition for f in message.flights
-    ]
+    received = [f for partition in app.kafka.between(flight) for message in partition for f in message.flights]
     assert sorted(received) == sorted(flights(4) * 2)
 
 
@@ -328,9 +326,7 @@ def test_at_any_moment_every_flight_is_in_exactly_one_place(
 
 @settings(max_examples=25)
 @given(steps=STEPS, skew_ms=SKEWS)
-def test_a_pinned_cut_is_found_again_unchanged(
-    steps: list[tuple[str, object]], skew_ms: dict[str, int]
-) -> None:
+def test_a_pinned_cut_is_found_again_unchanged(steps: list[tuple[str, object]], skew_ms: dict[str, int]) -> None:
     app = play(steps, skew_ms)
     now = cut(app, "flights")
     snapshot = pin(app.store, now, "here")

@@ -1,6 +1,7 @@
 """Finding versions, and what it costs in requests."""
 
 from bisect import bisect_right
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from slackwater.store import codec, history, keys
 from slackwater.store.apps import create_app
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Corruption, NotFound
+from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Manifest
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
@@ -62,6 +64,21 @@ def test_of_100000_versions_the_head_takes_few_requests(long_history: MemoryStor
     assert store.counts == {"list": 2, "get_range": 13, "get": 1}
     # The listings' keys aside: one manifest, and a byte for each version that was asked for.
     assert store.bytes_read < 1000
+
+
+@pytest.mark.parametrize("first", [1, 2, 700])
+@pytest.mark.parametrize("versions", [1, 2, 3, 7, 8, 1500])
+def test_a_folder_of_versions_is_searched_too(tmp_path: Path, first: int, versions: int) -> None:
+    store = CountingStore(LocalStore(tmp_path))
+    for version in range(first, first + versions):
+        # Not by put: to make each of them durable takes its time.
+        path = tmp_path / keys.manifest("app", "stage", version)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(codec.encode(manifest(version)))
+    assert history.head(store, "app", "stage") == manifest(first + versions - 1)
+    # To list a long history would take longer than everything else.
+    assert "list" not in store.counts or first > 1
+    assert history.first_version(store, "app", "stage") == first
 
 
 def test_with_the_head_known_it_takes_one_request() -> None:
@@ -158,6 +175,23 @@ def test_the_version_of_a_moment_is_the_newest_committed_by_then(times: set[int]
     write(store, *(manifest(number, time_ms=time) for number, time in enumerate(in_order, start=1)))
     found = history.latest_at(store, "app", "stage", time_ms)
     assert (found.version if found else 0) == bisect_right(in_order, time_ms)
+
+
+def test_a_moment_is_found_while_old_versions_are_collected() -> None:
+    class Collecting(MemoryStore):
+        """Versions 1 to 9 go as soon as somebody has seen that version 1 exists."""
+
+        def get_range(self, key: str, start: int, length: int) -> bytes:
+            found = super().get_range(key, start, length)
+            for version in range(1, 10):
+                self.delete(keys.manifest("app", "stage", version))
+            return found
+
+    for time_ms, version in ((50, None), (100, 10), (125, 12)):
+        store = Collecting()
+        write(store, *(manifest(number) for number in range(1, 21)))
+        found = history.latest_at(store, "app", "stage", time_ms)
+        assert (found.version if found else None) == version
 
 
 def test_of_100000_versions_a_moment_takes_a_search_by_halves(long_history: MemoryStore) -> None:

@@ -40,9 +40,7 @@ def test_a_source_stages_windows_are_on_the_users_topic(app: FlightsApp) -> None
 
 
 def test_a_later_stages_windows_are_traced_through_its_channels_to_the_users_topic(app: FlightsApp) -> None:
-    found = windows(
-        app.store, moment(app, "flights/carriers@v3"), moment(app, "flights/carriers@v4"), "carriers"
-    )
+    found = windows(app.store, moment(app, "flights/carriers@v3"), moment(app, "flights/carriers@v4"), "carriers")
     assert {window.topic for window in found.direct} == {"flights-by-carrier-repartition"}
     assert found.sources == trace(app.store, app.version("legs", 3), app.version("legs", 4)).sources
 
@@ -60,9 +58,7 @@ def test_a_batch_over_several_versions_upstream_is_traced_over_all_of_them(app: 
 
 def test_without_a_version_before_it_is_traced_from_the_beginning(app: FlightsApp) -> None:
     found = windows(app.store, Cut("flights", {}), moment(app, "flights"), "carriers")
-    assert found.sources == tuple(
-        Window("flights", p, 0, end) for p, end in enumerate(offsets(app, "legs", 5))
-    )
+    assert found.sources == tuple(Window("flights", p, 0, end) for p, end in enumerate(offsets(app, "legs", 5)))
 
 
 def test_versions_that_read_nothing_have_no_windows(app: FlightsApp) -> None:
@@ -133,9 +129,7 @@ def test_the_log_names_the_snapshots_that_hold_a_version(app: FlightsApp) -> Non
     try_complete(app.store, "flights", asked)
     pin(app.store, moment(app, "flights@~0"), "pinned")
     named = {
-        (entry.stage, entry.version): entry.snapshots
-        for entry in entries(app.store, "flights")
-        if entry.snapshots
+        (entry.stage, entry.version): entry.snapshots for entry in entries(app.store, "flights") if entry.snapshots
     }
     assert named == {
         ("carriers", 6): ("marked",),

@@ -83,9 +83,7 @@ for number in range(1_000_000):
 
 
 def test_a_writer_killed_at_any_moment_leaves_whole_objects(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as writer:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         done = [next(writer.stdout) for _ in range(20)]
         writer.kill()

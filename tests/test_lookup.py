@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slackwater.snapshot.columns import parse_key
 from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.keys_and_columns import parse_key
 from slackwater.snapshot.lookup import get
 from slackwater.snapshot.topology import Cut
 from slackwater.store import sst
@@ -89,9 +89,7 @@ def one_row(store: ObjectStore, kind: str, value: object) -> Cut:
     table = Table((Column("k", kind),), (Column("n", "int64"),), 1, "one row")
     schema = parse_key("t", table, [None]).schema
     keys = pa.table({"k": pa.array([value], schema.field("k").type)})
-    rows = pa.table(
-        {"_hash": hash_keys(keys, ["k"]), "k": keys.column("k"), "n": [7], "_seq": [1], "_op": [0]}
-    )
+    rows = pa.table({"_hash": hash_keys(keys, ["k"]), "k": keys.column("k"), "n": [7], "_seq": [1], "_op": [0]})
     run = sst.write(store, None, app="a", stage="t", table=table, partition=0, rows=rows)
     return Cut("a", {"t": Manifest("a", "t", 1, 1, "w", 1, "batch", table=table, ssts=(run,))})
 

@@ -149,9 +149,7 @@ def key_sets(draw: st.DrawFn) -> list[str]:
     """Distinct keys, none of which is a folder of another: what every store can hold."""
     chosen: list[str] = []
     for key in draw(st.lists(KEY, min_size=1, max_size=8)):
-        if not any(
-            f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/") for other in chosen
-        ):
+        if not any(f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/") for other in chosen):
             chosen.append(key)
     return chosen
 

@@ -1,3 +1,4 @@
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,16 +17,17 @@ from slackwater.store.objects import ObjectStore
 from .histories import STAGES, TABLES, FlightsApp, Kafka, flights, rows_of
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
+    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
         yield cache
 
 
-@pytest.fixture(params=["local", "memory"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> FlightsApp:
-    """On a store that DuckDB reads in place, and on one whose SSTs come through the cache."""
-    store: ObjectStore = LocalStore(tmp_path / "store") if request.param == "local" else MemoryStore()
+@pytest.fixture(scope="module", params=["local", "memory"])
+def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    """On a store that DuckDB reads in place, and on one whose SSTs come through the cache. Nobody changes it."""
+    local = request.param == "local"
+    store: ObjectStore = LocalStore(tmp_path_factory.mktemp("store")) if local else MemoryStore()
     app = FlightsApp(store, Kafka())
     app.run(flights(40))
     return app
@@ -59,12 +61,13 @@ def test_an_earlier_moment_shows_the_rows_of_then(app: FlightsApp, cache: SstCac
         text = f"flights@~{back}"
         held = rows_of(app.store, at(app, text).stages["carriers"])
         assert rows(app, cache, "SELECT carrier, flights, delay FROM carriers ORDER BY 1", text) == [
-            {"carrier": name, "flights": number, "delay": delay}
-            for name, (number, delay, _) in sorted(held.items())
+            {"carrier": name, "flights": number, "delay": delay} for name, (number, delay, _) in sorted(held.items())
         ]
 
 
-def test_compaction_changes_no_answer(app: FlightsApp, cache: SstCache) -> None:
+def test_compaction_changes_no_answer(cache: SstCache) -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
     before = rows(app, cache, "FROM carriers ORDER BY ALL")
     app.compact("carriers")
     assert rows(app, cache, "FROM carriers ORDER BY ALL") == before
@@ -153,9 +156,7 @@ def test_the_number_of_rows_can_be_limited(app: FlightsApp, cache: SstCache) -> 
         assert run_query(con, "FROM aircraft").num_rows == 7
 
 
-@pytest.mark.parametrize(
-    "sql", ["", "  ", "-- nothing", "SELECT 1; SELECT 2", "FROM carriers; DROP VIEW carriers"]
-)
+@pytest.mark.parametrize("sql", ["", "  ", "-- nothing", "SELECT 1; SELECT 2", "FROM carriers; DROP VIEW carriers"])
 def test_exactly_one_statement_runs(app: FlightsApp, cache: SstCache, sql: str) -> None:
     with pytest.raises(Usage, match="expected one SQL statement, found"):
         rows(app, cache, sql)
@@ -166,9 +167,7 @@ WRITES: tuple[Callable[[str, Path], str], ...] = (
     lambda sst, _: f"COPY (SELECT 1) TO '{sst}' (USE_TMP_FILE false)",
     lambda sst, _: f"EXPLAIN ANALYZE COPY (SELECT 1) TO '{sst}' (FORMAT parquet, USE_TMP_FILE false)",
     lambda sst, _: f"EXPLAIN (ANALYZE) COPY (SELECT 1) TO '{sst}' (FORMAT parquet, USE_TMP_FILE false)",
-    lambda sst, _: (
-        f"EXPLAIN /* c */ ANALYZE /* ( */ COPY (SELECT 1) TO '{sst}' (FORMAT parquet, USE_TMP_FILE false)"
-    ),
+    lambda sst, _: f"EXPLAIN /* c */ ANALYZE /* ( */ COPY (SELECT 1) TO '{sst}' (FORMAT parquet, USE_TMP_FILE false)",
     lambda _, folder: f"COPY carriers TO '{folder}/out.csv'",
     lambda _, folder: f"ATTACH '{folder}/db.duckdb' AS db",
     lambda _, folder: f"EXPORT DATABASE '{folder}/out'",
@@ -215,14 +214,23 @@ def test_a_query_cannot_write_anywhere(
         "FROM read_parquet('{folder}/*.parquet')",
     ],
 )
-def test_a_query_sees_no_other_file_of_the_machine(
-    app: FlightsApp, cache: SstCache, tmp_path: Path, sql: str
-) -> None:
+def test_a_query_sees_no_other_file_of_the_machine(app: FlightsApp, cache: SstCache, tmp_path: Path, sql: str) -> None:
     file = tmp_path / "secret.csv"
     file.write_text("password\n1234\n")
     with pytest.raises(SlackwaterError) as caught:
         rows(app, cache, sql.format(file=file, folder=tmp_path))
     assert "1234" not in caught.value.message
+
+
+def test_a_query_may_spill_into_a_temporary_folder_and_not_where_the_user_works(
+    app: FlightsApp, cache: SstCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with closing(connect(app.store, cache, at(app))) as con:
+        (spill,) = run_query(con, "SELECT current_setting('temp_directory') AS folder")["folder"].to_pylist()
+        assert Path(spill).parent == tmp_path
+        assert spill + "/" in str(run_query(con, "SELECT current_setting('allowed_directories') AS a").to_pylist())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_query_sees_no_variable_of_the_program(app: FlightsApp, cache: SstCache) -> None:

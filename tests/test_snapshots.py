@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from slackwater.snapshot import operations
 from slackwater.snapshot.cut import in_flight, resolve
 from slackwater.snapshot.snapshots import (
@@ -16,7 +17,7 @@ from slackwater.snapshot.snapshots import (
     try_complete,
 )
 from slackwater.snapshot.topology import Cut, violations
-from slackwater.store import apps
+from slackwater.store import apps, codec, keys
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import NotFound, Refused, Usage
 from slackwater.store.local import LocalStore
@@ -115,14 +116,17 @@ def test_a_name_that_is_taken_is_refused(app: FlightsApp) -> None:
     ask(app, "asked")
     with pytest.raises(Refused, match="was asked for already by ada@host"):
         ask(app, "asked")
+    with pytest.raises(Refused, match="was asked for already by ada@host"):
+        pin(app.store, now(app), "asked")
     pin(app.store, now(app), "pinned")
     with pytest.raises(Refused, match="exists already"):
         ask(app, "pinned")
 
 
 def test_a_name_taken_while_the_snapshot_was_under_way_ends_the_request(app: FlightsApp) -> None:
+    other = pin(app.store, now(app), "other", by="bob@host")
     asked = ask(app)
-    pin(app.store, now(app), "good", by="bob@host")
+    app.store.put(keys.snapshot("flights", "good"), codec.encode(replace(other, name="good")))
     app.step_all()
     with pytest.raises(Refused, match="taken by bob@host while this one was under way"):
         try_complete(app.store, "flights", asked)

@@ -30,17 +30,14 @@ def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.T
     expected = ", ".join(f"{field.name} ({field.type})" for field in schema)
     if len(key_values) != len(schema):
         found = len(key_values)
-        raise Usage(
-            f"the key of table {name!r} is {expected}; found {found} value{'' if found == 1 else 's'}"
-        )
+        raise Usage(f"the key of table {name!r} is {expected}; found {found} value{'' if found == 1 else 's'}")
     columns = []
     for field, text in zip(schema, key_values, strict=True):
         try:
             columns.append(_parse(text, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Usage(
-                f"{text!r} is no {field.type} for key column {field.name!r}: "
-                f"the key of table {name!r} is {expected}"
+                f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}"
             ) from error
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 

@@ -1,0 +1,90 @@
+"""Rows of state tables, as tests of the store's data plane write them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from slackwater.store import sst
+from slackwater.store.cache import SstCache
+from slackwater.store.hashing import hash_keys, partition_of
+from slackwater.store.manifest import Column, Manifest, Sst, Table
+from slackwater.store.objects import ObjectStore
+from slackwater.store.types import arrow_schema
+
+ROUTES = Table(
+    key=(Column("origin", "string"), Column("dest", "string")),
+    values=(Column("flights", "int64"), Column("delay", "double"), Column("_sum", "decimal128(38, 2)")),
+    partitions=1,
+    state="test",
+)
+
+Key = tuple[object, ...]
+Values = tuple[object, ...]
+
+
+def columns(declared: Sequence[Column], tuples: Iterable[tuple[object, ...]]) -> pa.Table:
+    """A table of these columns from one tuple a row."""
+    schema = arrow_schema(declared)
+    rows = list(tuples)
+    arrays = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(schema)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """How keys are hashed: as always, or kept to a few values, so that keys collide."""
+
+    modulus: int = 0
+
+    def of(self, table: Table, keys: pa.Table) -> npt.NDArray[np.int64]:
+        hashes = hash_keys(keys, [column.name for column in table.key])
+        if not self.modulus:
+            return hashes
+        # Spread over the whole range, so that every partition gets some.
+        step = 2**64 // self.modulus
+        return (hashes % self.modulus * step - 2**63).astype(np.int64)
+
+
+def state_rows(table: Table, changes: Mapping[Key, Values | None], seq: int, hashes: Hashes = Hashes()) -> pa.Table:
+    """The rows of an SST that puts these keys, or deletes them where None is given."""
+    absent = (None,) * len(table.values)
+    keys = columns(table.key, changes)
+    values = columns(table.values, (absent if put is None else put for put in changes.values()))
+    rows = pa.Table.from_arrays([*keys.columns, *values.columns], names=[*keys.column_names, *values.column_names])
+    rows = rows.append_column("_hash", pa.array(hashes.of(table, keys), pa.int64()))
+    rows = rows.append_column("_seq", pa.array([seq] * len(changes), pa.int64()))
+    return rows.append_column("_op", pa.array([int(put is None) for put in changes.values()], pa.uint8()))
+
+
+def write_version(
+    store: ObjectStore,
+    cache: SstCache | None,
+    table: Table,
+    changes: Mapping[Key, Values | None],
+    seq: int,
+    hashes: Hashes = Hashes(),
+) -> tuple[Sst, ...]:
+    """One SST for each state partition that these changes touch."""
+    rows = state_rows(table, changes, seq, hashes)
+    partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
+    return tuple(
+        sst.write(
+            store,
+            cache,
+            app="app",
+            stage="stage",
+            table=table,
+            partition=partition,
+            rows=rows.filter(pa.array(partitions == partition)),
+        )
+        for partition in np.unique(partitions).tolist()
+    )
+
+
+def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1) -> Manifest:
+    """A manifest that says nothing but what state there is."""
+    return Manifest(
+        "app", "stage", version, epoch=1, writer="w", time_ms=version, kind="batch", table=table, ssts=tuple(ssts)
+    )
