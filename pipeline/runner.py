@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["Options", "run"]
+
+_log = logging.getLogger("slackwater")
 
 _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
@@ -261,8 +264,12 @@ class _Watch:
             return
         asked = {request.id: request for request in snapshots.open_requests(self._store, self._app.name)}
         for name in recorded & asked.keys():
-            if snapshots.try_complete(self._store, self._app.name, asked[name]) is not None:
-                del asked[name]
+            try:
+                if snapshots.try_complete(self._store, self._app.name, asked[name]) is not None:
+                    del asked[name]
+            except Refused as error:
+                # Another snapshot took the name meanwhile: the asker's loss, not the app's.
+                _log.warning("snapshot %s of %s was dropped: %s", asked.pop(name).name, self._app.name, error)
         for runner in self._runners:
             runner.closed_snapshots = frozenset(recorded - asked.keys())
 

@@ -44,7 +44,6 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         # Sources answer from memory; ten milliseconds, Spark's own, keep a core busy when nothing happens.
         "spark.sql.streaming.pollingDelay": "40ms",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.stopTimeout": "8s",
         # What was asked of Spark is shown in its UI; passwords are not.

@@ -59,7 +59,7 @@ class S3Store:
         self._prefix = prefix.strip("/")
         self._base = f"{self._prefix}/" if self._prefix else ""
         self._patience_s = patience_s
-        self._options = Options(endpoint_url, region, timeout_s=min(30.0, max(1.0, patience_s)))
+        self._options = Options(endpoint_url, region, timeout_s=min(30.0, max(5.0, patience_s)))
         self._client: tuple[int, S3Client] | None = None
         self._retry = Retry(self._where, patience_s)
 

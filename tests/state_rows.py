@@ -43,11 +43,14 @@ class Hashes:
         if not self.modulus:
             return hashes
         # Spread over the whole range, so that every partition gets some.
-        step = 2**64 // self.modulus
-        return (hashes % self.modulus * step - 2**63).astype(np.int64)
+        step = np.uint64(2**64 // self.modulus % 2**64)
+        return (hashes.view(np.uint64) % np.uint64(self.modulus) * step).view(np.int64)
 
 
-def state_rows(table: Table, changes: Mapping[Key, Values | None], seq: int, hashes: Hashes = Hashes()) -> pa.Table:
+AS_ALWAYS = Hashes()
+
+
+def state_rows(table: Table, changes: Mapping[Key, Values | None], seq: int, hashes: Hashes = AS_ALWAYS) -> pa.Table:
     """The rows of an SST that puts these keys, or deletes them where None is given."""
     absent = (None,) * len(table.values)
     keys = columns(table.key, changes)
@@ -64,7 +67,7 @@ def write_version(
     table: Table,
     changes: Mapping[Key, Values | None],
     seq: int,
-    hashes: Hashes = Hashes(),
+    hashes: Hashes = AS_ALWAYS,
 ) -> tuple[Sst, ...]:
     """One SST for each state partition that these changes touch."""
     rows = state_rows(table, changes, seq, hashes)

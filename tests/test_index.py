@@ -15,7 +15,7 @@ from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore
 
-from .state_rows import ROUTES, Hashes, Key, Values, columns, write_version
+from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
 
 LARGE = 1 << 40
 NAN = float("nan")
@@ -37,7 +37,7 @@ def look_up(
     ssts: tuple[Sst, ...],
     keys: list[Key],
     table: Table = ROUTES,
-    hashes: Hashes = Hashes(),
+    hashes: Hashes = AS_ALWAYS,
 ) -> list[Values | None]:
     """The values of each key, None where absent; by `point_get` without a cache."""
     asked = columns(table.key, keys)
@@ -101,7 +101,7 @@ def test_keys_may_come_in_another_layout(store: CountingStore, cache: SstCache) 
     ssts = write_version(store, cache, ROUTES, {("a", "x"): (1, 1.0, None)}, 1)
     keys = pa.table({"dest": pa.array(["x"], pa.large_string()), "origin": pa.chunked_array([["a"]], pa.string_view())})
     asked = columns(ROUTES.key, [("a", "x")])
-    _, present = multi_get(store, cache, ssts, ROUTES, Hashes().of(ROUTES, asked), keys)
+    _, present = multi_get(store, cache, ssts, ROUTES, AS_ALWAYS.of(ROUTES, asked), keys)
     assert present.tolist() == [True]
 
 
@@ -110,7 +110,7 @@ def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], li
     num_rows = num_groups * sst.ROW_GROUP_ROWS
     names = pa.array(np.arange(num_rows)).cast(pa.string())
     keys = pa.table({"origin": names, "dest": pa.array(["x"] * num_rows)})
-    hashes = Hashes().of(ROUTES, keys)
+    hashes = AS_ALWAYS.of(ROUTES, keys)
     order = np.argsort(hashes)
     rows = (
         keys.append_column("flights", pa.array(np.arange(num_rows)))
@@ -165,7 +165,7 @@ def test_a_point_look_up_reads_two_pieces_of_each_run_that_may_have_the_key(stor
     (base,), keys, numbers = wide_sst(store, 10)
     newer = write_version(store, None, ROUTES, {("other", "x"): (7, None, None), keys[0]: None}, 2)
     asked = columns(ROUTES.key, [keys[9]])
-    found = point_get(store, (base, *newer), ROUTES, Hashes().of(ROUTES, asked), asked)
+    found = point_get(store, (base, *newer), ROUTES, AS_ALWAYS.of(ROUTES, asked), asked)
     assert found.present.tolist() == [True]
     assert found.values["flights"].to_pylist() == [int(numbers[9])]
     assert found.reads.row_groups <= 2

@@ -1,0 +1,116 @@
+"""Declaring an app: what cannot work is refused where it is written down."""
+
+import pytest
+import slackwater as sw
+from slackwater.pipeline.main import load_app
+from slackwater.pipeline.runner import interval_ms
+from slackwater.store.errors import NotFound, Refused, Usage
+
+
+def rows(frame: object) -> object:
+    return frame
+
+
+def chain() -> sw.App:
+    app = sw.App("shop")
+    app.stage(name="orders", reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))(rows)
+    return app
+
+
+def test_a_stage_is_named_after_its_function_and_keyed_as_its_channel() -> None:
+    app = chain()
+
+    @app.stage(reads="by-user", state=sw.aggregate(n=sw.count()))
+    def users(frame: object) -> object:
+        return frame
+
+    assert list(app.stages) == ["orders", "users"]
+    assert app.stages["users"].key == ("user",)
+    assert app.writer_of("by-user").name == "orders"
+
+
+def test_two_stages_may_read_one_channel() -> None:
+    app = chain()
+    for name in ("users", "audit"):
+        app.stage(name=name, reads="by-user", state=sw.aggregate(n=sw.count()))(rows)
+    assert [stage.name for stage in app.select(())] == ["orders", "users", "audit"]
+
+
+def test_an_unknown_channel_is_refused_with_the_nearest() -> None:
+    with pytest.raises(NotFound, match="the nearest: by-user"):
+        chain().stage(name="users", reads="by-users", state=sw.aggregate(n=sw.count()))(rows)
+
+
+def test_two_stages_of_one_name_are_refused() -> None:
+    with pytest.raises(Usage, match="two stages named 'orders'"):
+        chain().stage(name="orders", reads="by-user", state=sw.aggregate(n=sw.count()))(rows)
+
+
+def test_two_writers_of_a_channel_are_refused() -> None:
+    with pytest.raises(Usage, match="two writers"):
+        chain().stage(name="more", reads=sw.topic("x"), writes=sw.repartition("by-user", "user"))(rows)
+
+
+def test_state_without_a_key_is_refused() -> None:
+    with pytest.raises(Usage, match="has no key"):
+        chain().stage(name="n", reads=sw.topic("orders"), state=sw.aggregate(n=sw.count()))(rows)
+
+
+def test_a_stage_that_does_nothing_is_refused() -> None:
+    with pytest.raises(Refused, match="would do nothing"):
+        chain().stage(name="n", reads="by-user")(rows)
+
+
+def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
+    with pytest.raises(NotFound, match="orders"):
+        chain().select(["order"])
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "a/b", "-shop", "ä", "x" * 64])
+def test_names_that_make_no_object_key_are_refused(name: str) -> None:
+    with pytest.raises(Usage, match="not usable"):
+        sw.App(name)
+
+
+def test_nonsense_in_declarations_is_refused() -> None:
+    with pytest.raises(Usage, match="earliest"):
+        sw.topic("orders", starting_offsets="first")
+    with pytest.raises(Usage, match="1 or more"):
+        sw.repartition("by-user", "user", partitions=0)
+    with pytest.raises(Usage, match="different column names"):
+        sw.repartition("by-user", ["user", "user"])
+    with pytest.raises(Usage, match="at least one column"):
+        sw.aggregate()
+    with pytest.raises(Usage, match="count"):
+        sw.aggregate(n=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, 0), ("10 seconds", 10_000), ("500ms", 500), ("1 minute", 60_000), ("0.5 s", 500), ("2 hours", 7_200_000)],
+)
+def test_a_trigger_is_written_as_in_structured_streaming(text: str | None, expected: int) -> None:
+    assert interval_ms(text) == expected
+
+
+def test_a_trigger_that_is_no_interval_is_refused() -> None:
+    with pytest.raises(Usage, match="'10 seconds'"):
+        interval_ms("soon")
+
+
+def test_a_file_is_loaded_under_another_name_for_a_clone(tmp_path: object) -> None:
+    assert load_app("examples/flights.py", name="staging").name == "staging"
+    assert list(load_app("examples/flights.py").stages) == ["legs", "aircraft", "carriers"]
+
+
+def test_a_file_without_an_app_is_refused(tmp_path: object) -> None:
+    with pytest.raises(Usage, match="declares 0 apps"):
+        load_app("examples/feed.py")
+    with pytest.raises(NotFound, match=r"flights\.py"):
+        load_app("examples/flight.py")
+
+
+def test_the_package_names_what_it_has() -> None:
+    assert all(getattr(sw, name) is not None for name in sw.__all__)
+    with pytest.raises(AttributeError):
+        _ = sw.nothing  # type: ignore[attr-defined]

@@ -1,0 +1,163 @@
+"""Where a batch ends: admission, the trigger interval, whole upstream versions, and never past a marker."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.pipeline.checkpoint import Checkpoint
+from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, admit
+from slackwater.store import commit
+from slackwater.store.manifest import Manifest, Output
+from slackwater.store.memory import MemoryStore
+
+partitions = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1, max_size=6)
+
+
+@given(partitions, st.integers(1, 10**6))
+def test_admission_stays_under_its_limit_and_moves_every_backlog(backlogs: list[tuple[int, int]], limit: int) -> None:
+    start = tuple(at for at, _ in backlogs)
+    ends = tuple(at + waiting for at, waiting in backlogs)
+    admitted = admit(start, ends, limit)
+    taken = [to - at for at, to in zip(start, admitted, strict=True)]
+    assert all(0 <= count <= waiting for count, (_, waiting) in zip(taken, backlogs, strict=True))
+    # One record of each partition at least, so that none starves.
+    assert sum(taken) <= limit + len(backlogs)
+    assert all(count > 0 for count, (_, waiting) in zip(taken, backlogs, strict=True) if waiting)
+    if sum(waiting for _, waiting in backlogs) <= limit:
+        assert admitted == ends
+
+
+def test_a_new_partition_is_read_from_its_beginning() -> None:
+    assert admit((5,), (7, 3), None) == (7, 3)
+
+
+def test_a_topic_whose_end_went_back_is_not_read_backwards() -> None:
+    assert admit((50,), (10,), 100) == (50,)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_trigger_interval_counts_from_start_to_start() -> None:
+    clock = Clock()
+    pace = Pace(10, clock)
+    assert pace.due()
+    pace.started()
+    clock.now = 9.9
+    assert not pace.due()
+    clock.now = 10
+    assert pace.due()
+
+
+class Upstream:
+    """A stage that writes one channel, version by version, into a store."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.version = 0
+        self.end = 0
+
+    def write(self, rows: int, *markers: str, attempt: str = "") -> None:
+        self.version += 1
+        self.end += rows + len(markers)
+        output = Output(
+            "t",
+            (self.end,),
+            (attempt or f"w.{self.version}",) if rows else (),
+            rows,
+            "n long",
+            dict.fromkeys(markers, (self.end - 1,)),
+        )
+        commit.commit(
+            self.store,
+            Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": output}),
+        )
+
+    def planner(self, max_records: int | None = None) -> ChannelPlanner:
+        return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records)
+
+
+START = Position((0,))
+
+
+def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
+    upstream = Upstream()
+    for rows in (10, 10, 10):
+        upstream.write(rows)
+    assert upstream.planner().latest(START) == Position((30,), 3)
+    assert upstream.planner(25).latest(START) == Position((20,), 2)
+    # A version larger than the limit is taken alone: it cannot be divided.
+    assert upstream.planner(3).latest(START) == Position((10,), 1)
+
+
+def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:
+    upstream = Upstream()
+    upstream.write(10)
+    upstream.write(10, "s1")
+    upstream.write(10)
+    planner = upstream.planner()
+    at_marker = planner.latest(START)
+    assert at_marker == Position((21,), 2, ("s1",))
+    after = planner.latest(at_marker)
+    assert (after.offsets, after.version) == ((31,), 3)
+
+
+def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() -> None:
+    upstream = Upstream()
+    upstream.write(0, "s1")
+    upstream.write(0, "s2")
+    planner = upstream.planner(1)
+    first = planner.latest(START)
+    assert first == Position((1,), 1, ("s1",))
+    assert planner.latest(first) == Position((2,), 2, ("s2",))
+
+
+def test_claims_and_compactions_upstream_are_no_reason_for_a_batch() -> None:
+    upstream = Upstream()
+    upstream.write(0)
+    planner = upstream.planner()
+    assert planner.latest(START) == START
+
+
+def test_only_attempts_that_a_manifest_names_count() -> None:
+    upstream = Upstream()
+    upstream.write(1, attempt="first")
+    upstream.write(1, attempt="second")
+    upstream.write(1, attempt="third")
+    assert upstream.planner().attempts(1, 3) == {"second", "third"}
+
+
+def test_a_marker_breaks_the_trigger_interval() -> None:
+    upstream = Upstream()
+    clock = Clock()
+    pace = Pace(60, clock)
+    pace.started()
+    planner = ChannelPlanner(upstream.store, "a", "up", "c", pace=pace, max_records=None)
+    upstream.write(5)
+    upstream.write(5, "s1")
+    assert planner.latest(START) == Position((11,), 2, ("s1",))
+
+
+def test_spark_reads_the_checkpoint_back_as_it_was_written(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "scratch")
+    position = Position((4, 0), 7, ("s1",))
+    checkpoint.write(41, [position])
+    assert checkpoint.planned(41) == checkpoint.planned(40) == (position,)
+    assert {path.name for path in (tmp_path / "scratch" / "commits").iterdir()} == {"40", "41"}
+
+
+@given(st.builds(Position, st.lists(st.integers(0), max_size=4).map(tuple), st.integers(0), st.just(("a", "b"))))
+def test_a_position_survives_its_json(position: Position) -> None:
+    assert Position.of(position.json()) == position
+
+
+def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
+    with pytest.raises(KeyError):
+        Position.of({"offsets": [1]})

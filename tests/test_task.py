@@ -1,0 +1,94 @@
+"""What a task does with its rows before and after the state: grouping, and messages on the wire."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.pipeline.task import group
+from slackwater.pipeline.wire import decode, encode, header_of, marker_header, split
+from slackwater.store.errors import Corruption
+
+keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])
+numbers = st.none() | st.sampled_from([0.0, -0.0, 1.5, float("nan")])
+
+
+@given(st.lists(st.tuples(keys, numbers), min_size=1, max_size=20), st.integers(1, 3))
+def test_rows_are_grouped_by_key_even_when_hashes_collide(drawn: list[tuple[object, object]], hashes: int) -> None:
+    # Hashes so few that different keys share them: equal keys must still share one.
+    forms = {}
+    for text, number in drawn:
+        same = "nan" if number != number else (0.0 if number == 0 else number)
+        forms.setdefault((text, same), len(forms))
+    labels = [forms[text, "nan" if n != n else (0.0 if n == 0 else n)] for text, n in drawn]
+    rows = pa.table(
+        {
+            "_hash": pa.array([label % hashes for label in labels], pa.int64()),
+            "text": pa.array([text for text, _ in drawn], pa.string()),
+            "number": pa.array([number for _, number in drawn], pa.float64()),
+            "label": pa.array(labels, pa.int64()),
+        }
+    )
+    sorted_rows, groups = group(rows, ["text", "number"])
+    assert groups.num == len(forms)
+    by_group = sorted_rows["label"].to_numpy()
+    assert all(len(set(by_group[groups.ids == number])) == 1 for number in range(groups.num))
+    assert (np.flatnonzero(np.diff(groups.ids, prepend=-1)) == groups.starts).all()
+
+
+class Message:
+    """A Kafka message as far as `decode` looks at it."""
+
+    def __init__(self, value: bytes, header: bytes) -> None:
+        self._value, self._header = value, header
+
+    def value(self) -> bytes:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return [("other", b"x"), ("slackwater", self._header)]
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return 3
+
+    def offset(self) -> int:
+        return 14
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers()), max_size=50))
+def test_split_rows_arrive_once_in_their_partition(rows: list[tuple[int, int]]) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    numbers = [n % 2**62 for _, n in rows]
+    table = pa.table({"n": pa.array(numbers, pa.int64())})
+    partitions = np.array([partition for partition, _ in rows], np.int32)
+    found: list[tuple[int, int]] = []
+    for partition, value in split(table, partitions):
+        for batch in decode([Message(value, b"mine")], frozenset({"mine"}), schema):  # type: ignore[list-item]
+            found += [(partition, n) for n in batch["n"].to_pylist()]
+    assert sorted(found) == sorted(zip(partitions.tolist(), numbers, strict=True))
+
+
+def test_messages_of_attempts_that_no_manifest_names_are_passed_over() -> None:
+    schema = pa.schema([("n", pa.int64())])
+    value = encode(pa.RecordBatch.from_pydict({"n": [1]}, schema=schema))
+    zombie, marker = Message(value, b"zombie"), Message(b"", marker_header("s1"))
+    assert list(decode([zombie, marker], frozenset({"mine"}), schema)) == []  # type: ignore[list-item]
+    assert header_of(marker) == "marker s1"  # type: ignore[arg-type]
+
+
+def test_a_message_that_does_not_fit_is_named_by_its_address() -> None:
+    schema = pa.schema([("n", pa.int64())])
+    other = encode(pa.RecordBatch.from_pydict({"m": ["x"]}))
+    for value in (other, b"garbage"):
+        with pytest.raises(Corruption, match=r"t\[3\]@14"):
+            list(decode([Message(value, b"mine")], frozenset({"mine"}), schema))  # type: ignore[list-item]
+
+
+def test_large_batches_become_messages_of_a_few_hundred_kilobytes() -> None:
+    table = pa.table({"n": pa.array(np.random.default_rng(1).integers(0, 2**60, 400_000))})
+    sizes = [len(value) for _, value in split(table, np.zeros(400_000, np.int32))]
+    assert max(sizes) < 1 << 20
+    assert len(sizes) < 20
