@@ -27,9 +27,7 @@ def fill(bootstrap: str, records: int, *, topic: str = TOPIC, keys: int = KEYS, 
     flights = events()[["carrier", "origin", "dest", "dep_delay", "arr_delay"]].fillna(0).to_dict("records")
     values = [json.dumps(flight).encode() for flight in flights]
     legs = np.random.default_rng(seed).integers(0, keys, records)
-    producer = Producer(
-        {"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4", "acks": 1}
-    )
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4", "acks": 1})
     for number, leg in enumerate(legs.tolist()):
         while True:
             try:
@@ -42,6 +40,4 @@ def fill(bootstrap: str, records: int, *, topic: str = TOPIC, keys: int = KEYS, 
 
 def cycles(stamps_ms: list[int], warm_up: int) -> list[float]:
     """Seconds from batch to batch, the first `warm_up` left out."""
-    return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][
-        warm_up:
-    ]
+    return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][warm_up:]

@@ -10,8 +10,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .events import PARTITIONS, TOPIC, cycles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BATCH = 400_000
 WARM_UP = 2
@@ -67,29 +71,29 @@ def _slackwater(bootstrap: str, folder: Path) -> list[float]:
 
 
 def _spark(bootstrap: str, folder: Path) -> list[float]:
+    from slackwater.pipeline.session import spark_session
+
+    conf = {
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+    }
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        return _aggregate(spark, bootstrap, folder)
+
+
+def _aggregate(spark: SparkSession, bootstrap: str, folder: Path) -> list[float]:
     from datetime import datetime
 
     from pyspark.sql import functions as F
-    from slackwater.pipeline.session import spark_session
 
-    spark = spark_session(
-        "bench",
-        master="local[2]",
-        conf={
-            "spark.sql.streaming.stateStore.providerClass": (
-                "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-            ),
-            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-            "spark.sql.shuffle.partitions": str(PARTITIONS),
-        },
-    )
     source = spark.readStream.format("slackwater-topic").options(
         **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "maxOffsetsPerTrigger": str(BATCH)}
     )
     event = F.from_json(F.col("value").cast("string"), EVENT)
-    rows = source.load().select(
-        F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay")
-    )
+    rows = source.load().select(F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay"))
     query = (
         rows.groupBy("leg")
         .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
@@ -101,12 +105,10 @@ def _spark(bootstrap: str, folder: Path) -> list[float]:
     query.processAllAvailable()
     batches = [one for one in query.recentProgress if one["numInputRows"] > 0]
     ends = [
-        round(datetime.fromisoformat(one["timestamp"]).timestamp() * 1000)
-        + one["durationMs"]["triggerExecution"]
+        round(datetime.fromisoformat(one["timestamp"]).timestamp() * 1000) + one["durationMs"]["triggerExecution"]
         for one in batches
     ]
     query.stop()
-    spark.stop()
     return cycles(ends, WARM_UP)
 
 

@@ -114,8 +114,8 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
     kafka_client.wait_for(options.kafka, options.patience_s)
     store = open_store(options.store, patience_s=options.patience_s)
     with ExitStack() as stack:
-        spark = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
-        stack.callback(spark.stop)
+        session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
+        spark = stack.enter_context(session)
         # After Spark, which sets a handler of its own.
         stop = stack.enter_context(_stop_signals())
         known = shapes(app, spark)

@@ -1,12 +1,13 @@
 """What flows between stages: the schema of every stage's rows and of every repartition topic.
 
-A user's functions are applied to empty DataFrames once, upstream first, so that one stage can also run alone. Here,
-too, what would keep state where no snapshot sees it is refused.
+A user's functions are applied to empty streams once, upstream first, so that one stage can also run alone. Here, too,
+what would keep state where no snapshot sees it is refused, before anything is written.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,13 +72,15 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
         Refused: A function fails, gives no DataFrame, or keeps state of its own.
     """
     known: dict[str, Shape] = {}
-    for stage in app.stages.values():
-        if isinstance(stage.reads, Topic):
-            schema = parse_ddl(TOPIC_SCHEMA)
-        else:
-            schema = known[app.writer_of(stage.reads).name].emits
-        rows = apply(stage, spark.createDataFrame([], schema)).schema
-        known[stage.name] = _shape(stage, schema, rows)
+    with tempfile.TemporaryDirectory(prefix="slackwater-") as empty:
+        for stage in app.stages.values():
+            if isinstance(stage.reads, Topic):
+                schema = parse_ddl(TOPIC_SCHEMA)
+            else:
+                schema = known[app.writer_of(stage.reads).name].emits
+            # A folder without files is the cheapest stream there is: no process of its own, and never started.
+            stream = spark.readStream.schema(schema).parquet(f"file:{empty}")
+            known[stage.name] = _shape(stage, schema, apply(stage, stream).schema)
     return known
 
 
@@ -90,8 +93,12 @@ def apply(stage: Stage, source: DataFrame) -> DataFrame:
         made.schema  # noqa: B018  Spark analyses the plan here
     except AnalysisException as error:
         raise Refused(f"stage {stage.name!r} does not run: {error.getMessage()}") from error
-    if made.isStreaming:
-        _refuse_state(stage, made)
+    if not made.isStreaming:
+        raise Refused(
+            f"stage {stage.name!r} returned a DataFrame that does not come from its stream",
+            hint="build what it returns from the DataFrame it is given",
+        )
+    _refuse_state(stage, made)
     return made
 
 

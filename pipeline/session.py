@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["spark_session"]
 
 
-def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] | None = None) -> SparkSession:
-    """Start Spark, or take the one that spark-submit started.
+@contextmanager
+def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] | None = None) -> Iterator[SparkSession]:
+    """Spark, stopped at the end; a session that runs already (a notebook's) is taken as it is and goes on.
 
     Args:
         app: Name shown in Spark's UI.
@@ -56,13 +59,18 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         builder = builder.master("local[*]")
     for name, value in settings.items():
         builder = builder.config(name, value)
+    running = SparkSession.getActiveSession()
     try:
         with quiet_start():
-            spark = builder.getOrCreate()
+            spark = running or builder.getOrCreate()
     except (PySparkRuntimeError, OSError) as error:
         raise Refused(
             f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
         ) from error
     spark.dataSource.register(TopicSource)
     spark.dataSource.register(ChannelSource)
-    return spark
+    try:
+        yield spark
+    finally:
+        if running is None:
+            spark.stop()

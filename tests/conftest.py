@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
-import boto3
 import pytest
 from hypothesis import settings
 from slackwater.pipeline.broker import EmbeddedKafka
@@ -57,6 +56,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             )
         try:
             _await_answer(server, port, folder / "server.log")
+            import boto3  # takes a quarter of a second, which tests without S3 need not wait for
+
             boto3.client("s3").create_bucket(Bucket=BUCKET)
             yield endpoint
         finally:

@@ -18,6 +18,8 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.main import load_app
+from slackwater.pipeline.runner import Options, run
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.store.cache import SstCache
@@ -86,44 +88,48 @@ class Ledger:
         found = []
         earliest, ends = kafka_client.offsets(self.kafka, self.topic)
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
-            for messages in kafka_client.read_range(
-                self.kafka, self.topic, partition, start, end, patience_s=30
-            ):
+            for messages in kafka_client.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
                 found += [message.value() for message in messages]
         return pa.Table.from_pylist([json.loads(value) for value in found if value.startswith(b"{")])
 
-    def environment(self, variant: str) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         return {
             **os.environ,
             "LEDGER_TOPIC": self.topic,
-            "LEDGER_VARIANT": variant,
+            "LEDGER_VARIANT": "",
             "SLACKWATER_STORE": self.store,
             "SLACKWATER_KAFKA": self.bootstrap,
             "SLACKWATER_CACHE": str(self.folder / "cache"),
         }
 
-    def slackwater(
-        self, *words: str, variant: str = "", check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def slackwater(self, *words: str, variant: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """A verb that ends by itself."""
         done = subprocess.run(
             [SLACKWATER, *words],
             capture_output=True,
             text=True,
-            env=self.environment(variant),
+            env=self.environment(),
             timeout=PATIENCE_S,
         )
         assert not check or done.returncode == 0, done.stderr
         return done
 
     def catch_up(
-        self, *words: str, variant: str = "", check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the app until nothing is left to read."""
-        return self.slackwater(
-            "run", str(LEDGER), "--app", self.app, "--master", "local[2]", "--until-caught-up", *words,
-            variant=variant, check=check,
-        )  # fmt: skip
+        self, *stages: str, variant: str = "", max_records: int | None = None, accept_loss: bool = False
+    ) -> None:
+        """Run the app until nothing is left to read, in this process, on the Spark session that runs here."""
+        os.environ.update(LEDGER_TOPIC=self.topic, LEDGER_VARIANT=variant)
+        options = Options(
+            store=self.store,
+            kafka=self.kafka,
+            stages=stages,
+            until_caught_up=True,
+            max_records=max_records,
+            accept_loss=accept_loss,
+            patience_s=30,
+            cache_folder=self.folder / "cache" / "sst",
+        )
+        run(load_app(str(LEDGER), name=self.app), options, lambda _progress: None)
 
     @contextmanager
     def running(self, *words: str) -> Iterator["Running"]:
@@ -145,7 +151,7 @@ class Ledger:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=self.environment(""),
+                env=self.environment(),
                 start_new_session=True,
             )
         running = Running(self, process, errors)
@@ -158,10 +164,8 @@ class Ledger:
         """A table as `slackwater query` sees it."""
         store = open_store(self.store)
         cut = resolve(store, ref or self.app, now_ms=time.time_ns() // 1_000_000)
-        with (
-            SstCache(self.folder / "cache" / "query", 1 << 30) as cache,
-            connect(store, cache, cut) as connection,
-        ):
+        cache = SstCache(self.folder / "cache" / "query", 1 << 30)
+        with connect(store, cache, cut) as connection:
             return run_query(connection, f'SELECT * FROM "{name}"')
 
     def check_tables(self) -> None:

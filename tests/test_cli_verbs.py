@@ -2,11 +2,13 @@
 
 import json
 import os
+import pty
 import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -476,3 +478,28 @@ def test_ctrl_c_ends_a_watch_with_130_and_no_traceback() -> None:
         watch.send_signal(signal.SIGINT)
         _, errors = watch.communicate(timeout=60)
         assert (watch.returncode, errors) == (130, "")
+
+
+@pytest.mark.usefixtures("app")
+def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: ObjectStore) -> None:
+    with process("snapshot", "take", "flights", "never", "--timeout", "600") as take:
+        deadline = time.monotonic() + 60
+        while not open_requests(store, "flights"):
+            assert time.monotonic() < deadline
+            assert take.poll() is None
+        take.send_signal(signal.SIGINT)
+        assert take.communicate(timeout=60) == ("", "")
+        assert take.returncode == 130
+    assert open_requests(store, "flights") == ()
+
+
+@pytest.mark.usefixtures("app")
+def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
+    terminal, end = pty.openpty()
+    with subprocess.Popen([*MODULE, "log", "flights"], stdout=end, env=os.environ | {"TERM": "xterm"}) as log:
+        os.close(end)
+        with open(terminal, "rb", buffering=0) as drawn:
+            first = drawn.read(200)
+        assert log.wait(timeout=60) >= 0
+    assert first.startswith(b"\x1b[1mcommitted")
+    assert "\x1b" not in done("log", "flights")
