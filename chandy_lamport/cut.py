@@ -56,9 +56,7 @@ class Cut:
             for stage in (channel.sender, channel.receiver):
                 if stage not in self.versions:
                     known = ", ".join(map(repr, sorted(self.versions))) or "no stage"
-                    raise ProtocolError(
-                        f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage)
-                    )
+                    raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage))
 
 
 def violations(cut: Cut) -> tuple[str, ...]:

@@ -66,9 +66,7 @@ class Injector:
                 return self._advance(snapshot, answer_signal(stage, awaited), {stage: version})
             case Cancel(snapshot):
                 return self._advance(snapshot, Signal.CANCEL, {})
-        raise ProtocolError(
-            "the injector received what it does not know", "Take, StageFinished or Cancel", repr(event)
-        )
+        raise ProtocolError("the injector received what it does not know", "Take, StageFinished or Cancel", repr(event))
 
     def _advance(self, snapshot: str, signal: Signal, answer: dict[str, int]) -> tuple[InjectorAction, ...]:
         phase = Phase.COLLECTING if snapshot in self._open else Phase.UNKNOWN

@@ -41,9 +41,7 @@ class Process:
         self._snapshots: dict[str, tuple[Phase, frozenset[str]]] = {}
 
     @classmethod
-    def restore(
-        cls, inputs: frozenset[str], outputs: frozenset[str], *, recorded: Mapping[str, Iterable[str]]
-    ) -> Self:
+    def restore(cls, inputs: frozenset[str], outputs: frozenset[str], *, recorded: Mapping[str, Iterable[str]]) -> Self:
         """The process as a commit left it; `recorded` is what the property of that name said then.
 
         Raises:

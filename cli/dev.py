@@ -35,7 +35,10 @@ def _port(name: str, usual: int) -> Any:
 
 @app.callback(epilog=options.examples('eval "$(slackwater dev up)"', "slackwater dev down"))
 def _dev() -> None:
-    """Run Kafka and an S3 server on this machine, in the background, with their data under .slackwater/."""
+    """Run Kafka and S3 on this machine, for development.
+
+    They run in the background; their data lies under .slackwater/.
+    """
 
 
 @app.command(

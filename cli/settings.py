@@ -20,7 +20,7 @@ FILE = "slackwater.toml"
 
 _KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "store")
 _CACHE_MAX_BYTES = 10 << 30
-_KAFKA_VARIABLE = "SLACKWATER_KAFKA_"
+_KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def load(
 
     `environ` is this process's and `folder` the current one when None. A relative path in the file means one
     beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
-    variables: `SLACKWATER_KAFKA_SASL_PASSWORD` is `sasl.password`.
+    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`.
 
     Raises:
         Usage: the file is not TOML, or says what nobody understands.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,36 +71,50 @@ def take(
     if instant:
         cut = resolve(opened, app_name, now_ms=humane.now_ms())
         snapshot = snapshots.pin(opened, cut, name, by=by)
-    else:
+    elif not wait:
         asked = snapshots.request(opened, app_name, name, by)
-        if not wait:
-            output.show(asked, f"asked for {app_name}@{name}; `slackwater snapshot list {app_name}` shows it")
-            return
-        snapshot = _await(opened, app_name, asked, timeout, output)
+        output.show(asked, f"asked for {app_name}@{name}; `slackwater snapshot list {app_name}` shows it")
+        return
+    else:
+        with _withdrawn_on_failure(opened, app_name, name, by):
+            asked = snapshots.request(opened, app_name, name, by)
+            snapshot = _await(opened, app_name, asked, timeout, output)
     record(opened, app_name, "snapshot take", name, by)
     output.show(snapshot, *_taken(snapshot, options.said(store)))
 
 
+@contextmanager
+def _withdrawn_on_failure(store: "ObjectStore", app_name: str, name: str, by: str) -> Iterator[None]:
+    """Whatever ends the block early withdraws the request that was made in it."""
+    from ..snapshot.snapshots import cancel, open_requests
+
+    started_ms = humane.now_ms()
+    try:
+        yield
+    except BaseException:
+        # By name, not by value: Ctrl-C may come when the request is written and its author does not know it yet.
+        for asked in open_requests(store, app_name):
+            if (asked.name, asked.by) == (name, by) and asked.created_ms >= started_ms:
+                cancel(store, app_name, asked)
+        raise
+
+
 def _await(store: "ObjectStore", app_name: str, asked: "Request", timeout_s: float, output: Output) -> "Snapshot":
-    """Wait for the stages' answers; whatever ends the waiting early withdraws the request."""
-    from ..snapshot.snapshots import cancel, progress, try_complete
+    """Wait for the stages' answers. Raises `Unavailable` when one is missing after `timeout_s`."""
+    from ..snapshot.snapshots import progress, try_complete
 
     started = time.monotonic()
     recorded: dict[str, int | None] = {}
-    try:
-        with output.progress() as tell:
-            while (snapshot := try_complete(store, app_name, asked)) is None:
-                seen, recorded = recorded, progress(store, app_name, asked)
-                waited_s = time.monotonic() - started
-                _tell(tell, f"snapshot {asked.name} of {app_name}: {waited_s:.1f} s", seen, recorded)
-                complete = recorded and None not in recorded.values()
-                if waited_s > timeout_s and not complete:
-                    raise _unanswered(app_name, asked.name, recorded, timeout_s)
-                time.sleep(_POLL_S)
-            _tell(tell, f"snapshot {asked.name} of {app_name}", recorded, snapshot.stages)
-    except BaseException:
-        cancel(store, app_name, asked)
-        raise
+    with output.progress() as tell:
+        while (snapshot := try_complete(store, app_name, asked)) is None:
+            seen, recorded = recorded, progress(store, app_name, asked)
+            waited_s = time.monotonic() - started
+            _tell(tell, f"snapshot {asked.name} of {app_name}: {waited_s:.1f} s", seen, recorded)
+            complete = recorded and None not in recorded.values()
+            if waited_s > timeout_s and not complete:
+                raise _unanswered(app_name, asked.name, recorded, timeout_s)
+            time.sleep(_POLL_S)
+        _tell(tell, f"snapshot {asked.name} of {app_name}", recorded, snapshot.stages)
     return snapshot
 
 

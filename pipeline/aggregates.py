@@ -102,9 +102,7 @@ class _Aggregates:
             source = field_of(rows, made.column).type if made.column else None
             by = field_of(rows, made.by).type if made.by else None
             fields += _fields(name, made, source, by)
-            needs.update(
-                dict.fromkeys(column for column in (made.column, made.by) if column and column not in key)
-            )
+            needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
         values = pa.schema(fields)
         visible = [field for field in values if not field.name.startswith("_")]
         emits = pa.schema([*(field_of(rows, column) for column in key), *visible])
@@ -126,9 +124,7 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
             pa.field(f"_{name}_count", pa.int64()),
         ]
     if pa.types.is_nested(source):
-        raise Usage(
-            f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one"
-        )
+        raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one")
     if made.function in ("min", "max"):
         return [pa.field(name, source)]
     return [pa.field(name, source), pa.field(f"_{name}_by", by)]
@@ -189,9 +185,7 @@ class _PerKey:
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
         ids, values = self._ids.take(ties), self._rows[value].take(ties)
         # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
-        order = pc.sort_indices(
-            pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")]
-        )
+        order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
         ids_sorted = ids.take(order).to_numpy()
         firsts = np.flatnonzero(np.diff(ids_sorted, prepend=-1))
         picked = np.full(self._groups.num, -1, np.int64)
@@ -200,9 +194,7 @@ class _PerKey:
         return values.take(take), edge
 
 
-def _merge_one(
-    name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema
-) -> dict[str, Array]:
+def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema) -> dict[str, Array]:
     kind = schema.field(name).type
     if made.function == "count":
         new = batch.count_rows() if made.column is None else batch.reduce(batch.column(made.column), "count")
@@ -213,9 +205,7 @@ def _merge_one(
         return {name: _plus(old[name], batch.reduce(column.cast(kind), "sum").cast(kind), kind)}
     if made.function == "mean":
         total_type = schema.field(f"_{name}_sum").type
-        total = _plus(
-            old[f"_{name}_sum"], batch.reduce(column.cast(total_type), "sum").cast(total_type), total_type
-        )
+        total = _plus(old[f"_{name}_sum"], batch.reduce(column.cast(total_type), "sum").cast(total_type), total_type)
         number = pc.add(pc.fill_null(old[f"_{name}_count"], 0), batch.reduce(column, "count"))
         divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
         mean_value = pc.divide(total.cast(pa.float64()), divisor)

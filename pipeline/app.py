@@ -47,9 +47,7 @@ def topic(name: str, *, starting_offsets: str = "earliest") -> Topic:
         Usage: `starting_offsets` is neither.
     """
     if starting_offsets not in ("earliest", "latest"):
-        raise Usage(
-            f"starting_offsets of topic {name!r} is {starting_offsets!r}: expected 'earliest' or 'latest'"
-        )
+        raise Usage(f"starting_offsets of topic {name!r} is {starting_offsets!r}: expected 'earliest' or 'latest'")
     return Topic(name, starting_offsets)
 
 
@@ -184,9 +182,7 @@ class App:
         if key is not None:
             columns = (key,) if isinstance(key, str) else tuple(key)
             if not columns or len(set(columns)) != len(columns):
-                raise Usage(
-                    f"stage {stage!r}: key is {columns!r}; expected one or more different column names"
-                )
+                raise Usage(f"stage {stage!r}: key is {columns!r}; expected one or more different column names")
             return columns
         if isinstance(reads, str):
             return self.channel(reads).key

@@ -31,9 +31,7 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
 def run_state(rows: DataFrame, task: StateTask) -> tuple[Result, ...]:
     """Bring the rows to their state partitions and merge them there."""
     key = [column.name for column in task.table.key]
-    hashed = rows.select(
-        *(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash")
-    )
+    hashed = rows.select(*(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash"))
     placed = hashed.repartitionById(task.table.partitions, _partition(F.col("_hash"), task.table.partitions))
     return _run(placed, task)
 

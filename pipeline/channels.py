@@ -40,17 +40,13 @@ class KafkaChannels:
             if not first <= at <= end
         ]
         if outside:
-            raise Refused(
-                "; ".join(outside), hint="choose a moment, or a topic, whose offsets Kafka still has"
-            )
+            raise Refused("; ".join(outside), hint="choose a moment, or a topic, whose offsets Kafka still has")
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
         return kafka_client.end_offsets(self._kafka, topic)
 
-    def copy(
-        self, in_flight: InFlight, topic: str, app: str, /
-    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def copy(self, in_flight: InFlight, topic: str, app: str, /) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """See the Protocol. Raises `Refused` or `Unavailable`."""
         kafka_client.create_topic(self._kafka, topic, len(in_flight.ends))
         starts = kafka_client.offsets(self._kafka, topic)[1]
@@ -58,9 +54,7 @@ class KafkaChannels:
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.
         for messages in self._messages(in_flight):
-            sent = kafka_client.send(
-                self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s
-            )
+            sent = kafka_client.send(self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
         return tuple(ends), attempt, starts

@@ -136,8 +136,7 @@ class Claimer:
                 hint="raise the topic's retention and restore it, or go on without these records by --accept-loss",
             )
         return tuple(
-            at if first <= at <= end else first
-            for at, first, end in zip(offsets, earliest, ends, strict=True)
+            at if first <= at <= end else first for at, first, end in zip(offsets, earliest, ends, strict=True)
         )
 
 
@@ -153,9 +152,7 @@ def _check_table(stage: Stage, table: Table | None, head: Manifest | None) -> No
     hint = "clone the app to keep the old state, and give the changed stage a new name"
     for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
         if before != now:
-            shown = [
-                ", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)
-            ]
+            shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
             raise Refused(
                 f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
                 hint=hint,
@@ -165,6 +162,4 @@ def _check_table(stage: Stage, table: Table | None, head: Manifest | None) -> No
             f"stage {stage.name!r} asks for {table.partitions} state partitions; its state has {stored.partitions}",
             hint=f"say partitions={stored.partitions}",
         )
-    raise Refused(
-        f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint
-    )
+    raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)

@@ -40,9 +40,7 @@ class EmbeddedServer(ABC):
     heap: ClassVar[str]
     """As `-Xmx` takes it."""
 
-    def __init__(
-        self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet
-    ) -> None:
+    def __init__(self, folder: Path, *, port: int | None = None, log: Path | None = None, tell: Tell = quiet) -> None:
         """Nothing is started yet.
 
         Args:
@@ -127,9 +125,7 @@ class EmbeddedServer(ABC):
             if code is not None:
                 raise self._failed(Unavailable, f"{self.name} ended while starting, with exit code {code}")
             if time.monotonic() > deadline:
-                raise self._failed(
-                    Unavailable, f"{self.name} does not answer {patience_s:.0f} s after its start"
-                )
+                raise self._failed(Unavailable, f"{self.name} does not answer {patience_s:.0f} s after its start")
 
     def stop(self, *, patience_s: float = STOP_PATIENCE_S) -> None:
         """End the server in good order and wait until it is gone; after `patience_s` it is killed."""

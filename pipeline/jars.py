@@ -47,9 +47,7 @@ def find_java(who: str) -> str:
     if said.returncode or found is None:
         raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} does not run", hint=hint)
     if int(found[1]) < JAVA_NEEDED:
-        raise MissingTool(
-            f"{who} needs Java {JAVA_NEEDED} or newer, and {java} is Java {found[1]}", hint=hint
-        )
+        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} is Java {found[1]}", hint=hint)
     return java
 
 
@@ -83,9 +81,7 @@ class Jars:
         if self._is_complete(folder):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(
-            folder.with_name(f"{folder.name}.lock"), lambda: tell(f"waiting for {self.name} to be fetched")
-        ):
+        with locked(folder.with_name(f"{folder.name}.lock"), lambda: tell(f"waiting for {self.name} to be fetched")):
             if not self._is_complete(folder):
                 self._fetch_into(folder, tell)
         return folder

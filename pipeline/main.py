@@ -51,8 +51,6 @@ def load_app(path: str, *, name: str | None = None) -> App:
     return app if name is None else replace(app, name=name)
 
 
-def run_file(
-    path: str, *, app: str | None, options: Options, on_progress: Callable[[Progress], None]
-) -> None:
+def run_file(path: str, *, app: str | None, options: Options, on_progress: Callable[[Progress], None]) -> None:
     """Run the app that a file declares. Raises as `load_app` and `runner.run` do."""
     run(load_app(path, name=app), options, on_progress)

@@ -98,8 +98,7 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     if max_records is None or total <= max_records:
         return tuple(at + waiting for at, waiting in zip(known, backlog, strict=True))
     return tuple(
-        at + min(waiting, max(1, waiting * max_records // total))
-        for at, waiting in zip(known, backlog, strict=True)
+        at + min(waiting, max(1, waiting * max_records // total)) for at, waiting in zip(known, backlog, strict=True)
     )
 
 
@@ -208,9 +207,7 @@ class ChannelPlanner:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
         names: set[str] = set()
         for version in range(start + 1, end + 1):
-            names.update(
-                history.read(self._store, self._app, self._upstream, version).outputs[self._channel].attempts
-            )
+            names.update(history.read(self._store, self._app, self._upstream, version).outputs[self._channel].attempts)
         return frozenset(names)
 
     def _refresh(self, consumed: int) -> None:

@@ -51,6 +51,4 @@ def choose(*preferred: int) -> int:
         port = _FIRST + secrets.randbelow(_NUM)
         if is_free(port):
             return port
-    raise Unavailable(
-        f"no free port was found on {HOST} in {_TRIES} tries from {_FIRST} to {_FIRST + _NUM - 1}"
-    )
+    raise Unavailable(f"no free port was found on {HOST} in {_TRIES} tries from {_FIRST} to {_FIRST + _NUM - 1}")

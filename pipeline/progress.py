@@ -35,9 +35,7 @@ class Progress:
     time_ms: int
 
     @classmethod
-    def of(
-        cls, manifest: Manifest, start: tuple[int, ...], results: tuple[Result, ...], seconds: float
-    ) -> Self:
+    def of(cls, manifest: Manifest, start: tuple[int, ...], results: tuple[Result, ...], seconds: float) -> Self:
         """From the committed manifest and its tasks' reports; `start` is where the input stood before."""
         (read,) = manifest.inputs.values()
         known = start + (0,) * (len(read.offsets) - len(start))

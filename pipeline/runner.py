@@ -106,9 +106,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
     """
     stages = app.select(options.stages)
     limits = {
-        stage.name: Limits(
-            stage.max_records or options.max_records, interval_ms(stage.trigger or options.trigger)
-        )
+        stage.name: Limits(stage.max_records or options.max_records, interval_ms(stage.trigger or options.trigger))
         for stage in stages
     }
     kafka_client.wait_for(options.kafka, options.patience_s)
@@ -287,6 +285,8 @@ class _Watch:
         )
 
 
+_RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
+_ENDED = re.compile(r"terminated with exception: (.*)")
 _OURS = re.compile(r"slackwater\.store\.errors\.(\w+): (.*)")
 
 
@@ -296,16 +296,12 @@ def _translate(stage: Stage, text: str) -> SlackwaterError:
     if ours:
         kind, message = ours[-1]
         known = getattr(errors, kind, None)
-        error = (
-            known.__new__(known)
-            if isinstance(known, type) and issubclass(known, SlackwaterError)
-            else Refused("")
-        )
+        error = known.__new__(known) if isinstance(known, type) and issubclass(known, SlackwaterError) else Refused("")
         SlackwaterError.__init__(error, f"stage {stage.name!r}: {message.strip()}")
         return error
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b.*:", line)]
-    reason = (raised or lines or ["no reason given"])[-1]
+    raised = _RAISED.findall(text)
+    ended = _ENDED.findall(text)
+    reason = (raised or ended or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage.name!r} stopped: {reason}",
         hint="the batch was dropped whole and nothing is lost; mend the cause and run again "

@@ -111,9 +111,7 @@ def _refuse_state(stage: Stage, made: DataFrame) -> None:
                 f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
                 hint=f"say it as {_STATEFUL[name]} on the stage, or do it on the rows of one event",
             )
-    streams = sum(
-        name.startswith(("StreamingRelation", "StreamingDataSource")) for name in names
-    )
+    streams = sum(name.startswith(("StreamingRelation", "StreamingDataSource")) for name in names)
     if streams > 1:
         raise Refused(
             f"stage {stage.name!r} uses its stream {streams} times; each use would read all of its input again",

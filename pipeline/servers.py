@@ -121,9 +121,7 @@ class DevServers:
                         server.wait(patience_s=patience_s)
                     else:
                         self._await(server, patience_s)
-                exports = (
-                    f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items()
-                )
+                exports = (f"export {name}={shlex.quote(value)}\n" for name, value in self.environment().items())
                 _write(self.env_file, "".join(exports).encode())
                 for server in new:
                     server.release()
@@ -278,9 +276,7 @@ class DevServers:
             ) from None
 
     def _locked(self) -> AbstractContextManager[None]:
-        return locked(
-            self._control / "lock", lambda: self._tell("waiting for another `slackwater dev` to end")
-        )
+        return locked(self._control / "lock", lambda: self._tell("waiting for another `slackwater dev` to end"))
 
 
 def _write(path: Path, data: bytes) -> None:

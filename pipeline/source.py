@@ -7,9 +7,11 @@ Those of our own: `store`, `app`, `upstream`, `channel`, `handled` (snapshot ids
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -50,9 +52,7 @@ class _Range(InputPartition):
     attempts: frozenset[str] = frozenset()
 
 
-def _ranges(
-    topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()
-) -> list[_Range]:
+def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
     known = start.offsets + (0,) * (len(end.offsets) - len(start.offsets))
     return [
         _Range(topic, partition, first, last, attempts)
@@ -92,8 +92,15 @@ class _Reader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802  Spark's name
         if self._planner is None:
+            # At a query's end Spark hangs up, and its own loop then fails to tell it: nobody's news.
+            sys.excepthook = _all_but_a_hung_up_connection
             self._planner = self._plan()
         return self._planner.latest(Position.of(start)).json()  # type: ignore[no-any-return]
+
+
+def _all_but_a_hung_up_connection(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, BrokenPipeError | ConnectionResetError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 class _TopicReader(_Reader):
@@ -139,9 +146,7 @@ class _TopicReader(_Reader):
                 pa.repeat(pa.scalar(partition.topic), len(messages)),
                 pa.repeat(pa.scalar(partition.partition, pa.int32()), len(messages)),
                 pa.array([message.offset() for message in messages], pa.int64()),
-                pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(
-                    pa.timestamp("us", "UTC")
-                ),
+                pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
                 # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
                 pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
             ]
@@ -164,9 +169,7 @@ class _ChannelReader(_Reader):
         if self._planner is None:
             self._planner = self._plan()
         first, last = Position.of(start), Position.of(end)
-        return _ranges(
-            self._options["subscribe"], first, last, self._planner.attempts(first.version, last.version)
-        )
+        return _ranges(self._options["subscribe"], first, last, self._planner.attempts(first.version, last.version))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made

@@ -116,9 +116,7 @@ class StageRunner:
     def check_epoch(self) -> None:
         """Look whether somebody took the stage over. Raises `Fenced`."""
         with self._commit_lock:
-            newer = next(
-                iter(history.after(self._store, self.head.app, self.head.stage, self.head.version)), None
-            )
+            newer = next(iter(history.after(self._store, self.head.app, self.head.stage, self.head.version)), None)
             if newer is not None and newer.epoch > self.head.epoch:
                 # The commit that loses says it best.
                 commit.commit(self._store, self._next("batch", 0))
@@ -215,9 +213,7 @@ class StageRunner:
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or self._shape.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets))
-        task = StateTask(
-            self._places, writer, version, targets, self._shape.bound, self._shape.table, self.head.ssts
-        )
+        task = StateTask(self._places, writer, version, targets, self._shape.bound, self._shape.table, self.head.ssts)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:
@@ -245,15 +241,11 @@ class StageRunner:
         upstream = self.position.upstream
         inputs = frozenset({self.input_name} if upstream else ())
         # Rebuilt from the head each time: a batch that did not commit must leave no trace.
-        process = Process.restore(
-            inputs, frozenset(self.head.outputs), recorded=dict.fromkeys(self.head.recorded, ())
-        )
+        process = Process.restore(inputs, frozenset(self.head.outputs), recorded=dict.fromkeys(self.head.recorded, ()))
         return tuple(
             action
             for name in new
-            for action in process.receive(
-                MarkerArrived(name, self.input_name) if upstream else Requested(name)
-            )
+            for action in process.receive(MarkerArrived(name, self.input_name) if upstream else Requested(name))
         )
 
     def _consumed(self, at: Input, end: Position) -> Input:

@@ -81,9 +81,7 @@ class _Sink:
 
 
 @lru_cache(maxsize=8)
-def _storage(
-    store: str, patience_s: float, cache_folder: str, cache_bytes: int
-) -> tuple[ObjectStore, SstCache]:
+def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
     """A worker is reused from batch to batch, and with it what it has open."""
     return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
 
@@ -124,9 +122,7 @@ class WriteTask:
         ends = _Sink(self.places, self.outputs).write(
             plain, lambda channel, _count: rows[numbers[channel.name]].to_numpy(), attempt
         )
-        yield from _report(
-            Result(attempt, rows.num_rows, rows_out=dict.fromkeys(numbers, rows.num_rows), ends=ends)
-        )
+        yield from _report(Result(attempt, rows.num_rows, rows_out=dict.fromkeys(numbers, rows.num_rows), ends=ends))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +149,7 @@ class StateTask:
         emitted: list[pa.Table] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
-            mine = (
-                rows
-                if len(rows) and (partitions == partition).all()
-                else rows.filter(partitions == partition)
-            )
+            mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
             made, out = self._merge(mine, key, partition)
             written += [made] if made else []
             emitted += [out] if out is not None else []

@@ -79,9 +79,7 @@ def _schema(ddl: str | pa.Schema) -> pa.Schema:
     try:
         return to_arrow_schema(parse_ddl(ddl), timezone="UTC")
     except ParseException as error:
-        raise Usage(
-            f"columns {ddl!r} are not a DDL string such as 'n long, at timestamp': {error}"
-        ) from error
+        raise Usage(f"columns {ddl!r} are not a DDL string such as 'n long, at timestamp': {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +99,7 @@ class _BoundUpdate:
         returned = self.function(tagged, before)
         after, emitted = returned if isinstance(returned, tuple) else (returned, None)
         if emitted is None and len(self.emits):
-            raise Refused(
-                "the update function returned no emitted rows, but declares emits=; return (state, rows)"
-            )
+            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
         if after.num_rows != groups.num:
             raise Refused(
                 f"the update function returned {after.num_rows} state rows; expected {groups.num}, "

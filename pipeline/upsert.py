@@ -74,9 +74,7 @@ class _BoundUpsert:
 
         Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
         """
-        sortable = [
-            name for name in self.needs if name != self.by and not pa.types.is_nested(rows[name].type)
-        ]
+        sortable = [name for name in self.needs if name != self.by and not pa.types.is_nested(rows[name].type)]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
         order = pc.sort_indices(
             table,
@@ -87,6 +85,4 @@ class _BoundUpsert:
 
 def _mask(values: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.bool_]:
     filled = pc.fill_null(values, False)
-    return np.asarray(
-        filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy()
-    )
+    return np.asarray(filled.to_numpy(zero_copy_only=False) if isinstance(filled, pa.Array) else filled.to_numpy())

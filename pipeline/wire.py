@@ -65,9 +65,7 @@ def header_of(message: Message) -> str:
     return ""
 
 
-def decode(
-    messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of the messages that these attempts wrote.
 
     Raises:
@@ -81,9 +79,7 @@ def decode(
             with pa.ipc.open_stream(message.value()) as reader:
                 batches = list(reader)
         except pa.ArrowInvalid as error:
-            raise Corruption(
-                f"message {address} is not an Arrow stream: {error}", object_key=address
-            ) from error
+            raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
         for batch in batches:
             if batch.schema.names != schema.names or batch.schema.types != schema.types:
                 raise Corruption(

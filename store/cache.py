@@ -143,9 +143,7 @@ class SstCache:
         with self._lock:
             path = self._parquet.get(name)
         if path is None:
-            path = (
-                self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
-            )
+            path = self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
             with self._lock:
                 self._parquet[name] = path
         return path
@@ -260,11 +258,7 @@ class SstCache:
             else:
                 return path
         data = fetch(store, sst)
-        return (
-            path
-            if self._folder.put(name, lambda file: _write_bytes(file, data)) and self._pin(name)
-            else None
-        )
+        return path if self._folder.put(name, lambda file: _write_bytes(file, data)) and self._pin(name) else None
 
     def _pin(self, name: str) -> bool:
         pin = self._folder.pin(name)

@@ -97,9 +97,7 @@ def pick(
     return tuple(picked)
 
 
-def run(
-    store: ObjectStore, cache: SstCache, app: str, stage: str, table: Table, compaction: Compaction
-) -> Done:
+def run(store: ObjectStore, cache: SstCache, app: str, stage: str, table: Table, compaction: Compaction) -> Done:
     """Merge the inputs and put the result into the store, under a new name (one request), and into the cache.
 
     Keeps the newest row of each key. Holds in memory one slice of the inputs and the encoded result.
@@ -175,13 +173,9 @@ def _slices(inputs: Sequence[Mapped]) -> Iterator[list[pa.Table]]:
     num_slices = -(-sum(mapped.table.num_rows for mapped in inputs) // _SLICE_ROWS)
     sample = np.arange(1, num_slices) * largest.table.num_rows // num_slices
     bounds = np.unique(largest.table.column(HASH).take(pa.array(sample)).to_numpy())
-    cuts = [
-        np.concatenate(([0], _positions(mapped.blocks, bounds), [mapped.table.num_rows])) for mapped in inputs
-    ]
+    cuts = [np.concatenate(([0], _positions(mapped.blocks, bounds), [mapped.table.num_rows])) for mapped in inputs]
     for i in range(len(bounds) + 1):
-        yield [
-            mapped.table.slice(cut[i], cut[i + 1] - cut[i]) for mapped, cut in zip(inputs, cuts, strict=True)
-        ]
+        yield [mapped.table.slice(cut[i], cut[i + 1] - cut[i]) for mapped, cut in zip(inputs, cuts, strict=True)]
 
 
 def _positions(blocks: Sequence[Block], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -196,9 +190,7 @@ def _partition_then_newest(sst: Sst) -> tuple[int, int]:
     return sst.partition, -sst.seq_max
 
 
-def _similar(
-    sizes: Sequence[int], size_ratio: float, min_width: int, max_width: int
-) -> tuple[int, int] | None:
+def _similar(sizes: Sequence[int], size_ratio: float, min_width: int, max_width: int) -> tuple[int, int] | None:
     """Start and end of the first row of runs of similar size (newest first), or None."""
     for start in range(len(sizes)):
         total, end = sizes[start], start + 1

@@ -48,9 +48,7 @@ class Usage(SlackwaterError):
 class NotFound(SlackwaterError, LookupError):
     """A named thing (app, stage, ref, table, column, topic) does not exist."""
 
-    def __init__(
-        self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = ""
-    ) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str] = (), *, found: str = "", hint: str = "") -> None:
         """`found` says what there is, where a list of names (`known`) would not."""
         self.what = what
         self.name = name

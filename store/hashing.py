@@ -69,9 +69,7 @@ def same_keys(
     return reduce(np.logical_and, (_same(left.column(name), right.column(name)) for name in columns))
 
 
-def sort_keys(
-    hashes: npt.NDArray[np.int64], keys: pa.Table
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """The order of keys by (hash, key), and which of them, in that order, repeat the key before.
 
     Stable: equal keys keep the order they came in. Costs a sort of the hashes; only keys whose hashes are
@@ -98,9 +96,7 @@ def sort_keys(
     return order, repeats
 
 
-def _repeats(
-    keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
+def _repeats(keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Whether the key at each of these positions of the order is the same as the one before."""
     here, before = keys.take(pa.array(order[positions])), keys.take(pa.array(order[positions - 1]))
     return same_keys(here, before, keys.column_names)

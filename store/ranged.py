@@ -125,9 +125,7 @@ class RangedSst:
             found = xxhash.xxh3_128_hexdigest(data)
             # Before anything looks at it: Arrow ends the process over some footers.
             if found != self._sst.footer_checksum:
-                raise corrupt(
-                    self._sst, f"expected checksum {self._sst.footer_checksum} of its footer, found {found}"
-                )
+                raise corrupt(self._sst, f"expected checksum {self._sst.footer_checksum} of its footer, found {found}")
             metadata = pq.read_metadata(pa.BufferReader(data))
             check_shape(self._sst, sst_schema(table), metadata.schema.to_arrow_schema(), metadata.num_rows)
             footer = _footer(metadata)
@@ -160,9 +158,7 @@ def _footer(metadata: pq.FileMetaData) -> _Footer:
         np.array([bound.min for bound in bounds], np.int64),
         np.array([bound.max for bound in bounds], np.int64),
         np.array([min(_start(chunk) for chunk in row) for row in chunks], np.int64),
-        np.array(
-            [max(_start(chunk) + chunk.total_compressed_size for chunk in row) for row in chunks], np.int64
-        ),
+        np.array([max(_start(chunk) + chunk.total_compressed_size for chunk in row) for row in chunks], np.int64),
     )
 
 

@@ -3,9 +3,7 @@
 Merge on read. Of each state partition the oldest run holds nearly all rows; the newer ones, the deltas, are
 small. A row is shadowed when a delta has its key with a larger `_seq`, so one anti join of all runs with the
 deltas leaves the newest rows. DuckDB builds its hash table over the deltas only and streams the rest past it,
-reading of the large runs the columns the query asks for, the key, `_hash` and `_seq`. `_hash` stands first in
-the join's condition because it is cheap and nearly always decides; the key is compared, too, because hashes
-do collide.
+reading of the large runs XX
 """
 
 from itertools import groupby
@@ -73,8 +71,7 @@ def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths:
     deltas = _deltas(ssts)
     if deltas:
         same_key = " AND ".join(
-            f"newer.{column} IS NOT DISTINCT FROM run.{column}"
-            for column in (_quoted(c.name) for c in table.key)
+            f"newer.{column} IS NOT DISTINCT FROM run.{column}" for column in (_quoted(c.name) for c in table.key)
         )
         sql += (
             f" ANTI JOIN {_scan(deltas, paths)} newer"

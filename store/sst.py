@@ -117,8 +117,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
             rows = rows.select(schema.names).cast(schema)
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Refused(
-                f"rows do not fit the table: expected columns {_shape(schema)}; "
-                f"found {_shape(rows.schema)} ({error})"
+                f"rows do not fit the table: expected columns {_shape(schema)}; found {_shape(rows.schema)} ({error})"
             ) from error
     key_names = [column.name for column in table.key]
     rows = normalise_keys(rows, key_names)
@@ -126,8 +125,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     if repeats.any():
         example = rows.select(key_names).slice(int(order[np.argmax(repeats)]), 1).to_pylist()[0]
         raise Refused(
-            f"{int(repeats.sum())} rows have the key of another row, such as {example}: "
-            "expected one row of each key",
+            f"{int(repeats.sum())} rows have the key of another row, such as {example}: expected one row of each key",
             hint="return exactly one state row for each key of the batch",
         )
     in_order = bool((order[1:] > order[:-1]).all())

@@ -32,9 +32,7 @@ class Bank:
             for channel in self.writer
         }
         self.destinations = {
-            name: tuple(
-                (channel, reader) for channel in sorted(stage.outputs) for reader in self.readers[channel]
-            )
+            name: tuple((channel, reader) for channel in sorted(stage.outputs) for reader in self.readers[channel])
             for name, stage in stages.items()
         }
 
@@ -42,9 +40,7 @@ class Bank:
         """Records `first` to `end` of the user's topic that a source reads; such a topic is without end."""
         return [Transfer(f"{stage}{number}", stage, DEPOSIT) for number in range(first, end)]
 
-    def apply(
-        self, account: Account, transfers: Iterable[Transfer]
-    ) -> tuple[Account, list[tuple[str, Transfer]]]:
+    def apply(self, account: Account, transfers: Iterable[Transfer]) -> tuple[Account, list[tuple[str, Transfer]]]:
         """The receiver's account afterwards, and what it sends on, with the channels."""
         balance, applied = account.balance, set(account.applied)
         sent: list[tuple[str, Transfer]] = []

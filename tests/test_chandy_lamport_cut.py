@@ -46,9 +46,7 @@ def test_every_channel_is_looked_at() -> None:
 
 
 def test_counts_of_different_partitions_are_refused() -> None:
-    with pytest.raises(
-        ProtocolError, match="expected the same number of partitions, found 1 sent, 2 consumed, 1 in "
-    ):
+    with pytest.raises(ProtocolError, match="expected the same number of partitions, found 1 sent, 2 consumed, 1 in "):
         cut(sent=(1,), consumed=(1, 0), in_flight=(0,))
 
 

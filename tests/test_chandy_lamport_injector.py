@@ -29,9 +29,7 @@ def test_a_snapshot_of_a_chain_is_asked_of_its_first_stage_and_complete_when_the
     assert injector.receive(StageFinished("s", "total", 5)) == ()
     assert injector.waiting("s") == {"alert"}
     assert injector.open == {"s"}
-    assert injector.receive(StageFinished("s", "alert", 9)) == (
-        Complete("s", {"parse": 7, "total": 5, "alert": 9}),
-    )
+    assert injector.receive(StageFinished("s", "alert", 9)) == (Complete("s", {"parse": 7, "total": 5, "alert": 9}),)
     assert injector.waiting("s") == frozenset()
     assert injector.open == frozenset()
 
@@ -47,9 +45,7 @@ def test_answers_may_come_in_any_order_and_again() -> None:
     for _ in range(2):
         assert injector.receive(StageFinished("s", "alert", 3)) == ()
         assert injector.receive(StageFinished("s", "total", 2)) == ()
-    assert injector.receive(StageFinished("s", "parse", 1)) == (
-        Complete("s", {"parse": 1, "total": 2, "alert": 3}),
-    )
+    assert injector.receive(StageFinished("s", "parse", 1)) == (Complete("s", {"parse": 1, "total": 2, "alert": 3}),)
     assert injector.receive(StageFinished("s", "parse", 1)) == (), "complete once"
 
 
@@ -107,9 +103,7 @@ def test_an_app_of_one_stage_needs_one_answer() -> None:
         ),
     ],
 )
-def test_an_illegal_event_says_what_was_expected_and_changes_nothing(
-    event: InjectorEvent, message: str
-) -> None:
+def test_an_illegal_event_says_what_was_expected_and_changes_nothing(event: InjectorEvent, message: str) -> None:
     injector = Injector(CHAIN)
     injector.receive(Take("s"))
     injector.receive(StageFinished("s", "parse", 7))

@@ -81,10 +81,7 @@ def test_every_cut_holds_all_the_money(network: Network) -> None:
     for recording in network.recordings:
         recorded = sum(commit.account.balance for commit in recording.commits.values())
         in_flight = sum(transfer.amount for transfer in recording.in_flight())
-        later = sum(
-            network.head(name).num_deposits - commit.num_deposits
-            for name, commit in recording.commits.items()
-        )
+        later = sum(network.head(name).num_deposits - commit.num_deposits for name, commit in recording.commits.items())
         assert recorded + in_flight + later * DEPOSIT == in_the_end, recording.snapshot
 
 
@@ -92,9 +89,7 @@ def test_every_cut_holds_all_the_money(network: Network) -> None:
 def test_replaying_what_was_captured_ends_as_the_uninterrupted_run_does(network: Network) -> None:
     uninterrupted = network.bank.settle(
         {name: Account() for name in network.names},
-        chain.from_iterable(
-            network.bank.deposits(name, 0, network.head(name).num_deposits) for name in network.names
-        ),
+        chain.from_iterable(network.bank.deposits(name, 0, network.head(name).num_deposits) for name in network.names),
     )
     assert {name: network.head(name).account for name in network.names} == uninterrupted
     for recording in network.recordings:

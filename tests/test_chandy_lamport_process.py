@@ -113,9 +113,7 @@ def test_forgetting_what_was_never_known_is_no_error(reads: str) -> None:
     assert process.recorded == {}
 
 
-def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_can_be_forgotten_again() -> (
-    None
-):
+def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_can_be_forgotten_again() -> None:
     reader = stage(reads="c")
     reader.receive(MarkerArrived("s", "c"))
     reader.receive(Forgotten("s"))
@@ -157,8 +155,7 @@ def test_what_recorded_returns_is_the_callers_own() -> None:
         (
             "",
             MarkerArrived("s", "c"),
-            "a marker of snapshot 's' arrived: expected none, for this process reads no channel, "
-            "found it on 'c'",
+            "a marker of snapshot 's' arrived: expected none, for this process reads no channel, found it on 'c'",
         ),
         ("c", BatchArrived("d", "0..1"), "a batch arrived: expected it on 'c', found it on 'd'"),
         (
@@ -176,9 +173,7 @@ def test_what_recorded_returns_is_the_callers_own() -> None:
         ),
     ],
 )
-def test_an_illegal_event_says_what_was_expected_and_changes_nothing(
-    reads: str, event: Event, message: str
-) -> None:
+def test_an_illegal_event_says_what_was_expected_and_changes_nothing(reads: str, event: Event, message: str) -> None:
     process = stage(reads=reads)
     with pytest.raises(ProtocolError) as caught:
         process.receive(event)
@@ -186,9 +181,7 @@ def test_an_illegal_event_says_what_was_expected_and_changes_nothing(
     assert process.recorded == {}
 
 
-@pytest.mark.parametrize(
-    "event", [Requested("s"), MarkerArrived("s", "other"), BatchArrived("other", "0..1")]
-)
+@pytest.mark.parametrize("event", [Requested("s"), MarkerArrived("s", "other"), BatchArrived("other", "0..1")])
 def test_an_illegal_event_leaves_a_snapshot_under_way_as_it_was(event: Event) -> None:
     join = stage(reads="left right")
     join.receive(MarkerArrived("s", "left"))
@@ -198,9 +191,7 @@ def test_an_illegal_event_leaves_a_snapshot_under_way_as_it_was(event: Event) ->
 
 
 def test_a_process_whose_inputs_changed_cannot_be_restored() -> None:
-    with pytest.raises(
-        ProtocolError, match="snapshot 's' is restored and awaits a marker: expected it on 'new', "
-    ):
+    with pytest.raises(ProtocolError, match="snapshot 's' is restored and awaits a marker: expected it on 'new', "):
         Process.restore(frozenset({"new"}), frozenset(), recorded={"s": ["old"]})
 
 

@@ -14,9 +14,7 @@ def test_every_phase_that_a_row_leads_to_has_rows() -> None:
 def test_every_phase_signal_and_step_is_used() -> None:
     assert {phase for _, phase in TRANSITIONS} == set(Phase)
     assert {signal for rows in TRANSITIONS.values() for signal in rows} == set(Signal)
-    assert {step for rows in TRANSITIONS.values() for _, steps in rows.values() for step in steps} == set(
-        Step
-    )
+    assert {step for rows in TRANSITIONS.values() for _, steps in rows.values() for step in steps} == set(Step)
 
 
 def test_a_snapshot_can_be_given_up_in_every_phase() -> None:
@@ -35,7 +33,5 @@ def test_the_state_is_recorded_exactly_when_the_snapshot_becomes_known_and_befor
 
 
 def test_a_step_without_a_row_is_refused() -> None:
-    with pytest.raises(
-        ProtocolError, match="without channel inputs that has finished snapshot 's' cannot go on"
-    ):
+    with pytest.raises(ProtocolError, match="without channel inputs that has finished snapshot 's' cannot go on"):
         transition(Role.SOURCE, Phase.FINISHED, Signal.MARKER, "s")

@@ -64,12 +64,12 @@ def test_kafka_properties_are_strings_however_toml_says_them(tmp_path: Path) -> 
 
 def test_a_kafka_property_from_the_environment_comes_before_the_file(tmp_path: Path) -> None:
     write_toml(tmp_path, 'kafka = "broker:9092"\n[kafka_properties]\n"sasl.password" = "from the file"')
-    settings = load(environ={"SLACKWATER_KAFKA_SASL_PASSWORD": "from outside"}, folder=tmp_path)
+    settings = load(environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "from outside"}, folder=tmp_path)
     assert settings.kafka()["sasl.password"] == "from outside"
 
 
 def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
-    settings = load(kafka="broker:1", environ={"SLACKWATER_KAFKA_SASL_PASSWORD": "hush"}, folder=tmp_path)
+    settings = load(kafka="broker:1", environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "hush"}, folder=tmp_path)
     assert "hush" not in repr(settings)
 
 

@@ -213,9 +213,7 @@ def test_a_server_that_cannot_start_says_why_and_none_is_left(folder: Path) -> N
     servers = DevServers(folder)
     (folder / "kafka" / "log").mkdir(parents=True)
     (folder / "kafka" / "log" / "meta.properties").write_text("version=1\ncluster.id=broken\nnode.id=7\n")
-    with pytest.raises(
-        Unavailable, match=r"Kafka ended while starting, with exit code 1; the last lines"
-    ) as raised:
+    with pytest.raises(Unavailable, match=r"Kafka ended while starting, with exit code 1; the last lines") as raised:
         servers.up()
     assert "node" in raised.value.message
     assert str(folder / "dev" / "kafka.log") in raised.value.hint

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from slackwater.pipeline.states import BoundState, Groups, Merged
 from slackwater.store.errors import NotFound, Refused, Usage
 
-ROWS = pa.schema(
-    [("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())]
-)
+ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())])
 
 N = pa.schema([("n", pa.int64())])
 
@@ -108,9 +106,7 @@ def test_first_and_last_follow_their_order_not_the_arrival(history: list[list[di
 
 
 @given(st.lists(row, min_size=1, max_size=12), st.randoms(use_true_random=False))
-def test_a_batch_gives_the_same_in_any_order_of_its_rows(
-    batch: list[dict[str, object]], random: object
-) -> None:
+def test_a_batch_gives_the_same_in_any_order_of_its_rows(batch: list[dict[str, object]], random: object) -> None:
     shuffled = list(batch)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for declared in (
@@ -180,9 +176,9 @@ def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
     model = Model(
-        sw.update(
-            counted, state=N, emits=pa.schema([("k", pa.int64()), ("t", pa.int64())]), order_by="t"
-        ).bind(ROWS, ("k",))
+        sw.update(counted, state=N, emits=pa.schema([("k", pa.int64()), ("t", pa.int64())]), order_by="t").bind(
+            ROWS, ("k",)
+        )
     )
     merged = model.merge([{"k": 1, "t": 9}, {"k": 1, "t": 3}, {"k": 2, "t": 1}])
     assert model.rows == {1: {"n": 2}, 2: {"n": 1}}

@@ -24,9 +24,7 @@ app = sw.App("ledger")
 
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
-    writes=sw.repartition(
-        "by-account", key="branch" if VARIANT == "wrong key column" else "account", partitions=3
-    ),
+    writes=sw.repartition("by-account", key="branch" if VARIANT == "wrong key column" else "account", partitions=3),
 )
 def entries(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), ENTRY)
