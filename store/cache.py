@@ -33,8 +33,8 @@ _ARROW = ".arrow"
 _PARQUET = ".parquet"
 """A copy of the object."""
 _TRAILER_BYTES = 16
-_MAX_OPEN = 256
-"""Mapped files a process keeps open, each with a file descriptor."""
+_MAX_OPEN = 1024
+"""SSTs a process keeps mapped."""
 _MAX_RANGED = 10_000
 """SSTs for which reads by pieces are counted."""
 _TOUCH_S = 60.0

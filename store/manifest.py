@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Output", "Origin", "Sst", "Table"]
+__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Sst", "Table"]
 
 Kind = Literal["claim", "batch", "compaction", "clone"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, or it was cloned."""

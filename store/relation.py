@@ -2,8 +2,9 @@
 
 Merge on read. Of each state partition the oldest run holds nearly all rows; the newer ones, the deltas, are
 small. A row is shadowed when a delta has its key with a larger `_seq`, so one anti join of all runs with the
-deltas leaves the newest rows. DuckDB builds its hash table over the deltas only and streams the rest past it,
-reading of the large runs XX
+deltas leaves the newest rows. DuckDB builds its hash table over the deltas only and streams all runs past it,
+reading of them the columns the query asks for, the key, `_hash` and `_seq`. The join is by `_hash`, which is
+cheap and nearly always decides; where hashes meet the keys are compared, because hashes do collide.
 """
 
 from itertools import groupby
@@ -70,8 +71,9 @@ def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths:
     sql = f"SELECT {selected} FROM {_scan(ssts, paths)} run"
     deltas = _deltas(ssts)
     if deltas:
+        # Written with NOT it filters rows of the same hash; IS NOT DISTINCT FROM would be one more column to hash.
         same_key = " AND ".join(
-            f"newer.{column} IS NOT DISTINCT FROM run.{column}" for column in (_quoted(c.name) for c in table.key)
+            f"NOT (newer.{key} IS DISTINCT FROM run.{key})" for key in (_quoted(column.name) for column in table.key)
         )
         sql += (
             f" ANTI JOIN {_scan(deltas, paths)} newer"
