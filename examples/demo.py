@@ -192,7 +192,10 @@ def main() -> None:
         )
         run("python", *feed[1:], "--start", str(FAULT_FROM), "--fault-from", str(FAULT_FROM), quiet=True)
         follow("the rest of the year", running, log, lambda: (consumed("flights", "carriers"), len(arrived)))
-        worst = "SELECT carrier, flights, round(mean_delay, 1) AS mean_delay, worst FROM carriers ORDER BY mean_delay DESC LIMIT 4"
+        worst = (
+            "SELECT carrier, flights, round(mean_delay, 1) AS mean_delay, worst FROM carriers "
+            "ORDER BY mean_delay DESC LIMIT 4"
+        )
         run("slackwater", "query", "flights", worst)
         console.print("\nUnited, more than two weeks late? The snapshot remembers other totals:")
         run("slackwater", "query", "flights@before-release", worst)

@@ -228,7 +228,8 @@ class _Watch:
                     epochs = now + _EPOCH_S
         finally:
             self._halt()
-        self._raise_failures()
+        if not self._stop.is_set():
+            self._raise_failures()
         self._complete_snapshots()
 
     def _halt(self) -> None:

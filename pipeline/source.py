@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from ..store.open import open_store
 from .kafka import offsets, read_range
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
+from .quiet import leave_interrupts_to_the_driver
 from .wire import decode
 
 __all__ = ["TOPIC_SCHEMA", "ChannelSource", "TopicSource", "parse_ddl"]
@@ -129,6 +130,7 @@ class _TopicReader(_Reader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
+        leave_interrupts_to_the_driver()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         chunks = read_range(
             self._kafka,
@@ -173,6 +175,7 @@ class _ChannelReader(_Reader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
+        leave_interrupts_to_the_driver()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         chunks = read_range(
             self._kafka,

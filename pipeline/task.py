@@ -26,6 +26,7 @@ from ..store.objects import ObjectStore
 from ..store.open import open_store
 from .app import Repartition
 from .kafka import send
+from .quiet import leave_interrupts_to_the_driver
 from .states import BoundState, Groups
 from .wire import split
 
@@ -88,6 +89,7 @@ def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int)
 
 def _attempt(writer: str, version: int) -> str:
     """Unique for ever: also a topic that outlived its app's store must not speak for the app made anew."""
+    leave_interrupts_to_the_driver()
     context = TaskContext.get()
     assert context is not None  # noqa: S101  only Spark's workers call this
     return f"{writer}.{version}.{context.taskAttemptId()}"

@@ -8,7 +8,7 @@ from ulid import ULID
 
 from ..store import codec, keys
 from ..store.errors import ObjectNotFound
-from ..store.objects import ObjectStore
+from ..store.objects import ObjectStore, documents
 
 __all__ = ["Operation", "list_operations", "record", "whoami"]
 
@@ -36,7 +36,7 @@ def record(store: ObjectStore, app: str, verb: str, detail: str, by: str) -> Ope
 
 def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Operation, ...]:
     """The newest `limit` operations (0 for all), newest first. One listing, and one read for each shown."""
-    names = sorted((info.key for info in store.list(keys.operations(app))), reverse=True)
+    names = sorted((info.key for info in documents(store, keys.operations(app))), reverse=True)
     found: list[Operation] = []
     for key in names[: limit or None]:
         try:

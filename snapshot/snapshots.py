@@ -12,9 +12,11 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 from ulid import ULID
 
+from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
 from ..store import apps, codec, history, keys
 from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused
-from ..store.objects import ObjectStore
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore, documents
 from ..store.open import open_store
 from .refs import check_snapshot_name
 from .topology import Cut, violations
@@ -90,7 +92,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
     """The requests that are not answered yet, oldest first. One listing, and one read for each."""
-    found = (_read(store, info.key, Request) for info in store.list(keys.requests(app)))
+    found = (_read(store, info.key, Request) for info in documents(store, keys.requests(app)))
     return tuple(asked for asked in found if asked is not None)
 
 
@@ -100,8 +102,7 @@ def progress(store: ObjectStore, app: str, request: Request) -> dict[str, int | 
     Reads each stage's head once. A stage that never committed a version has no part in any cut and is left
     out.
     """
-    heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
-    return {stage: head.recorded.get(request.id) for stage, head in heads.items() if head is not None}
+    return {stage: head.recorded.get(request.id) for stage, head in _heads(store, app).items()}
 
 
 def try_complete(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
@@ -110,12 +111,12 @@ def try_complete(store: ObjectStore, app: str, request: Request) -> Snapshot | N
     Anybody may call it, any number of times.
 
     Raises:
-        Refused: another snapshot took the name meanwhile; the request is deleted.
+        Refused: another snapshot took the name meanwhile, and the request is deleted; or a stage reads a channel
+            that no stage has ever written, so that no marker can reach it.
     """
-    recorded = progress(store, app, request)
-    stages = {stage: version for stage, version in recorded.items() if version is not None}
+    stages = _cut_by_markers(app, _heads(store, app), request)
     key = keys.snapshot(app, request.name)
-    if not recorded or len(stages) < len(recorded):
+    if stages is None:
         # Once complete, the request goes and the stages forget: another completer may have been faster.
         written = _read(store, key, Snapshot)
         return written if written is not None and written.id == request.id else None
@@ -139,6 +140,38 @@ def try_complete(store: ObjectStore, app: str, request: Request) -> Snapshot | N
     return written
 
 
+def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
+    heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
+    return {stage: head for stage, head in heads.items() if head is not None}
+
+
+def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
+    """The version of each stage once the protocol says that the snapshot is complete, None before."""
+    if not heads:
+        return None
+    network = {
+        stage: Stage(
+            frozenset(name for name, source in head.inputs.items() if source.upstream), frozenset(head.outputs)
+        )
+        for stage, head in heads.items()
+    }
+    try:
+        injector = Injector(network)
+    except ProtocolError as error:
+        raise Refused(
+            f"no snapshot of {app} can complete: {error}",
+            hint="run every stage once, or take it with --instant",
+        ) from error
+    injector.receive(Take(request.id))
+    for stage, head in heads.items():
+        if request.id not in head.recorded:
+            continue
+        for action in injector.receive(StageFinished(request.id, stage, head.recorded[request.id])):
+            if isinstance(action, Complete):
+                return dict(action.versions)
+    return None
+
+
 def cancel(store: ObjectStore, app: str, request: Request) -> None:
     """Withdraw a request; no error when it is answered or withdrawn already."""
     store.delete(keys.request(app, request.id))
@@ -152,10 +185,10 @@ def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[
     Raises:
         NotFound: there is no such app.
     """
-    infos = [info for info in store.list(keys.snapshots(app)) if info.modified_ms >= since_ms]
+    infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
     if not infos:
         apps.read_app(store, app)
-    found = (_read(store, info.key, Snapshot) for info in infos if info.key.endswith(".json"))
+    found = (_read(store, info.key, Snapshot) for info in infos)
     return tuple(sorted((s for s in found if s is not None), key=lambda s: (s.completed_ms, s.name)))
 
 
@@ -280,7 +313,7 @@ def _clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
 
 def _names(store: ObjectStore, app: str) -> Iterator[str]:
     prefix = keys.snapshots(app)
-    for info in store.list(prefix):
+    for info in documents(store, prefix):
         yield info.key.removeprefix(prefix).removesuffix(".json")
 
 

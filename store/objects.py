@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-__all__ = ["ObjectInfo", "ObjectStore", "check_range"]
+__all__ = ["ObjectInfo", "ObjectStore", "check_range", "documents"]
 
 
 class ObjectInfo(NamedTuple):
@@ -71,3 +71,8 @@ def check_range(start: int, length: int) -> None:
     """
     if start < 0 or length < 0:
         raise ValueError(f"a range starts at 0 or later and is not negative; found start={start}, length={length}")
+
+
+def documents(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
+    """The JSON objects under a prefix. Some servers also list an upload under way, by a name of its own."""
+    return (info for info in store.list(prefix) if info.key.endswith(".json"))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from slackwater.store.open import open_store
 LEDGER = Path(__file__).parent / "apps" / "ledger.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that runs half a minute: what its second compiler costs never comes back."""
 
 EXPECTED = {
     "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
@@ -83,6 +86,23 @@ class Ledger:
         assert producer.flush(30) == 0
         self.sent += count
 
+    @contextmanager
+    def fed(self) -> Iterator[None]:
+        """Entries come in all the time while this lasts."""
+        stop = threading.Event()
+
+        def feed() -> None:
+            while not stop.wait(0.2):
+                self.send(200)
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
     def raw(self) -> pa.Table:
         """Everything in the topic that is an entry."""
         found = []
@@ -97,6 +117,7 @@ class Ledger:
             **os.environ,
             "LEDGER_TOPIC": self.topic,
             "LEDGER_VARIANT": "",
+            "JDK_JAVA_OPTIONS": SHORT_LIVED,
             "SLACKWATER_STORE": self.store,
             "SLACKWATER_KAFKA": self.bootstrap,
             "SLACKWATER_CACHE": str(self.folder / "cache"),

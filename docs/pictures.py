@@ -1,0 +1,166 @@
+"""Draw the pictures of `docs/images`: what the verbs print on a terminal, from a run of the flights example.
+
+    .venv/bin/python docs/pictures.py        # `make test` or `make demo` makes .venv
+
+Nothing is made up: each command runs on a terminal of its own (a pty), and what it wrote there is drawn. The servers
+and their data live in a temporary folder and are gone afterwards.
+"""
+
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+IMAGES = Path(__file__).parent / "images"
+EXAMPLES = Path(__file__).parent.parent / "examples"
+COLUMNS = 108
+PATIENCE_S = 600.0
+
+FAULT_FROM, EVENTS = 60_000, 90_000
+RUN = ("slackwater", "run", str(EXAMPLES / "flights.py"), "--max-records", "5000")
+WORST = "SELECT carrier, worst FROM carriers ORDER BY worst DESC LIMIT 3"
+TOO_LATE = "SELECT carrier FROM carriers WHERE worst > 24 * 60"
+
+console = Console(stderr=True, highlight=False)
+
+
+def on_terminal(command: tuple[str, ...]) -> str:
+    """Everything that a command leaves on the standard output of a terminal, with its control sequences."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+    # The progress bar goes to stderr and erases itself in the end.
+    with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(its)
+        written = bytearray()
+        while piece := _read(ours):
+            written += piece
+    os.close(ours)
+    if process.returncode:
+        raise SystemExit(f"{shlex.join(command)} failed with exit code {process.returncode}")
+    return written.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:  # how Linux says that the other side was closed
+        return b""
+
+
+def shot(*command: str) -> Text:
+    """Run a command; the command as one would type it, and what it prints."""
+    console.print(f"  {shlex.join(command)}")
+    typed = " ".join(f'"{word}"' if re.search(r"[\s*>]", word) else word for word in command)
+    return Text.assemble(("$ ", "bold green"), (typed, "bold"), "\n", Text.from_ansi(on_terminal(command).rstrip()))
+
+
+def draw(name: str, *shots: Text) -> None:
+    """One picture of several shots."""
+    paper = Console(record=True, width=COLUMNS, file=io.StringIO(), highlight=False)
+    paper.print(Text("\n\n").join(shots), soft_wrap=True)
+    drawn = paper.export_svg(title="slackwater", unique_id=name)
+    # A picture in a README may load nothing: not the font that rich would like to have either.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    (IMAGES / f"{name}.svg").write_text(drawn, encoding="utf-8")
+
+
+def called(*command: str) -> Any:
+    """What a verb says to machines."""
+    return json.loads(subprocess.run([*command, "--json"], stdout=subprocess.PIPE, check=True).stdout)
+
+
+def feed(*words: str) -> None:
+    """Send flights."""
+    console.print(f"  feed {shlex.join(words)}")
+    subprocess.run([sys.executable, str(EXAMPLES / "feed.py"), *words], stdout=subprocess.DEVNULL, check=True)
+
+
+def flights_seen() -> int:
+    """How many flights the totals by carrier hold."""
+    found = subprocess.run(
+        ["slackwater", "query", "flights", "SELECT sum(flights)::BIGINT AS n FROM carriers", "--json"],
+        capture_output=True,
+    )
+    return int(json.loads(found.stdout)["rows"][0]["n"] or 0) if found.returncode == 0 else 0
+
+
+def caught_up() -> bool:
+    """Whether no stage of the app has anything left to read."""
+    (app,) = called("slackwater", "status", "flights")
+    return all(source["lag"] == 0 for stage in app["stages"] for source in stage["inputs"])
+
+
+def wait_until(what: str, done: Callable[[], bool]) -> None:
+    """Return when it is so."""
+    console.print(f"  waiting until {what}")
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"gave up waiting until {what}")
+        time.sleep(0.5)
+
+
+@contextmanager
+def running(*command: str) -> Iterator[None]:
+    """A runner in the background, stopped by Ctrl-C at the end."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def servers() -> Iterator[None]:
+    """A broker and an object store, which the environment names."""
+    with tempfile.TemporaryDirectory(prefix="slackwater-pictures-") as folder:
+        os.environ.update(called("slackwater", "dev", "up", "--folder", folder)["environment"])
+        try:
+            yield
+        finally:
+            subprocess.run(["slackwater", "dev", "down", "--folder", folder], stdout=subprocess.DEVNULL, check=True)
+
+
+def main() -> None:
+    """Tell the story once, and draw it."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    IMAGES.mkdir(exist_ok=True)
+    with servers():
+        feed("--end", str(FAULT_FROM))
+        with running(*RUN):
+            wait_until("the first flights are in the totals", lambda: flights_seen() > 10_000)
+            taken = shot("slackwater", "snapshot", "take", "flights", "before-release")
+            wait_until("nothing is left to read", caught_up)
+            feed("--start", str(FAULT_FROM), "--end", str(EVENTS), "--fault-from", str(FAULT_FROM))
+            wait_until("nothing is left to read", caught_up)
+        now_and_then = (shot("slackwater", "query", ref, WORST) for ref in ("flights", "flights@before-release"))
+        draw("snapshot", taken, *now_and_then)
+        draw("bisect", shot("slackwater", "bisect", "flights", "--where", TOO_LATE))
+        feed("--topic", "flights-corrected", "--end", str(EVENTS))
+        clone = ("flights@before-release", "flights-staging", "--topic", "flights=flights-corrected")
+        cloned = shot("slackwater", "clone", *clone)
+        console.print("  running the clone")
+        subprocess.run([*RUN, "--app", "flights-staging", "--until-caught-up"], stdout=subprocess.DEVNULL, check=True)
+        draw("clone", cloned, shot("slackwater", "query", "flights-staging", WORST))
+
+
+if __name__ == "__main__":
+    main()
