@@ -253,7 +253,9 @@ class _Watch:
                 continue
             if isinstance(runner.error, SlackwaterError):
                 raise runner.error
-            text = "\n".join(str(error) for error in (runner.error, failed) if error is not None)
+            text = "\n".join(
+                f"{type(error).__name__}: {error}" for error in (failed, runner.error) if error is not None
+            )
             raise _translate(runner.stage, text) from (runner.error or failed)
 
     def _complete_snapshots(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,21 @@ def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
     for stage in ("entries", "accounts", "latest", "branches"):
         ledger.catch_up(stage)
     ledger.check_tables()
+
+
+def test_a_version_costs_one_put_for_each_changed_partition_and_one_for_its_manifest(ledger: Ledger) -> None:
+    ledger.send(1_500)
+    ledger.catch_up(max_records=300)
+    store = open_store(ledger.store)
+    for stage in history.list_stages(store, ledger.app):
+        versions = list(history.after(store, ledger.app, stage, 0))
+        assert len(versions) > 4
+        for before, after in pairwise(versions):
+            written = set(after.ssts) - set(before.ssts)
+            assert len(written) <= (after.table.partitions if after.table else 0)
+        # Every object is put once, so that their number is the number of puts: SSTs and manifests, and nothing else.
+        named = {sst.object for version in versions for sst in version.ssts}
+        assert len(list(store.list(f"{ledger.app}/stages/{stage}/"))) == len(versions) + len(named)
 
 
 def test_ctrl_c_ends_within_ten_seconds_and_leaves_whole_batches(ledger: Ledger) -> None:
