@@ -30,10 +30,11 @@ from rich.text import Text
 
 IMAGES = Path(__file__).parent / "images"
 EXAMPLES = Path(__file__).parent.parent / "examples"
-COLUMNS = 108
+COLUMNS = 112
 PATIENCE_S = 600.0
 
-FAULT_FROM, EVENTS = 60_000, 90_000
+CALM, FAULT_FROM, EVENTS = 40_000, 60_000, 90_000
+FEED = (sys.executable, str(EXAMPLES / "feed.py"))
 RUN = ("slackwater", "run", str(EXAMPLES / "flights.py"), "--max-records", "5000")
 WORST = "SELECT carrier, worst FROM carriers ORDER BY worst DESC LIMIT 3"
 TOO_LATE = "SELECT carrier FROM carriers WHERE worst > 24 * 60"
@@ -90,7 +91,7 @@ def called(*command: str) -> Any:
 def feed(*words: str) -> None:
     """Send flights."""
     console.print(f"  feed {shlex.join(words)}")
-    subprocess.run([sys.executable, str(EXAMPLES / "feed.py"), *words], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([*FEED, *words], stdout=subprocess.DEVNULL, check=True)
 
 
 def flights_seen() -> int:
@@ -102,10 +103,21 @@ def flights_seen() -> int:
     return int(json.loads(found.stdout)["rows"][0]["n"] or 0) if found.returncode == 0 else 0
 
 
+def inputs() -> list[dict[str, Any]]:
+    """How far each stage has read its input; nothing before the app has begun."""
+    found = [app for app in called("slackwater", "status") if app["app"] == "flights"]
+    return [source for app in found for stage in app["stages"] for source in stage["inputs"]]
+
+
+def flights_sent() -> int:
+    """How many flights are in the topic."""
+    return sum(sum(source["ends"] or ()) for source in inputs() if source["topic"] == "flights")
+
+
 def caught_up() -> bool:
     """Whether no stage of the app has anything left to read."""
-    (app,) = called("slackwater", "status", "flights")
-    return all(source["lag"] == 0 for stage in app["stages"] for source in stage["inputs"])
+    found = inputs()
+    return bool(found) and all(source["lag"] == 0 for source in found)
 
 
 def wait_until(what: str, done: Callable[[], bool]) -> None:
@@ -144,10 +156,13 @@ def main() -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     IMAGES.mkdir(exist_ok=True)
     with servers():
-        feed("--end", str(FAULT_FROM))
+        feed("--end", str(CALM))
         with running(*RUN):
-            wait_until("the first flights are in the totals", lambda: flights_seen() > 10_000)
-            taken = shot("slackwater", "snapshot", "take", "flights", "before-release")
+            wait_until("nothing is left to read", caught_up)
+            with running(*FEED, "--start", str(CALM), "--end", str(FAULT_FROM), "--rate", "1000"):
+                wait_until("more flights come", lambda: flights_seen() > CALM)
+                taken = shot("slackwater", "snapshot", "take", "flights", "before-release")
+                wait_until("all of them are there", lambda: flights_sent() >= FAULT_FROM)
             wait_until("nothing is left to read", caught_up)
             feed("--start", str(FAULT_FROM), "--end", str(EVENTS), "--fault-from", str(FAULT_FROM))
             wait_until("nothing is left to read", caught_up)

@@ -24,7 +24,7 @@ from ..snapshot import snapshots
 from ..snapshot.clone import unfinished
 from ..store import apps, errors, history
 from ..store.cache import SstCache
-from ..store.errors import Refused, SlackwaterError, Usage
+from ..store.errors import Refused, SlackwaterError, Unavailable, Usage
 from ..store.manifest import AppInfo
 from ..store.open import open_store
 from . import kafka as kafka_client
@@ -275,7 +275,11 @@ class _Watch:
             runner.closed_snapshots = frozenset(recorded - asked.keys())
 
     def _caught_up(self) -> bool:
-        return all(self._has_caught_up(runner) for runner in self._runners)
+        try:
+            return all(self._has_caught_up(runner) for runner in self._runners)
+        except Unavailable:
+            # Whether the broker has been away for too long is the planners' to say.
+            return False
 
     def _has_caught_up(self, runner: StageRunner) -> bool:
         at = runner.position
