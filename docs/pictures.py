@@ -30,7 +30,7 @@ from rich.text import Text
 
 IMAGES = Path(__file__).parent / "images"
 EXAMPLES = Path(__file__).parent.parent / "examples"
-COLUMNS = 112
+COLUMNS = 118
 PATIENCE_S = 600.0
 
 CALM, FAULT_FROM, EVENTS = 40_000, 60_000, 90_000
