@@ -7,6 +7,7 @@ decimals keep their scale.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.errors import Usage
-from .states import BoundState, Groups, Merged, State, check_value_names, field_of
+from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["Aggregate", "aggregate", "count", "first", "last", "max", "mean", "min", "sum"]
 
@@ -94,18 +95,19 @@ class _Aggregates:
     def describe(self) -> str:
         return f"aggregate({', '.join(f'{name}={made}' for name, made in self.columns)})"
 
-    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        schema = only(rows, "aggregate(...)")
         check_value_names([name for name, _ in self.columns], key)
         fields: list[pa.Field] = []
         needs: dict[str, None] = {}
         for name, made in self.columns:
-            source = field_of(rows, made.column).type if made.column else None
-            by = field_of(rows, made.by).type if made.by else None
+            source = field_of(schema, made.column).type if made.column else None
+            by = field_of(schema, made.by).type if made.by else None
             fields += _fields(name, made, source, by)
             needs.update(dict.fromkeys(column for column in (made.column, made.by) if column and column not in key))
         values = pa.schema(fields)
         visible = [field for field in values if not field.name.startswith("_")]
-        emits = pa.schema([*(field_of(rows, column) for column in key), *visible])
+        emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
         return _BoundAggregates(self.columns, values, tuple(needs), emits)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from ..store.errors import NotFound, Refused, Usage
@@ -77,13 +78,24 @@ class Stage:
 
     name: str
     transform: Transform
-    reads: Topic | str
+    reads: tuple[Topic | str, ...]
     writes: tuple[Repartition, ...]
     state: State | None
     key: tuple[str, ...]
+    """As declared; empty when it is that of the channels that are read. `App.key_of` tells."""
     partitions: int
     max_records: int | None
     trigger: str | None
+
+    @property
+    def inputs(self) -> dict[str, Topic | str]:
+        """What is read, by its declared name, in the order of the function's arguments."""
+        return {one.name if isinstance(one, Topic) else one: one for one in self.reads}
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The repartition topics among the inputs."""
+        return tuple(one for one in self.reads if isinstance(one, str))
 
 
 @dataclass(slots=True)
@@ -105,7 +117,7 @@ class App:
     def stage(
         self,
         *,
-        reads: Topic | str,
+        reads: Topic | str | Sequence[Topic | str],
         writes: Repartition | Sequence[Repartition] = (),
         state: State | None = None,
         key: Sequence[str] | str | None = None,
@@ -117,21 +129,25 @@ class App:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
 
         Args:
-            reads: A `topic(...)`, or the name of a repartition topic that an earlier stage writes.
+            reads: A `topic(...)`, or the name of a repartition topic that a stage of this app writes; or several of
+                these, and the function gets one DataFrame for each, in this order.
             writes: Where the stage's rows go: the function's rows, for a stage without state; for a stage with
                 state, the rows its state emits.
             state: `aggregate(...)`, `upsert(...)` or `update(...)`; the table is named after the stage.
-            key: The state's key columns; default the key of the repartition topic that is read.
+            key: The state's key columns; default the key of the repartition topics that are read, which is then the
+                same for all of them.
             partitions: State partitions: tasks that work on the state at once, and SSTs a version writes at most.
-            max_records: At most so many input rows a batch; default what `run` says.
+            max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
             name: Default the function's name.
 
         Raises:
             Usage: The declaration contradicts itself or what was declared before.
-            NotFound: `reads` names a repartition topic that no earlier stage writes.
+            Refused: The stage does nothing, or closes a circle of stages.
         """
+        inputs = (reads,) if isinstance(reads, Topic | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
+        columns = (key,) if isinstance(key, str) else tuple(key or ())
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
@@ -139,10 +155,10 @@ class App:
                 Stage(
                     name=stage_name,
                     transform=transform,
-                    reads=reads,
+                    reads=inputs,
                     writes=outputs,
                     state=state,
-                    key=self._key_of(stage_name, reads, key) if state is not None else (),
+                    key=columns,
                     partitions=partitions,
                     max_records=max_records,
                     trigger=trigger,
@@ -152,58 +168,95 @@ class App:
 
         return declare
 
+    def check(self) -> None:
+        """See that the stages hang together: to be asked when all are declared.
+
+        Raises:
+            NotFound: A stage reads a repartition topic that no stage writes.
+            Usage: A stage with state has no key, or its inputs have different ones.
+        """
+        for stage in self.stages.values():
+            for channel in stage.channels:
+                self._writer(channel, f"stage {stage.name!r} reads it")
+            if stage.state is not None:
+                self.key_of(stage)
+
+    def in_order(self) -> tuple[Stage, ...]:
+        """The stages, upstream first."""
+        self.check()
+        return tuple(self.stages[name] for name in TopologicalSorter(self._upstream()).static_order())
+
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
-        for stage in self.stages.values():
-            if any(output.name == channel for output in stage.writes):
-                return stage
-        raise NotFound(
-            "repartition topic",
-            channel,
-            self._channels(),
-            hint="declare the stage that writes it first, or read a Kafka topic as slackwater.topic(name)",
-        )
+        return self._writer(channel, "declare the stage that writes it")
 
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
         return next(output for output in self.writer_of(name).writes if output.name == name)
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
-        """The stages of these names in order of declaration, all when none is named. Raises `NotFound`."""
+        """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
         for name in names:
             if name not in self.stages:
                 raise NotFound(f"stage of app {self.name!r}", name, self.stages)
-        return tuple(stage for stage in self.stages.values() if not names or stage.name in names)
+        return tuple(stage for stage in self.in_order() if not names or stage.name in names)
 
-    def _channels(self) -> tuple[str, ...]:
-        return tuple(output.name for stage in self.stages.values() for output in stage.writes)
+    def key_of(self, stage: Stage) -> tuple[str, ...]:
+        """The columns that key a stage's state: its own `key`, else that of the channels it reads.
 
-    def _key_of(self, stage: str, reads: Topic | str, key: Sequence[str] | str | None) -> tuple[str, ...]:
-        if key is not None:
-            columns = (key,) if isinstance(key, str) else tuple(key)
-            if not columns or len(set(columns)) != len(columns):
-                raise Usage(f"stage {stage!r}: key is {columns!r}; expected one or more different column names")
-            return columns
-        if isinstance(reads, str):
-            return self.channel(reads).key
-        raise Usage(
-            f"stage {stage!r} keeps state but has no key: it reads the topic {reads.name!r}, which has none",
-            hint="say key=[...] with the columns that identify a row of its table",
+        Raises:
+            Usage: There is none, or the channels have different ones, so that rows that belong together would not
+                come together.
+        """
+        if stage.key:
+            return stage.key
+        for one in stage.reads:
+            if isinstance(one, Topic):
+                raise Usage(
+                    f"stage {stage.name!r} keeps state but has no key: it reads the topic {one.name!r}, which has none",
+                    hint="say key=[...] with the columns that identify a row of its table",
+                )
+        keys = {name: self.channel(name).key for name in stage.channels}
+        if len(set(keys.values())) > 1:
+            shown = ", ".join(f"{name!r} by ({', '.join(key)})" for name, key in keys.items())
+            raise Usage(
+                f"stage {stage.name!r} keeps state over inputs that are keyed differently: {shown}",
+                hint="key these repartition topics by the same columns, or say key=[...] with columns that each has",
+            )
+        return next(iter(keys.values()))
+
+    def _writer(self, channel: str, hint: str) -> Stage:
+        for stage in self.stages.values():
+            if any(output.name == channel for output in stage.writes):
+                return stage
+        raise NotFound(
+            "repartition topic",
+            channel,
+            (output.name for stage in self.stages.values() for output in stage.writes),
+            hint=f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})",
         )
 
+    def _upstream(self) -> dict[str, list[str]]:
+        """The stages that each stage reads, as far as they are declared."""
+        writers = {output.name: stage.name for stage in self.stages.values() for output in stage.writes}
+        return {
+            stage.name: [writers[channel] for channel in stage.channels if channel in writers]
+            for stage in self.stages.values()
+        }
+
     def _add(self, stage: Stage) -> None:
+        _check_inputs(stage)
         if stage.name in self.stages:
             raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
-        if isinstance(stage.reads, str):
-            self.writer_of(stage.reads)
-        elif not isinstance(stage.reads, Topic):
-            raise Usage(
-                f"stage {stage.name!r} reads {stage.reads!r}; expected one slackwater.topic(...) or the name of "
-                "one repartition topic"
-            )
+        if stage.key and len(set(stage.key)) != len(stage.key):
+            raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
         for output in stage.writes:
-            if output.name in self._channels():
-                raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
+            for other in (
+                *self.stages.values(),
+                replace(stage, writes=tuple(o for o in stage.writes if o is not output)),
+            ):
+                if any(output.name == known.name for known in other.writes):
+                    raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
         if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
             raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
         if stage.state is None and not stage.writes:
@@ -212,3 +265,23 @@ class App:
                 hint="give it state= or writes=",
             )
         self.stages[stage.name] = stage
+        try:
+            TopologicalSorter(self._upstream()).prepare()
+        except CycleError as error:
+            del self.stages[stage.name]
+            raise Refused(
+                f"stage {stage.name!r} closes a circle: {' -> '.join(error.args[1])}",
+                hint="records would go round for ever, and no snapshot would end; stages read only what is before them",
+            ) from None
+
+
+def _check_inputs(stage: Stage) -> None:
+    for one in stage.reads:
+        if not isinstance(one, Topic | str):
+            raise Usage(
+                f"stage {stage.name!r} reads {one!r}; expected a slackwater.topic(...) or the name of a "
+                "repartition topic, or several of them"
+            )
+    if not stage.reads or len(stage.inputs) != len(stage.reads):
+        names = ", ".join(repr(one.name if isinstance(one, Topic) else one) for one in stage.reads) or "nothing"
+        raise Usage(f"stage {stage.name!r} reads {names}; expected one or more inputs of different names")

@@ -34,7 +34,8 @@ class Checkpoint:
             (self.folder / "offsets" / str(batch)).write_text(f"v1\n{header}\n{lines}")
             (self.folder / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
-    def planned(self, batch: int) -> tuple[Position, ...]:
-        """Where batch `batch` ends, as Spark logged it before it started."""
+    def planned(self, batch: int) -> dict[str, Position]:
+        """Where batch `batch` ends, by input, as Spark logged it before it started."""
         _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
-        return tuple(Position.of(json.loads(line)) for line in lines)
+        positions = (Position.of(json.loads(line)) for line in lines)
+        return {position.input: position for position in positions}

@@ -39,8 +39,7 @@ class Claimer:
     def create_channels(self, stages: tuple[Stage, ...]) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet."""
         for stage in stages:
-            reads = (self.app.channel(stage.reads),) if isinstance(stage.reads, str) else ()
-            for channel in (*stage.writes, *reads):
+            for channel in (*stage.writes, *map(self.app.channel, stage.channels)):
                 kafka_client.create_topic(self.kafka, self._topic_of(channel), channel.partitions)
 
     def check(self, stage: Stage, shape: Shape) -> None:
@@ -52,7 +51,7 @@ class Claimer:
         """
         head = history.head(self.store, self.app.name, stage.name)
         _check_table(stage, shape.table, head)
-        self._input(stage, head)
+        self._inputs(stage, head)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` does."""
@@ -60,12 +59,11 @@ class Claimer:
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
             _check_table(stage, shape.table, known)
-            name, read = self._input(stage, known)
             ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in shape.emits)
             return replace(
                 draft,
                 table=shape.table,
-                inputs={name: read},
+                inputs=self._inputs(stage, known),
                 outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
             )
 
@@ -81,34 +79,42 @@ class Claimer:
         if known is not None:
             return replace(known, schema=ddl)
         topic = self._topic_of(channel)
-        return Output(topic, kafka_client.offsets(self.kafka, topic)[1], schema=ddl)
+        ends = kafka_client.offsets(self.kafka, topic)[1]
+        return Output(topic, ends, schema=ddl, sent=(0,) * len(ends))
 
-    def _input(self, stage: Stage, head: Manifest | None) -> tuple[str, Input]:
-        """The declared input's name, and where reading begins."""
-        if isinstance(stage.reads, Topic):
-            name, upstream = stage.reads.name, ""
-            topic = self.topics.get(name, name)
-        else:
-            name, upstream = stage.reads, self.app.writer_of(stage.reads).name
-            topic = channel_topic(self.app.name, name)
-        if head is not None and name not in head.inputs:
+    def _inputs(self, stage: Stage, head: Manifest | None) -> dict[str, Input]:
+        """Where reading begins, by the input's declared name."""
+        if head is not None and stage.inputs.keys() != head.inputs.keys():
+            declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
             raise Refused(
-                f"stage {stage.name!r} reads {name!r}, but its stored state comes from "
-                f"{', '.join(map(repr, head.inputs))}",
+                f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint="give the stage a new name to start afresh, or read what it read before",
             )
+        return {name: self._input(stage, one, head) for name, one in stage.inputs.items()}
+
+    def _input(self, stage: Stage, one: Topic | str, head: Manifest | None) -> Input:
+        if isinstance(one, Topic):
+            name, upstream = one.name, ""
+            topic = self.topics.get(name, name)
+        else:
+            name, upstream = one, self.app.writer_of(one).name
+            topic = channel_topic(self.app.name, name)
         try:
             earliest, ends = kafka_client.offsets(self.kafka, topic)
         except NotFound as error:
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
         if head is None:
-            latest = isinstance(stage.reads, Topic) and stage.reads.starting_offsets == "latest"
+            latest = isinstance(one, Topic) and one.starting_offsets == "latest"
             # A clone's history, and one that was thinned out, does not begin at version 1.
             before = history.first_version(self.store, self.app.name, upstream) - 1 if upstream else 0
-            return name, Input(topic, ends if latest else earliest, upstream, max(0, before))
+            from_the_start = bool(upstream) and before <= 0 and not any(earliest)
+            consumed = (0,) * len(earliest) if from_the_start else ()
+            return Input(topic, ends if latest else earliest, upstream, max(0, before), consumed=consumed)
         known = head.inputs[name]
-        offsets = known.offsets + (0,) * (len(ends) - len(known.offsets))
-        return name, replace(known, offsets=self._still_there(stage, topic, offsets, earliest, ends))
+        wanted = known.offsets + (0,) * (len(ends) - len(known.offsets))
+        offsets = self._still_there(stage, topic, wanted, earliest, ends)
+        # What was skipped is not there to be counted.
+        return replace(known, offsets=offsets, consumed=known.consumed if offsets == wanted else ())
 
     def _still_there(
         self,

@@ -31,36 +31,52 @@ class Position:
     """How far an input has been read: Spark's offset of the source.
 
     Attributes:
+        input: The input's declared name. A stage has several, and Spark tells them apart by their order alone.
         offsets: The next offset to read, by Kafka partition.
         version: For a channel, the upstream version read up to and with.
+        consumed: For a channel, rows read since it began, by Kafka partition.
         snapshots: Ids of the snapshots for which the batch that ended here ended.
     """
 
+    input: str
     offsets: tuple[int, ...]
     version: int = 0
+    consumed: tuple[int, ...] = ()
     snapshots: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> Position:
         """From Spark's JSON object."""
         return cls(
+            str(value["input"]),
             tuple(value["offsets"]),  # type: ignore[arg-type]
             int(value["version"]),  # type: ignore[call-overload]
+            tuple(value["consumed"]),  # type: ignore[arg-type]
             tuple(value["snapshots"]),  # type: ignore[arg-type]
         )
 
     def json(self) -> dict[str, object]:
         """Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
-        return {"offsets": list(self.offsets), "version": self.version, "snapshots": list(self.snapshots)}
+        return {
+            "input": self.input,
+            "offsets": list(self.offsets),
+            "version": self.version,
+            "consumed": list(self.consumed),
+            "snapshots": list(self.snapshots),
+        }
 
 
 class Pace:
-    """The trigger interval of a stage: not two batches sooner than that, unless a snapshot asks."""
+    """The trigger interval of a stage: not two batches sooner than that, unless a snapshot asks.
 
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    Batches start at whole multiples of the interval on the wall clock, as Structured Streaming's do, so that the
+    inputs of a stage, each of which is planned in a process of its own, come due together.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float] = time.time) -> None:
         self._interval_s = interval_s
         self._clock = clock
-        self._next = clock()
+        self._next = 0.0
 
     def due(self) -> bool:
         """Whether a batch may start now."""
@@ -68,7 +84,8 @@ class Pace:
 
     def started(self) -> None:
         """A batch starts now."""
-        self._next = self._clock() + self._interval_s
+        if self._interval_s:
+            self._next = (self._clock() // self._interval_s + 1) * self._interval_s
 
 
 class _Every:
@@ -146,7 +163,7 @@ class TopicPlanner:
         if ends == start.offsets:
             return start
         self._pace.started()
-        return replace(start, offsets=ends)
+        return replace(start, offsets=ends, snapshots=())
 
     def _refresh(self) -> None:
         if not self._look_at_kafka.now():
@@ -201,7 +218,8 @@ class ChannelPlanner:
         if end is None or not (snapshots or self._pace.due()):
             return start
         self._pace.started()
-        return Position(end.outputs[self._channel].ends, end.version, snapshots or start.snapshots)
+        output = end.outputs[self._channel]
+        return Position(self._channel, output.ends, end.version, output.sent, snapshots)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""

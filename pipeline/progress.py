@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Self
 
-from ..store.manifest import Manifest
+from ..store.manifest import Input, Manifest
 from .task import Result
 
 __all__ = ["Progress"]
@@ -16,7 +18,7 @@ class Progress:
     """One committed batch of one stage.
 
     Attributes:
-        rows_in: Records read from the input.
+        rows_in: Records read from the inputs.
         keys: Keys whose state row was written.
         rows_out: Rows written to channels.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
@@ -35,19 +37,18 @@ class Progress:
     time_ms: int
 
     @classmethod
-    def of(cls, manifest: Manifest, start: tuple[int, ...], results: tuple[Result, ...], seconds: float) -> Self:
-        """From the committed manifest and its tasks' reports; `start` is where the input stood before."""
-        (read,) = manifest.inputs.values()
-        known = start + (0,) * (len(read.offsets) - len(start))
+    def of(cls, manifest: Manifest, start: Mapping[str, Input], results: tuple[Result, ...], seconds: float) -> Self:
+        """From the committed manifest and its tasks' reports; `start` is where the inputs stood before."""
         return cls(
             stage=manifest.stage,
             version=manifest.version,
-            rows_in=read.rows,
+            rows_in=sum(read.rows for read in manifest.inputs.values()),
             keys=sum(sst.rows for result in results for sst in result.ssts),
             rows_out=sum(output.rows for output in manifest.outputs.values()),
             windows=tuple(
                 f"{read.topic}[{partition}] {first}..{last}"
-                for partition, (first, last) in enumerate(zip(known, read.offsets, strict=True))
+                for name, read in manifest.inputs.items()
+                for partition, (first, last) in enumerate(zip_longest(start[name].offsets, read.offsets, fillvalue=0))
                 if first < last
             ),
             snapshots=tuple(name for name, at in manifest.recorded.items() if at == manifest.version),

@@ -25,7 +25,7 @@ from ..snapshot.clone import unfinished
 from ..store import apps, errors, history
 from ..store.cache import SstCache
 from ..store.errors import Refused, SlackwaterError, Unavailable, Usage
-from ..store.manifest import AppInfo
+from ..store.manifest import AppInfo, Input
 from ..store.open import open_store
 from . import kafka as kafka_client
 from .app import App, Stage
@@ -282,14 +282,16 @@ class _Watch:
             return False
 
     def _has_caught_up(self, runner: StageRunner) -> bool:
-        at = runner.position
+        return all(self._at_the_end(name, at) for name, at in runner.positions.items())
+
+    def _at_the_end(self, name: str, at: Input) -> bool:
         if not at.upstream:
             return kafka_client.end_offsets(self._options.kafka, at.topic) == at.offsets
-        return not any(
-            manifest.outputs[runner.input_name].rows or manifest.outputs[runner.input_name].markers
+        sent = (
+            manifest.outputs.get(name)
             for manifest in history.after(self._store, self._app.name, at.upstream, at.version)
-            if runner.input_name in manifest.outputs
         )
+        return not any(output.rows or output.markers for output in sent if output is not None)
 
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)

@@ -1,7 +1,7 @@
 """Structured Streaming sources in Python: a user's Kafka topic, and a repartition topic.
 
 Options follow Structured Streaming's Kafka source: `kafka.*` for the client, `subscribe`, `maxOffsetsPerTrigger`.
-Those of our own: `store`, `app`, `upstream`, `channel`, `handled` (snapshot ids, comma between), `triggerMs` and
+Those of our own: `store`, `app`, `input`, `upstream`, `handled` (snapshot ids, comma between), `triggerMs` and
 `patienceS`. Planning runs in one process per source on the driver, reading in Spark's Python workers.
 """
 
@@ -23,7 +23,7 @@ from ..store.open import open_store
 from .kafka import offsets, read_range
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .quiet import leave_interrupts_to_the_driver
-from .wire import decode
+from .wire import check_count, decode
 
 __all__ = ["TOPIC_SCHEMA", "ChannelSource", "TopicSource", "parse_ddl"]
 
@@ -51,13 +51,19 @@ class _Range(InputPartition):
     start: int
     end: int
     attempts: frozenset[str] = frozenset()
+    rows: int | None = None
+    """For a channel: how many rows these attempts sent there."""
 
 
 def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str] = frozenset()) -> list[_Range]:
     known = start.offsets + (0,) * (len(end.offsets) - len(start.offsets))
+    counts: Sequence[int | None] = [None] * len(end.offsets)
+    # Not known where a reader began in the middle of a channel.
+    if end.consumed and start.consumed:
+        counts = [sent - read for sent, read in zip(end.consumed, start.consumed, strict=True)]
     return [
-        _Range(topic, partition, first, last, attempts)
-        for partition, (first, last) in enumerate(zip(known, end.offsets, strict=True))
+        _Range(topic, partition, first, last, attempts, rows)
+        for partition, (first, last, rows) in enumerate(zip(known, end.offsets, counts, strict=True))
         if first < last
     ]
 
@@ -75,6 +81,10 @@ class _Reader(DataSourceStreamReader):
     @property
     def _kafka(self) -> dict[str, str]:
         return {name[6:]: value for name, value in self._options.items() if name.startswith("kafka.")}
+
+    @property
+    def _input(self) -> str:
+        return self._options.get("input", self._options["subscribe"])
 
     @property
     def _patience_s(self) -> float:
@@ -96,7 +106,10 @@ class _Reader(DataSourceStreamReader):
             # At a query's end Spark hangs up, and its own loop then fails to tell it: nobody's news.
             sys.excepthook = _all_but_a_hung_up_connection
             self._planner = self._plan()
-        return self._planner.latest(Position.of(start)).json()  # type: ignore[no-any-return]
+        at = Position.of(start)
+        if at.input != self._input:
+            raise AssertionError(f"Spark hands {self._input!r} an offset of {at.input!r}")
+        return self._planner.latest(at).json()  # type: ignore[no-any-return]
 
 
 def _all_but_a_hung_up_connection(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -107,7 +120,7 @@ def _all_but_a_hung_up_connection(kind: type[BaseException], error: BaseExceptio
 class _TopicReader(_Reader):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         # Only of a query of the user's own: a stage's checkpoint always says where it is.
-        return Position(offsets(self._kafka, self._options["subscribe"])[0]).json()
+        return Position(self._input, offsets(self._kafka, self._options["subscribe"])[0]).json()
 
     def _plan(self) -> TopicPlanner:
         options = self._options
@@ -162,7 +175,7 @@ class _ChannelReader(_Reader):
             open_store(options["store"], patience_s=self._patience_s),
             options["app"],
             options["upstream"],
-            options["channel"],
+            self._input,
             pace=self._pace(),
             max_records=self._max_records,
         )
@@ -185,8 +198,12 @@ class _ChannelReader(_Reader):
             partition.end,
             patience_s=self._patience_s,
         )
+        rows = 0
         for messages in chunks:
-            yield from decode(messages, partition.attempts, schema)
+            for batch in decode(messages, partition.attempts, schema):
+                rows += batch.num_rows
+                yield batch
+        check_count(partition.topic, partition.partition, partition.start, partition.end, rows, partition.rows)
 
 
 class TopicSource(DataSource):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..chandy_lamport import Action, MarkerArrived, Process, RecordState, Requested, SendMarker
 from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output
 from ..store.objects import ObjectStore
-from .app import Repartition, Stage, Topic
+from .app import Repartition, Stage
+from .arrivals import arrive
 from .batch import run_state, run_write
 from .checkpoint import Checkpoint
 from .compactor import Compactor
@@ -85,22 +85,22 @@ class StageRunner:
         self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
 
     @property
-    def input_name(self) -> str:
-        """The declared name of what it reads."""
-        return self.stage.reads.name if isinstance(self.stage.reads, Topic) else self.stage.reads
-
-    @property
-    def position(self) -> Input:
-        """How far it has read."""
-        return self.head.inputs[self.input_name]
+    def positions(self) -> dict[str, Input]:
+        """How far it has read, by the input's declared name."""
+        return {name: self.head.inputs[name] for name in self.stage.inputs}
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        """Start the streaming query at the head's position."""
-        at = self.position
-        self._checkpoint.write(self.head.version, [Position(at.offsets, at.version)])
-        rows = apply(self.stage, self._source(spark))
+        """Start the streaming query at the head's positions."""
+        # The first of several topics looks out for requests; where there are channels, markers bring them.
+        asks = next(iter(self.stage.inputs)) if not self.stage.channels else ""
+        streams = {name: self._source(spark, name, asks=name == asks) for name in self.stage.inputs}
+        applied = apply(self.stage, streams)
+        at = self.positions
+        positions = [Position(name, at[name].offsets, at[name].version, at[name].consumed) for name in applied.sources]
+        self._checkpoint.write(self.head.version, positions)
         return (
-            rows.writeStream.queryName(self.stage.name)
+            applied.rows(self._shape.key)
+            .writeStream.queryName(self.stage.name)
             .foreachBatch(self._on_batch)
             .option("checkpointLocation", str(self._checkpoint.folder))
             .start()
@@ -126,11 +126,12 @@ class StageRunner:
         if self._compactor is not None:
             self._compactor.close()
 
-    def _source(self, spark: SparkSession) -> DataFrame:
-        at = self.position
+    def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
+        at = self.head.inputs[name]
         options: dict[str, object] = {
-            **{f"kafka.{name}": value for name, value in self._places.kafka.items()},
+            **{f"kafka.{option}": value for option, value in self._places.kafka.items()},
             "subscribe": at.topic,
+            "input": name,
             "store": self._places.store,
             "app": self.head.app,
             "patienceS": self._places.patience_s,
@@ -139,10 +140,11 @@ class StageRunner:
         if self._limits.max_records is not None:
             options["maxOffsetsPerTrigger"] = self._limits.max_records
         if not at.upstream:
-            options["handled"] = ",".join(self.head.recorded)
+            if asks:
+                options["handled"] = ",".join(self.head.recorded)
             return spark.readStream.format("slackwater-topic").options(**options).load()  # type: ignore[arg-type]
-        options |= {"upstream": at.upstream, "channel": self.input_name}
-        reader = spark.readStream.format("slackwater-channel").schema(self._shape.input)
+        options["upstream"] = at.upstream
+        reader = spark.readStream.format("slackwater-channel").schema(self._shape.inputs[name])
         return reader.options(**options).load()  # type: ignore[arg-type]
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:
@@ -158,36 +160,33 @@ class StageRunner:
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         started = time.monotonic()
-        (end,) = self._checkpoint.planned(batch)
-        at = self.position
-        new = tuple(name for name in end.snapshots if name not in self.head.recorded)
-        if (end.offsets, end.version) == (at.offsets, at.version) and not new:
+        before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
+        outcome = arrive(self.head, before, after, self.closed_snapshots)
+        moved = {name for name, end in after.items() if (end.offsets, end.version) != _place(self.head.inputs[name])}
+        if not moved and not outcome.changed:
             return
+        at = self.positions
         version = self.head.version + 1
-        results = self._compute(rows, version) if self._has_rows(at, end) else ()
+        results = self._compute(rows, version) if any(_has_rows(at[name], after[name]) for name in moved) else ()
         outputs = self._outputs(results)
-        actions = self._protocol(new)
-        for action in actions:
-            if isinstance(action, SendMarker):
-                outputs[action.channel] = write_markers(
-                    self._places.kafka, outputs[action.channel], action.snapshot, self._places.patience_s
-                )
+        for snapshot, channel in outcome.markers:
+            outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
         with self._commit_lock:
             duration_ms = round((time.monotonic() - started) * 1000)
             manifest = self._next("batch", duration_ms)
-            recorded = {n: v for n, v in manifest.recorded.items() if n not in self.closed_snapshots}
-            recorded |= {a.snapshot: manifest.version for a in actions if isinstance(a, RecordState)}
             ssts = (*manifest.ssts, *(sst for result in results for sst in result.ssts))
             manifest = replace(
                 manifest,
-                inputs={self.input_name: self._consumed(at, end)},
+                inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
                 outputs=outputs,
                 ssts=self._compactor.fold(ssts) if self._compactor else ssts,
-                recorded=recorded,
+                recorded=outcome.recorded,
+                awaited=outcome.awaited,
+                captured=outcome.captured,
             )
             commit.commit(self._store, manifest)
             self.head = manifest
-        self._on_commit(Progress.of(manifest, at.offsets, results, time.monotonic() - started))
+        self._on_commit(Progress.of(manifest, at, results, time.monotonic() - started))
         if self._compactor is not None:
             self._compactor.consider(manifest)
 
@@ -200,11 +199,6 @@ class StageRunner:
             by=self.head.by,
             now_ms=time.time_ns() // 1_000_000,
             duration_ms=duration_ms,
-        )
-
-    def _has_rows(self, at: Input, end: Position) -> bool:
-        return any(last > first for first, last in zip(at.offsets, end.offsets, strict=False)) or any(
-            end.offsets[len(at.offsets) :]
         )
 
     def _compute(self, rows: DataFrame, version: int) -> tuple[Result, ...]:
@@ -223,39 +217,38 @@ class StageRunner:
     def _outputs(self, results: tuple[Result, ...]) -> dict[str, Output]:
         made = {}
         for name, before in self.head.outputs.items():
-            ends = list(before.ends)
-            for result in results:
-                for partition, end in result.ends.get(name, {}).items():
-                    ends[partition] = max(ends[partition], end)
+            ends, sent = list(before.ends), list(before.sent)
+            parts = [(result.attempt, result.sent[name]) for result in results if name in result.sent]
+            for _, part in parts:
+                for partition, written in part.items():
+                    ends[partition] = max(ends[partition], written.end)
+                    sent[partition] += written.rows
             made[name] = replace(
                 before,
                 ends=tuple(ends),
-                attempts=tuple(sorted(result.attempt for result in results if result.ends.get(name))),
-                rows=sum(result.rows_out.get(name, 0) for result in results),
+                attempts=tuple(sorted(attempt for attempt, _ in parts)),
+                rows=sum(sent) - sum(before.sent),
                 markers={},
+                sent=tuple(sent),
             )
         return made
 
-    def _protocol(self, new: tuple[str, ...]) -> tuple[Action, ...]:
-        """What the snapshots at which this batch ended ask of the stage."""
-        upstream = self.position.upstream
-        inputs = frozenset({self.input_name} if upstream else ())
-        # Rebuilt from the head each time: a batch that did not commit must leave no trace.
-        process = Process.restore(inputs, frozenset(self.head.outputs), recorded=dict.fromkeys(self.head.recorded, ()))
-        return tuple(
-            action
-            for name in new
-            for action in process.receive(MarkerArrived(name, self.input_name) if upstream else Requested(name))
-        )
 
-    def _consumed(self, at: Input, end: Position) -> Input:
-        if not at.upstream:
-            known = at.offsets + (0,) * (len(end.offsets) - len(at.offsets))
-            rows = sum(last - first for first, last in zip(known, end.offsets, strict=True))
-            return replace(at, offsets=end.offsets, rows=rows)
-        rows = 0
-        for version in range(at.version + 1, end.version + 1):
-            upstream = history.read(self._store, self.head.app, at.upstream, version)
-            if self.input_name in upstream.outputs:
-                rows += upstream.outputs[self.input_name].rows
-        return replace(at, offsets=end.offsets, version=end.version, rows=rows)
+def _place(read: Input) -> tuple[tuple[int, ...], int]:
+    return read.offsets, read.version
+
+
+def _has_rows(at: Input, end: Position) -> bool:
+    known = at.offsets + (0,) * (len(end.offsets) - len(at.offsets))
+    return any(last > first for first, last in zip(known, end.offsets, strict=True))
+
+
+def _consumed(at: Input, end: Position) -> Input:
+    """The input as it is after a batch that ended there."""
+    if at.upstream:
+        # Where the reader began in the middle of the channel, nobody knows what was before.
+        rows = sum(end.consumed) - sum(at.consumed) if at.consumed else 0
+        return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=end.consumed)
+    known = at.offsets + (0,) * (len(end.offsets) - len(at.offsets))
+    rows = sum(last - first for first, last in zip(known, end.offsets, strict=True))
+    return replace(at, offsets=end.offsets, rows=rows)

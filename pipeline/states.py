@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ..store.errors import NotFound, Usage
 
-__all__ = ["BoundState", "Groups", "Merged", "State", "check_value_names", "field_of"]
+__all__ = ["BoundState", "Groups", "Merged", "State", "check_value_names", "field_of", "only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,28 @@ class BoundState(Protocol):
 class State(Protocol):
     """A declared state."""
 
-    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
-        """Fix the table's columns for rows of this schema. Raises `NotFound` or `Usage`."""
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        """Fix the table's columns for rows of these schemas, one for each DataFrame that the stage's function gives.
+
+        Raises:
+            NotFound: It names a column that there is not.
+            Usage: It cannot be kept over such rows.
+        """
         ...
 
     def describe(self) -> str:
         """One line that changes whenever stored values would change their meaning."""
         ...
+
+
+def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:
+    """The schema of a state that takes rows of one kind. Raises `Usage` when there are several."""
+    if len(rows) != 1:
+        raise Usage(
+            f"the stage's function returns {len(rows)} DataFrames, and {state} takes one",
+            hint="return their union: flights.unionByName(weather, allowMissingColumns=True)",
+        )
+    return rows[0]
 
 
 def field_of(rows: pa.Schema, column: str) -> pa.Field:

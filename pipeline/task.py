@@ -30,7 +30,7 @@ from .quiet import leave_interrupts_to_the_driver
 from .states import BoundState, Groups
 from .wire import split
 
-__all__ = ["RESULT_SCHEMA", "Places", "Result", "StateTask", "WriteTask"]
+__all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]
 
 RESULT_SCHEMA = "result binary"
 
@@ -48,15 +48,22 @@ class Places:
     patience_s: float
 
 
+class Sent(msgspec.Struct, frozen=True):
+    """What an attempt wrote to one Kafka partition."""
+
+    rows: int
+    end: int
+    """The offset after its last message."""
+
+
 class Result(msgspec.Struct, frozen=True):
     """One task attempt's report to the driver."""
 
     attempt: str
     rows_in: int
     ssts: tuple[Sst, ...] = ()
-    rows_out: dict[str, int] = {}
-    ends: dict[str, dict[int, int]] = {}
-    """By channel and Kafka partition: the offset after this attempt's last message."""
+    sent: dict[str, dict[int, Sent]] = {}
+    """What this attempt wrote, by channel and Kafka partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +76,16 @@ class _Sink:
 
     def write(
         self, rows: pa.Table, partitions: Callable[[Repartition, int], npt.NDArray[np.integer]], attempt: str
-    ) -> dict[str, dict[int, int]]:
-        ends = {}
+    ) -> dict[str, dict[int, Sent]]:
+        sent = {}
         for channel, topic, count in self.outputs:
-            messages = list(split(rows, partitions(channel, count)))
-            ends[channel.name] = (
-                send(self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s)
-                if messages
-                else {}
-            )
-        return ends
+            targets = partitions(channel, count)
+            messages = list(split(rows, targets))
+            if messages:
+                ends = send(self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s)
+                counts = np.bincount(targets, minlength=count).tolist()
+                sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
+        return sent
 
 
 @lru_cache(maxsize=8)
@@ -121,10 +128,10 @@ class WriteTask:
         attempt = _attempt(self.writer, self.version)
         numbers = {channel.name: f"_to_{n}" for n, (channel, _, _) in enumerate(self.outputs)}
         plain = rows.drop_columns(list(numbers.values()))
-        ends = _Sink(self.places, self.outputs).write(
+        sent = _Sink(self.places, self.outputs).write(
             plain, lambda channel, _count: rows[numbers[channel.name]].to_numpy(), attempt
         )
-        yield from _report(Result(attempt, rows.num_rows, rows_out=dict.fromkeys(numbers, rows.num_rows), ends=ends))
+        yield from _report(Result(attempt, rows.num_rows, sent=sent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +162,13 @@ class StateTask:
             made, out = self._merge(mine, key, partition)
             written += [made] if made else []
             emitted += [out] if out is not None else []
-        ends: dict[str, dict[int, int]] = {}
-        rows_out: dict[str, int] = {}
+        sent: dict[str, dict[int, Sent]] = {}
         if self.outputs and emitted:
             out = pa.concat_tables(emitted)
-            ends = _Sink(self.places, self.outputs).write(
+            sent = _Sink(self.places, self.outputs).write(
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
-            rows_out = {channel.name: out.num_rows for channel, _, _ in self.outputs}
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), rows_out, ends))
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent))
 
     def _merge(self, rows: pa.Table, key: list[str], partition: int) -> tuple[Sst | None, pa.Table | None]:
         rows, groups = group(rows, key)

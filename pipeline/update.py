@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.errors import Refused, Usage
+from . import fanin
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of
 
 __all__ = ["update"]
 
-Update = Callable[[pa.Table, pa.Table], "pa.Table | tuple[pa.Table, pa.Table]"]
+Update = Callable[..., "pa.Table | tuple[pa.Table, pa.Table]"]
 
 
 def update(
@@ -29,7 +30,8 @@ def update(
     `function(rows, state)` gets Arrow tables and returns the new state, or `(state, emitted)` with `emits=`:
 
     - `rows`: the batch's rows. A column `_key` (int32) says which row of `state` each belongs to; rows are sorted by
-      it and then by `order_by`.
+      it and then by `order_by`. Where the stage's function returns a tuple of DataFrames, one per input, there is one
+      such table for each: `function(flights, weather, state)`; a batch may have rows in one of them only.
     - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null where the
       key is new. Return as many rows in the same order; the key columns may be left out. A boolean column `_deleted`
       removes the keys in which it is true.
@@ -41,7 +43,7 @@ def update(
         function: See above. It must give the same result for the same rows, so that a replay can be trusted.
         state: The table's value columns as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
         emits: Columns of the emitted rows, likewise; needed when the stage has outputs.
-        order_by: Columns that sort a key's rows.
+        order_by: Columns that sort a key's rows; with several inputs, columns that each of them has.
     """
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     return _Update(function, state, emits, columns)
@@ -58,14 +60,15 @@ class _Update:
         # The columns are compared by themselves; a new function over the same columns is a release, not a break.
         return "update"
 
-    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         values = _schema(self.state)
         check_value_names(values.names, key)
-        for column in self.order_by:
-            field_of(rows, column)
+        for schema in rows:
+            for column in self.order_by:
+                field_of(schema, column)
         emits = _schema(self.emitted) if self.emitted is not None else pa.schema([])
-        needs = tuple(name for name in rows.names if name not in key)
-        return _BoundUpdate(self.function, values, needs, emits, self.order_by)
+        needs = fanin.columns(rows, key)
+        return _BoundUpdate(self.function, key, tuple(rows), values, needs, emits, self.order_by)
 
 
 def _schema(ddl: str | pa.Schema) -> pa.Schema:
@@ -85,18 +88,17 @@ def _schema(ddl: str | pa.Schema) -> pa.Schema:
 @dataclass(frozen=True, slots=True)
 class _BoundUpdate:
     function: Update
+    key: tuple[str, ...]
+    inputs: tuple[pa.Schema, ...]
     values: pa.Schema
     needs: tuple[str, ...]
     emits: pa.Schema
     order_by: tuple[str, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        tagged = rows.append_column("_key", pa.array(groups.ids))
-        if self.order_by:
-            order = [("_key", "ascending"), *((column, "ascending") for column in self.order_by)]
-            tagged = tagged.take(pc.sort_indices(tagged, order))
+        tables = fanin.untag(rows, self.inputs, self.key, groups.ids)
         before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
-        returned = self.function(tagged, before)
+        returned = self.function(*map(self._sorted, tables), before)
         after, emitted = returned if isinstance(returned, tuple) else (returned, None)
         if emitted is None and len(self.emits):
             raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
@@ -113,6 +115,12 @@ class _BoundUpdate:
             deleted,
             emitted=_conform("emitted", emitted, self.emits) if emitted is not None else None,
         )
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        if not self.order_by:
+            return rows
+        order = [("_key", "ascending"), *((column, "ascending") for column in self.order_by)]
+        return rows.take(pc.sort_indices(rows, order))
 
 
 def _conform(what: str, table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.errors import Usage
-from .states import BoundState, Groups, Merged, State, check_value_names, field_of
+from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["upsert"]
 
@@ -37,16 +38,17 @@ class _Upsert:
     def describe(self) -> str:
         return f"upsert(by={self.by}{f', delete_when={self.delete_when}' if self.delete_when else ''})"
 
-    def bind(self, rows: pa.Schema, key: tuple[str, ...]) -> BoundState:
-        by = field_of(rows, self.by)
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        schema = only(rows, "upsert(...)")
+        by = field_of(schema, self.by)
         if self.by in key or pa.types.is_nested(by.type):
             raise Usage(f"upsert by={self.by!r}: expected a plain value column that is not part of the key")
-        if self.delete_when is not None and not pa.types.is_boolean(field_of(rows, self.delete_when).type):
+        if self.delete_when is not None and not pa.types.is_boolean(field_of(schema, self.delete_when).type):
             raise Usage(f"upsert delete_when={self.delete_when!r}: expected a boolean column")
-        values = pa.schema([field for field in rows if field.name not in (*key, self.delete_when)])
+        values = pa.schema([field for field in schema if field.name not in (*key, self.delete_when)])
         check_value_names(values.names, key)
-        needs = tuple(name for name in rows.names if name not in key)
-        emits = pa.schema([*(field_of(rows, column) for column in key), *values])
+        needs = tuple(name for name in schema.names if name not in key)
+        emits = pa.schema([*(field_of(schema, column) for column in key), *values])
         return _BoundUpsert(self.by, self.delete_when, values, needs, emits)
 
 

@@ -19,7 +19,7 @@ from ..store.errors import Corruption
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-__all__ = ["decode", "encode", "header_of", "marker_header", "split"]
+__all__ = ["check_count", "decode", "encode", "header_of", "marker_header", "split"]
 
 _HEADER = "slackwater"
 _MESSAGE_ROWS = 32_768
@@ -89,6 +89,17 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
                     "they are consumed, then the new",
                 )
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def check_count(topic: str, partition: int, start: int, end: int, found: int, sent: int | None) -> None:
+    """See that a range held as many rows as its writers' manifests say. Raises `Corruption`."""
+    if sent is not None and found != sent:
+        address = f"{topic}[{partition}]@{start}..{end}"
+        raise Corruption(
+            f"{address} holds {found} rows of the attempts that count; their manifests say {sent}",
+            object_key=address,
+            hint="was the topic written to by something else, or were records deleted from it?",
+        )
 
 
 def _show(schema: pa.Schema) -> str:

@@ -94,7 +94,7 @@ def _carry_one(store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers:
 
 def carried_output(output: Output, carried: Carried) -> Output:
     """What the clone's first version of the sender says about the channel."""
-    return Output(carried.topic, carried.ends, carried.attempts, carried.rows, output.schema)
+    return Output(carried.topic, carried.ends, carried.attempts, carried.rows, output.schema, sent=output.sent)
 
 
 def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]) -> Input:
@@ -107,6 +107,8 @@ def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, c
     if channel is None:
         # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read
         # nothing.
-        return Input(channel_topic(app, name), (0,) * len(source.offsets), source.upstream)
+        none = (0,) * len(source.offsets)
+        return Input(channel_topic(app, name), none, source.upstream, consumed=none)
     starts, sent = channel.starts[receiver], cut.stages[source.upstream].version
-    return Input(channel.topic, starts, source.upstream, sent if starts == channel.ends else sent - 1)
+    at = sent if starts == channel.ends else sent - 1
+    return Input(channel.topic, starts, source.upstream, at, consumed=source.consumed)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Sst", "Table"]
+__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Span", "Sst", "Table"]
 
 Kind = Literal["claim", "batch", "compaction", "clone"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, or it was cloned."""
@@ -69,6 +69,8 @@ class Input(Struct, frozen=True):
     """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
     rows: int = 0
     """Rows read from this input by this version."""
+    consumed: tuple[int, ...] = ()
+    """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
 
 
 class Output(Struct, frozen=True):
@@ -84,6 +86,15 @@ class Output(Struct, frozen=True):
     """The rows' schema as a Spark DDL string."""
     markers: dict[str, tuple[int, ...]] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
+    sent: tuple[int, ...] = ()
+    """Rows written since the channel began, by Kafka partition: what readers must find."""
+
+
+class Span(Struct, frozen=True):
+    """What the upstream versions `after` + 1 to `up_to` sent on one channel."""
+
+    after: int
+    up_to: int
 
 
 class Manifest(Struct, frozen=True):
@@ -106,6 +117,10 @@ class Manifest(Struct, frozen=True):
     ssts: tuple[Sst, ...] = ()
     recorded: dict[str, int] = {}
     """Open snapshots (by id) and the version of this stage that is its part of their cut."""
+    awaited: dict[str, tuple[str, ...]] = {}
+    """Of the recorded snapshots, the channels whose marker has not arrived; left out when there is none."""
+    captured: dict[str, dict[str, Span]] = {}
+    """By recorded snapshot and channel: what was consumed after the recorded version and before the marker."""
     duration_ms: int = 0
     """From the batch's plan to this commit."""
     by: str = ""

@@ -1,6 +1,7 @@
 """What several test files share: a real S3 server, and every kind of object store."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,10 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
+
+# Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
+# whose Ctrl-C is tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two cores are shared with servers: how long one example takes says nothing.
 settings.register_profile("default", deadline=None)

@@ -26,20 +26,32 @@ from slackwater.snapshot.tables import connect, run_query
 from slackwater.store.cache import SstCache
 from slackwater.store.open import open_store
 
-LEDGER = Path(__file__).parent / "apps" / "ledger.py"
+APPS = Path(__file__).parent / "apps"
+LEDGER, DIAMOND = APPS / "ledger.py", APPS / "diamond.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that runs half a minute: what its second compiler costs never comes back."""
 
 EXPECTED = {
-    "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
-    "latest": "SELECT account, max(seq) seq, arg_max(branch, seq) branch, arg_max(amount, seq) amount FROM raw "
-    "GROUP BY account",
-    "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total, avg(amount) average, min(amount) low, "
-    "max(account) high, arg_min(account, seq) opened_by, arg_max(account, seq) touched_by FROM raw GROUP BY branch",
+    LEDGER: {
+        "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
+        "latest": "SELECT account, max(seq) seq, arg_max(branch, seq) branch, arg_max(amount, seq) amount FROM raw "
+        "GROUP BY account",
+        "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total, avg(amount) average, min(amount) low, "
+        "max(account) high, arg_min(account, seq) opened_by, arg_max(account, seq) touched_by FROM raw "
+        "GROUP BY branch",
+    },
+    DIAMOND: {
+        "debits": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw WHERE amount < 0 GROUP BY account",
+        "deposits": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw WHERE amount >= 0 "
+        "GROUP BY account",
+        "branches": "SELECT branch, count(*) FILTER (amount < 0) debits, count(*) FILTER (amount >= 0) credits, "
+        "coalesce(sum(amount) FILTER (amount < 0), 0)::BIGINT debited, "
+        "coalesce(sum(amount) FILTER (amount >= 0), 0)::BIGINT credited FROM raw GROUP BY branch",
+    },
 }
-"""Every table of the ledger app, as SQL over its raw input."""
+"""Every table of the apps, as SQL over their raw input."""
 
 
 def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
@@ -60,6 +72,7 @@ class Ledger:
     topic: str = field(default_factory=lambda: f"ledger-{uuid4().hex[:8]}")
     app: str = field(default_factory=lambda: f"app-{uuid4().hex[:8]}")
     sent: int = 0
+    program: Path = LEDGER
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
@@ -150,7 +163,7 @@ class Ledger:
             patience_s=30,
             cache_folder=self.folder / "cache" / "sst",
         )
-        run(load_app(str(LEDGER), name=self.app), options, lambda _progress: None)
+        run(load_app(str(self.program), name=self.app), options, lambda _progress: None)
 
     @contextmanager
     def running(self, *words: str) -> Iterator["Running"]:
@@ -158,7 +171,7 @@ class Ledger:
         command = [
             SLACKWATER,
             "run",
-            str(LEDGER),
+            str(self.program),
             "--app",
             self.app,
             "--master",
@@ -192,7 +205,7 @@ class Ledger:
     def check_tables(self) -> None:
         """Every table equals SQL over the raw input."""
         raw = self.raw()
-        for name, sql in EXPECTED.items():
+        for name, sql in EXPECTED[self.program].items():
             expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
             found = self.table(name).select(expected.column_names)
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name

@@ -25,7 +25,7 @@ def test_a_stage_is_named_after_its_function_and_keyed_as_its_channel() -> None:
         return frame
 
     assert list(app.stages) == ["orders", "users"]
-    assert app.stages["users"].key == ("user",)
+    assert app.key_of(app.stages["users"]) == ("user",)
     assert app.writer_of("by-user").name == "orders"
 
 
@@ -37,8 +37,50 @@ def test_two_stages_may_read_one_channel() -> None:
 
 
 def test_an_unknown_channel_is_refused_with_the_nearest() -> None:
+    app = chain()
+    app.stage(name="users", reads="by-users", state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(NotFound, match="the nearest: by-user"):
-        chain().stage(name="users", reads="by-users", state=sw.aggregate(n=sw.count()))(rows)
+        app.check()
+
+
+def test_stages_come_upstream_first_however_they_are_declared() -> None:
+    app = sw.App("shop")
+    app.stage(name="users", reads=("by-user", "by-visitor"), state=sw.aggregate(n=sw.count()))(rows)
+    app.stage(name="visits", reads=sw.topic("visits"), writes=sw.repartition("by-visitor", "user"))(rows)
+    app.stage(name="orders", reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))(rows)
+    assert [stage.name for stage in app.in_order()] == ["orders", "visits", "users"]
+    assert app.key_of(app.stages["users"]) == ("user",)
+
+
+def test_a_circle_is_refused_with_the_way_round() -> None:
+    app = sw.App("shop")
+    app.stage(name="a", reads="z", writes=sw.repartition("x", "k"))(rows)
+    app.stage(name="b", reads="x", writes=sw.repartition("y", "k"))(rows)
+    with pytest.raises(Refused, match=r"'c' closes a circle: (a -> b -> c -> a|b -> c -> a -> b|c -> a -> b -> c)"):
+        app.stage(name="c", reads="y", writes=sw.repartition("z", "k"))(rows)
+    assert list(app.stages) == ["a", "b"]
+    with pytest.raises(Refused, match="d -> d"):
+        app.stage(name="d", reads="w", writes=sw.repartition("w", "k"))(rows)
+
+
+def test_inputs_keyed_differently_are_refused_and_both_are_named() -> None:
+    app = chain()
+    app.stage(name="visits", reads=sw.topic("visits"), writes=sw.repartition("by-page", ["page", "user"]))(rows)
+    both = ("by-user", "by-page")
+    app.stage(name="joined", reads=both, state=sw.aggregate(n=sw.count()))(rows)
+    with pytest.raises(Usage, match=r"'by-user' by \(user\), 'by-page' by \(page, user\)"):
+        app.check()
+    del app.stages["joined"]
+    app.stage(name="joined", reads=both, key="user", state=sw.aggregate(n=sw.count()))(rows)
+    assert app.key_of(app.stages["joined"]) == ("user",)
+
+
+def test_nothing_twice_and_nothing_strange_is_read() -> None:
+    for reads in ((), ("by-user", "by-user"), (sw.topic("by-user"), "by-user")):
+        with pytest.raises(Usage, match="different names"):
+            chain().stage(name="users", reads=reads, state=sw.aggregate(n=sw.count()))(rows)
+    with pytest.raises(Usage, match="reads 7"):
+        chain().stage(name="users", reads=("by-user", 7), state=sw.aggregate(n=sw.count()))(rows)  # type: ignore[arg-type]
 
 
 def test_two_stages_of_one_name_are_refused() -> None:
@@ -52,8 +94,10 @@ def test_two_writers_of_a_channel_are_refused() -> None:
 
 
 def test_state_without_a_key_is_refused() -> None:
+    app = chain()
+    app.stage(name="n", reads=sw.topic("orders"), state=sw.aggregate(n=sw.count()))(rows)
     with pytest.raises(Usage, match="has no key"):
-        chain().stage(name="n", reads=sw.topic("orders"), state=sw.aggregate(n=sw.count()))(rows)
+        app.check()
 
 
 def test_a_stage_that_does_nothing_is_refused() -> None:

@@ -45,14 +45,22 @@ class Clock:
         return self.now
 
 
-def test_the_trigger_interval_counts_from_start_to_start() -> None:
-    clock = Clock()
+def test_the_trigger_interval_counts_in_whole_intervals_of_the_clock() -> None:
+    clock = Clock(4)
     pace = Pace(10, clock)
     assert pace.due()
     pace.started()
     clock.now = 9.9
     assert not pace.due()
     clock.now = 10
+    assert pace.due()
+    pace.started()
+    assert not pace.due()
+
+
+def test_without_an_interval_a_batch_may_always_start() -> None:
+    pace = Pace(0)
+    pace.started()
     assert pace.due()
 
 
@@ -63,10 +71,12 @@ class Upstream:
         self.store = MemoryStore()
         self.version = 0
         self.end = 0
+        self.rows = 0
 
     def write(self, rows: int, *markers: str, attempt: str = "") -> None:
         self.version += 1
         self.end += rows + len(markers)
+        self.rows += rows
         output = Output(
             "t",
             (self.end,),
@@ -74,6 +84,7 @@ class Upstream:
             rows,
             "n long",
             dict.fromkeys(markers, (self.end - 1,)),
+            (self.rows,),
         )
         commit.commit(
             self.store,
@@ -84,17 +95,21 @@ class Upstream:
         return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records)
 
 
-START = Position((0,))
+START = Position("c", (0,), 0, (0,))
+
+
+def at(end: int, version: int, rows: int, *snapshots: str) -> Position:
+    return Position("c", (end,), version, (rows,), snapshots)
 
 
 def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
     upstream = Upstream()
     for rows in (10, 10, 10):
         upstream.write(rows)
-    assert upstream.planner().latest(START) == Position((30,), 3)
-    assert upstream.planner(25).latest(START) == Position((20,), 2)
+    assert upstream.planner().latest(START) == at(30, 3, 30)
+    assert upstream.planner(25).latest(START) == at(20, 2, 20)
     # A version larger than the limit is taken alone: it cannot be divided.
-    assert upstream.planner(3).latest(START) == Position((10,), 1)
+    assert upstream.planner(3).latest(START) == at(10, 1, 10)
 
 
 def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:
@@ -104,9 +119,8 @@ def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:
     upstream.write(10)
     planner = upstream.planner()
     at_marker = planner.latest(START)
-    assert at_marker == Position((21,), 2, ("s1",))
-    after = planner.latest(at_marker)
-    assert (after.offsets, after.version) == ((31,), 3)
+    assert at_marker == at(21, 2, 20, "s1")
+    assert planner.latest(at_marker) == at(31, 3, 30)
 
 
 def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() -> None:
@@ -115,8 +129,8 @@ def test_a_marker_without_rows_is_a_batch_too_and_two_markers_are_two_batches() 
     upstream.write(0, "s2")
     planner = upstream.planner(1)
     first = planner.latest(START)
-    assert first == Position((1,), 1, ("s1",))
-    assert planner.latest(first) == Position((2,), 2, ("s2",))
+    assert first == at(1, 1, 0, "s1")
+    assert planner.latest(first) == at(2, 2, 0, "s2")
 
 
 def test_claims_and_compactions_upstream_are_no_reason_for_a_batch() -> None:
@@ -142,18 +156,21 @@ def test_a_marker_breaks_the_trigger_interval() -> None:
     planner = ChannelPlanner(upstream.store, "a", "up", "c", pace=pace, max_records=None)
     upstream.write(5)
     upstream.write(5, "s1")
-    assert planner.latest(START) == Position((11,), 2, ("s1",))
+    assert planner.latest(START) == at(11, 2, 10, "s1")
 
 
 def test_spark_reads_the_checkpoint_back_as_it_was_written(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "scratch")
-    position = Position((4, 0), 7, ("s1",))
+    position = Position("c", (4, 0), 7, (3, 0), ("s1",))
     checkpoint.write(41, [position])
-    assert checkpoint.planned(41) == checkpoint.planned(40) == (position,)
+    assert checkpoint.planned(41) == checkpoint.planned(40) == {"c": position}
     assert {path.name for path in (tmp_path / "scratch" / "commits").iterdir()} == {"40", "41"}
 
 
-@given(st.builds(Position, st.lists(st.integers(0), max_size=4).map(tuple), st.integers(0), st.just(("a", "b"))))
+offsets = st.lists(st.integers(0), max_size=4).map(tuple)
+
+
+@given(st.builds(Position, st.just("c"), offsets, st.integers(0), offsets, st.just(("a", "b"))))
 def test_a_position_survives_its_json(position: Position) -> None:
     assert Position.of(position.json()) == position
 

@@ -66,7 +66,7 @@ def test_aggregates_over_batches_equal_sql_over_all_rows(history: list[list[dict
         high=sw.max("x"),
         average=sw.mean("v"),
     )
-    model = Model(declared.bind(ROWS, ("k",)))
+    model = Model(declared.bind([ROWS], ("k",)))
     for batch in history:
         model.merge(batch)
     everything = pa.Table.from_pylist([one for batch in history for one in batch], schema=ROWS)
@@ -91,7 +91,7 @@ def test_aggregates_over_batches_equal_sql_over_all_rows(history: list[list[dict
 @given(batches)
 def test_first_and_last_follow_their_order_not_the_arrival(history: list[list[dict[str, object]]]) -> None:
     declared = sw.aggregate(oldest=sw.first("v", by="t"), newest=sw.last("v", by="t"))
-    model = Model(declared.bind(ROWS, ("k",)))
+    model = Model(declared.bind([ROWS], ("k",)))
     for batch in history:
         model.merge(batch)
     for key, values in model.rows.items():
@@ -113,7 +113,7 @@ def test_a_batch_gives_the_same_in_any_order_of_its_rows(batch: list[dict[str, o
         sw.aggregate(oldest=sw.first("s", by="t"), newest=sw.last("x", by="t"), n=sw.count()),
         sw.upsert(by="t"),
     ):
-        one, other = Model(declared.bind(ROWS, ("k",))), Model(declared.bind(ROWS, ("k",)))
+        one, other = Model(declared.bind([ROWS], ("k",))), Model(declared.bind([ROWS], ("k",)))
         one.merge(batch)
         other.merge(shuffled)
         assert one.rows == other.rows
@@ -121,7 +121,7 @@ def test_a_batch_gives_the_same_in_any_order_of_its_rows(batch: list[dict[str, o
 
 @given(batches)
 def test_an_upsert_keeps_the_row_with_the_largest_by(history: list[list[dict[str, object]]]) -> None:
-    model = Model(sw.upsert(by="t").bind(ROWS, ("k",)))
+    model = Model(sw.upsert(by="t").bind([ROWS], ("k",)))
     for batch in history:
         model.merge(batch)
     for key in range(4):
@@ -132,7 +132,7 @@ def test_an_upsert_keeps_the_row_with_the_largest_by(history: list[list[dict[str
 
 def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
     schema = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("gone", pa.bool_())])
-    state = sw.upsert(by="t", delete_when="gone").bind(schema, ("k",))
+    state = sw.upsert(by="t", delete_when="gone").bind([schema], ("k",))
     rows = pa.table({"k": [1, 2, 3], "t": [5, 1, 7], "gone": [False, False, True]}, schema=schema)
     old = pa.table({"t": pa.array([None, 4, 6], pa.int64())})
     groups = Groups(np.arange(3, dtype=np.int32), np.arange(3))
@@ -147,7 +147,7 @@ def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
 
 
 def test_an_aggregate_emits_its_visible_columns_as_they_are_after_the_batch() -> None:
-    model = Model(sw.aggregate(average=sw.mean("v")).bind(ROWS, ("k",)))
+    model = Model(sw.aggregate(average=sw.mean("v")).bind([ROWS], ("k",)))
     model.merge([{"k": 1, "v": 1}])
     merged = model.merge([{"k": 1, "v": 4}, {"k": 2, "v": None}])
     assert merged.emitted is not None
@@ -156,7 +156,7 @@ def test_an_aggregate_emits_its_visible_columns_as_they_are_after_the_batch() ->
 
 def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None:
     schema = pa.schema([("k", pa.int64()), ("d", pa.decimal128(10, 2)), ("v", pa.int64())])
-    state = sw.aggregate(d=sw.sum("d"), v=sw.sum("v")).bind(schema, ("k",))
+    state = sw.aggregate(d=sw.sum("d"), v=sw.sum("v")).bind([schema], ("k",))
     assert state.values.field("d").type == pa.decimal128(38, 2)
     rows = pa.Table.from_pylist(
         [{"k": 1, "d": "1.10", "v": 2**63 - 1}], schema=schema.set(1, pa.field("d", pa.string()))
@@ -177,7 +177,7 @@ def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
     model = Model(
         sw.update(counted, state=N, emits=pa.schema([("k", pa.int64()), ("t", pa.int64())]), order_by="t").bind(
-            ROWS, ("k",)
+            [ROWS], ("k",)
         )
     )
     merged = model.merge([{"k": 1, "t": 9}, {"k": 1, "t": 3}, {"k": 2, "t": 1}])
@@ -197,21 +197,21 @@ def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
     ],
 )
 def test_an_update_function_that_returns_nonsense_is_refused(function: object, said: str) -> None:
-    model = Model(sw.update(function, state=N).bind(ROWS, ("k",)))  # type: ignore[arg-type]
+    model = Model(sw.update(function, state=N).bind([ROWS], ("k",)))  # type: ignore[arg-type]
     with pytest.raises(Refused, match=said):
         model.merge([{"k": 1}])
 
 
 def test_declarations_that_cannot_work_are_refused_by_name() -> None:
     with pytest.raises(NotFound, match="the nearest: v"):
-        sw.aggregate(n=sw.sum("vv")).bind(ROWS, ("k",))
+        sw.aggregate(n=sw.sum("vv")).bind([ROWS], ("k",))
     with pytest.raises(Usage, match="expected a number"):
-        sw.aggregate(n=sw.sum("s")).bind(ROWS, ("k",))
+        sw.aggregate(n=sw.sum("s")).bind([ROWS], ("k",))
     with pytest.raises(Usage, match="part of the key"):
-        sw.aggregate(k=sw.count()).bind(ROWS, ("k",))
+        sw.aggregate(k=sw.count()).bind([ROWS], ("k",))
     with pytest.raises(Usage, match="starts with '_'"):
-        sw.aggregate(_n=sw.count()).bind(ROWS, ("k",))
+        sw.aggregate(_n=sw.count()).bind([ROWS], ("k",))
     with pytest.raises(Usage, match="boolean"):
-        sw.upsert(by="t", delete_when="v").bind(ROWS, ("k",))
+        sw.upsert(by="t", delete_when="v").bind([ROWS], ("k",))
     with pytest.raises(NotFound, match="column"):
-        sw.update(counted, state=N, order_by="z").bind(ROWS, ("k",))
+        sw.update(counted, state=N, order_by="z").bind([ROWS], ("k",))

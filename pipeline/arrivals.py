@@ -1,0 +1,113 @@
+"""What a batch means to the snapshots under way: its commit's events for the protocol, and what they ask of it.
+
+Pure: the head, where the batch's inputs were and are now; out comes what the next manifest says and which markers
+are to be written. Nothing is kept between batches, so that one which does not commit leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..chandy_lamport import (
+    BatchArrived,
+    Capture,
+    Event,
+    Forgotten,
+    MarkerArrived,
+    Process,
+    RecordState,
+    Requested,
+    SendMarker,
+)
+from ..store.errors import Corruption
+from ..store.manifest import Manifest, Span
+from .planner import Position
+
+__all__ = ["Outcome", "arrive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the protocol wants of one commit.
+
+    Attributes:
+        markers: Snapshot and channel of each marker to write behind the batch's rows, in this order.
+        recorded, awaited, captured: As in the manifest to commit.
+        changed: Whether the commit is wanted even if the batch has no rows.
+    """
+
+    markers: tuple[tuple[str, str], ...]
+    recorded: dict[str, int]
+    awaited: dict[str, tuple[str, ...]]
+    captured: dict[str, dict[str, Span]]
+    changed: bool
+
+
+def arrive(
+    head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
+) -> Outcome:
+    """The protocol's answer to a batch that brings the inputs from `before` to `after`, by declared name.
+
+    `closed` are recorded snapshots that nobody asks for any more.
+
+    Raises:
+        Corruption: The head's captures do not join on to the batch.
+    """
+    channels = frozenset(name for name, source in head.inputs.items() if source.upstream)
+    awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}
+    process = Process.restore(channels, frozenset(head.outputs), recorded=awaited)
+    forgotten = [snapshot for snapshot in head.recorded if snapshot in closed]
+    events = [*map(Forgotten, forgotten), *_events(channels, before, after, set(head.recorded))]
+    actions = [action for event in events for action in process.receive(event)]
+
+    recorded = {snapshot: version for snapshot, version in head.recorded.items() if snapshot not in forgotten}
+    captured = {snapshot: dict(spans) for snapshot, spans in head.captured.items() if snapshot not in forgotten}
+    for action in actions:
+        match action:
+            case RecordState(snapshot):
+                recorded[snapshot] = head.version + 1
+            case Capture(snapshot, channel, Span() as span):
+                spans = captured.setdefault(snapshot, {})
+                spans[channel] = _joined(spans.get(channel), span, channel)
+    return Outcome(
+        markers=tuple((action.snapshot, action.channel) for action in actions if isinstance(action, SendMarker)),
+        recorded=recorded,
+        awaited={snapshot: tuple(sorted(rest)) for snapshot, rest in process.recorded.items() if rest},
+        captured=captured,
+        changed=bool(_markers(events)),
+    )
+
+
+def _events(
+    channels: frozenset[str], before: Mapping[str, Position], after: Mapping[str, Position], known: set[str]
+) -> Iterator[Event]:
+    """In the protocol's order: all batches before all markers."""
+    for name in sorted(channels):
+        if after[name].version > before[name].version:
+            yield BatchArrived(name, Span(before[name].version, after[name].version))
+    for name in sorted(after):
+        # A position keeps its snapshots until the input moves on: they are news only where it did.
+        if after[name] == before[name]:
+            continue
+        for snapshot in after[name].snapshots:
+            if name in channels:
+                yield MarkerArrived(snapshot, name)
+            elif snapshot not in known:
+                known.add(snapshot)
+                yield Requested(snapshot)
+
+
+def _markers(events: Collection[Event]) -> list[Event]:
+    return [event for event in events if isinstance(event, MarkerArrived | Requested)]
+
+
+def _joined(earlier: Span | None, later: Span, channel: str) -> Span:
+    if earlier is None:
+        return later
+    if earlier.up_to != later.after:
+        raise Corruption(
+            f"channel {channel!r} was captured up to version {earlier.up_to}, and goes on after {later.after}",
+            object_key=channel,
+        )
+    return Span(earlier.after, later.up_to)

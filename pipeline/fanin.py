@@ -1,0 +1,70 @@
+"""Several inputs as one DataFrame, and back: how the rows of a fan-in come to their state together.
+
+A micro-batch is one Spark job over one DataFrame. The function's DataFrames, one per input, are tagged and united:
+`_input` is the position of the input a row came from, its columns are named `_<position>_<column>`, and those of the
+other inputs are null. Only the key columns, which all inputs have, stand for themselves. A single DataFrame stays as
+it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["columns", "tag", "untag"]
+
+_INPUT = "_input"
+
+
+def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
+    """All rows of these DataFrames, each of which has the key columns with the same types."""
+    from pyspark.sql import functions as F
+
+    if len(frames) == 1:
+        return frames[0]
+    tagged = []
+    for position, frame in enumerate(frames):
+        mine = [F.col(f"`{name}`") for name in key]
+        for other, schema in enumerate(one.schema for one in frames):
+            for field in schema:
+                if field.name not in key:
+                    value = F.col(f"`{field.name}`") if other == position else F.lit(None)
+                    mine.append(value.cast(field.dataType).alias(_name(other, field.name)))
+        tagged.append(frame.select(F.lit(position).alias(_INPUT), *mine))
+    return reduce(lambda above, below: above.union(below), tagged)
+
+
+def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
+    """The columns that `tag` makes of rows of these schemas, the key left out."""
+    if len(rows) == 1:
+        return tuple(name for name in rows[0].names if name not in key)
+    named = (_name(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key)
+    return (_INPUT, *named)
+
+
+def untag(
+    rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str], ids: npt.NDArray[np.int32]
+) -> tuple[pa.Table, ...]:
+    """Each input's rows, in their order and with their own columns, and the `ids` of these rows as `_key`."""
+    if len(schemas) == 1:
+        return (rows.append_column("_key", pa.array(ids)),)
+    inputs = rows[_INPUT].to_numpy()
+    found = []
+    for position, schema in enumerate(schemas):
+        mine = pa.array(np.flatnonzero(inputs == position))
+        names = [name if name in key else _name(position, name) for name in schema.names]
+        table = rows.select(names).take(mine).rename_columns(schema.names)
+        found.append(table.append_column("_key", pa.array(ids).take(mine)))
+    return tuple(found)
+
+
+def _name(position: int, column: str) -> str:
+    return f"_{position}_{column}"

@@ -1,0 +1,71 @@
+"""Several inputs to one stage, on the real thing: a diamond, its snapshots, and what may not be declared."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.session import spark_session
+from slackwater.store import history
+from slackwater.store.errors import Refused, Usage
+from slackwater.store.open import open_store
+
+from .running import DIAMOND, SHORT_LIVED, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
+        with spark_session("tests", master="local[2]"):
+            yield
+
+
+@pytest.fixture
+def diamond(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
+    return Ledger(kafka.bootstrap, tmp_path, program=DIAMOND)
+
+
+def test_a_diamond_counts_every_record_once_and_knows_where_each_input_stands(diamond: Ledger) -> None:
+    diamond.send(5_000)
+    diamond.catch_up(max_records=900)
+    diamond.check_tables()
+    store = open_store(diamond.store)
+    head = history.head(store, diamond.app, "branches")
+    assert head is not None
+    for channel, writer in (("debited", "debits"), ("credited", "deposits")):
+        upstream = history.head(store, diamond.app, writer)
+        assert upstream is not None
+        assert head.inputs[channel].upstream == writer
+        assert head.inputs[channel].offsets == upstream.outputs[channel].ends
+        assert head.inputs[channel].consumed == upstream.outputs[channel].sent
+    assert sum(sum(read.consumed) for read in head.inputs.values()) == 5_000
+    diamond.send(1_000)
+    diamond.catch_up()
+    diamond.check_tables()
+
+
+@pytest.mark.parametrize(
+    ("variant", "error", "said"),
+    [
+        ("stream-stream join", Refused, "uses a Join of two streams"),
+        ("an input unused", Refused, "reads 'credited', but nothing it returns comes from there"),
+        ("other type", Usage, "key column 'branch' is int32 in 'debited', string in 'credited'"),
+        ("other key", Usage, r"keyed differently: 'debited' by \(branch\), 'credited' by \(account\)"),
+    ],
+)
+def test_inputs_that_do_not_come_together_are_refused(
+    diamond: Ledger, variant: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        diamond.catch_up(variant=variant)
+    assert not history.list_stages(open_store(diamond.store), diamond.app)
+
+
+def test_the_order_of_the_frames_is_the_functions_own(diamond: Ledger) -> None:
+    diamond.send(500)
+    diamond.catch_up(variant="swapped")
+    found = diamond.table("branches")
+    assert min(found["debited"].to_pylist()) >= 0 > max(found["credited"].to_pylist())
