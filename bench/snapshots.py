@@ -31,7 +31,7 @@ def _run(bootstrap: str, folder: Path) -> dict[str, list[float]]:
     from pyspark.sql import functions as F
     from slackwater.pipeline.progress import Progress
     from slackwater.pipeline.runner import Options, run
-    from slackwater.snapshot import snapshots
+    from slackwater.snapshot import snapshots, taking
     from slackwater.store.open import open_store
 
     app = sw.App("bench")
@@ -58,7 +58,7 @@ def _run(bootstrap: str, folder: Path) -> dict[str, list[float]]:
             while time.monotonic() < until:
                 if name == "with":
                     phase["taken"] += 1
-                    snapshots.request(store, "bench", f"s{phase['taken']}", "bench")
+                    taking.request(store, "bench", f"s{phase['taken']}", "bench")
                 if done.wait(EVERY_S):
                     return
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..snapshot.snapshots import open_requests
+from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store import apps, history
 from ..store.manifest import Manifest, Origin

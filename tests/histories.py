@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
-from slackwater.snapshot.cut import InFlight
-from slackwater.snapshot.snapshots import open_requests
+from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.requests import open_requests
 from slackwater.store import apps, history, sst
 from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
@@ -41,6 +41,9 @@ TABLES = {
     "aircraft": Table((Column("tail", "string"),), TOTALS, STATE_PARTITIONS, "totals by tail"),
     "carriers": Table((Column("carrier", "string"),), TOTALS, STATE_PARTITIONS, "totals by carrier"),
 }
+
+SCHEMA = "`tail` string, `carrier` string, `delay` bigint"
+"""Of both channels."""
 
 
 class Flight(NamedTuple):
@@ -87,7 +90,9 @@ class Kafka:
         if len(ends) != len(offsets) or not all(start <= offset <= end for start, offset, end in held):
             raise Refused(f"topic {topic!r} holds {starts} to {ends}; expected {offsets}")
 
-    def copy(self, in_flight: InFlight, topic: str, app: str) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, kept: object = None
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
         starts = self.ends(topic)
         attempt = self.attempt()
@@ -290,11 +295,9 @@ class FlightsApp:
             channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[draft.stage]
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
-            inputs = {channel: Input(self._channel(channel), zeros, sender, unread)}
-        outputs = {
-            name: Output(self._channel(name), zeros, schema="tail STRING, carrier STRING, delay BIGINT")
-            for name in _WRITES[draft.stage]
-        }
+            consumed = () if unread else zeros
+            inputs = {channel: Input(self._channel(channel), zeros, sender, unread, consumed=consumed)}
+        outputs = {name: Output(self._channel(name), zeros, schema=SCHEMA, sent=zeros) for name in _WRITES[draft.stage]}
         return replace(draft, inputs=inputs, outputs=outputs, table=TABLES.get(draft.stage))
 
     def _channel(self, name: str) -> str:
@@ -326,7 +329,8 @@ class FlightsApp:
         if not sent:
             return name, replace(source, rows=0), [], markers
         attempts = {attempt for manifest in sent for attempt in manifest.outputs[name].attempts}
-        ends = sent[-1].outputs[name].ends
+        last = sent[-1].outputs[name]
+        ends = last.ends
         flights = [
             flight
             for messages, start, end in zip(self.kafka.topics[source.topic], source.offsets, ends, strict=True)
@@ -334,7 +338,7 @@ class FlightsApp:
             if message.attempt in attempts
             for flight in message.flights
         ]
-        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights))
+        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights), consumed=last.sent)
         return name, read, flights, markers
 
     def _write(self, stage: str, version: int, flights: list[Flight], markers: set[str]) -> dict[str, Output]:
@@ -361,6 +365,7 @@ class FlightsApp:
                 attempts=(attempt,) if by_partition else (),
                 rows=len(flights),
                 markers=placed,
+                sent=tuple(rows + len(by_partition.get(p, ())) for p, rows in enumerate(earlier.sent)),
             )
         return outputs
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.snapshot.clone import ClonePlan, clone, finish_clone, unfinished
-from slackwater.snapshot.cut import first_cut, in_flight, resolve
+from slackwater.snapshot.cut import first_cut, resolve
+from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.lineage import trace
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.topology import violations
@@ -286,8 +287,10 @@ class CrashingKafka(Kafka):
 
     copies_left = 0
 
-    def copy(self, in_flight: InFlight, topic: str, app: str) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        result = super().copy(in_flight, topic, app)
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, kept: object = None
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+        result = super().copy(in_flight, topic, app, kept)
         if not self.copies_left:
             raise Crash
         self.copies_left -= 1

@@ -64,6 +64,16 @@ def test_inputs_that_do_not_come_together_are_refused(
     assert not history.list_stages(open_store(diamond.store), diamond.app)
 
 
+def test_snapshots_of_a_running_diamond_hold_every_record_once(diamond: Ledger) -> None:
+    names = ("first", "second", "third")
+    with diamond.fed(), diamond.running("--max-records", "400") as app:
+        app.await_commit("branches")
+        for name in names:
+            diamond.slackwater("snapshot", "take", diamond.app, name)
+    for name in names:
+        diamond.check_snapshot(name)
+
+
 def test_the_order_of_the_frames_is_the_functions_own(diamond: Ledger) -> None:
     diamond.send(500)
     diamond.catch_up(variant="swapped")
