@@ -8,7 +8,7 @@ partitions with offsets.
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +44,17 @@ TABLES = {
 
 SCHEMA = "`tail` string, `carrier` string, `delay` bigint"
 """Of both channels."""
+CAPTURED = pa.schema(
+    [
+        ("tail", pa.string()),
+        ("carrier", pa.string()),
+        ("delay", pa.int64()),
+        ("_partition", pa.int32()),
+        ("_offset", pa.int64()),
+        ("_row", pa.int32()),
+    ]
+)
+"""Their records in flight."""
 
 
 class Flight(NamedTuple):
@@ -103,6 +114,17 @@ class Kafka:
         assert starts is not None
         assert ends is not None
         return ends, attempt, starts
+
+    def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
+        """As `snapshot.capture.ChannelReader`."""
+        for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
+            for offset in range(start, end):
+                message = self.topics[in_flight.topic][partition][offset]
+                if message.attempt in in_flight.attempts and not message.marker:
+                    places = [(partition, offset, row) for row in range(len(message.flights))]
+                    rows = [(*flight, *place) for flight, place in zip(message.flights, places, strict=True)]
+                    columns = zip(*rows, strict=True)
+                    yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CAPTURED, strict=True)], CAPTURED)
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
         """The messages that count, by partition."""
