@@ -81,6 +81,11 @@ class Ledger:
         kafka_client.create_topic(self.kafka, self.topic, 3)
 
     @property
+    def last_stage(self) -> str:
+        """The one that is furthest from the topic; what comes to it has passed the others."""
+        return "branches"
+
+    @property
     def kafka(self) -> dict[str, str]:
         return {"bootstrap.servers": self.bootstrap}
 
@@ -169,8 +174,8 @@ class Ledger:
         run(load_app(str(self.program), name=self.app), options, lambda _progress: None)
 
     @contextmanager
-    def running(self, *words: str) -> Iterator["Running"]:
-        """The app, until the block is left."""
+    def running(self, *words: str, sabotage: str = "") -> Iterator["Running"]:
+        """The app, until the block is left; with `sabotage`, a stage, see apps/sabotage.py."""
         command = [
             SLACKWATER,
             "run",
@@ -188,7 +193,7 @@ class Ledger:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=self.environment(),
+                env=self.environment() | {"SABOTAGE": sabotage},
                 start_new_session=True,
             )
         running = Running(self, process, errors)
