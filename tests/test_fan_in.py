@@ -1,9 +1,13 @@
 """Several inputs to one stage, on the real thing: a diamond, its snapshots, and what may not be declared."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.session import spark_session
 from slackwater.store import history
@@ -72,6 +76,31 @@ def test_snapshots_of_a_running_diamond_hold_every_record_once(diamond: Ledger) 
             diamond.slackwater("snapshot", "take", diamond.app, name)
     for name in names:
         diamond.check_snapshot(name)
+
+
+def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
+    diamond.send(2_000)
+    diamond.catch_up(max_records=700)
+    diamond.send(1_500)
+    # The last stage lags: what the others send it is in flight.
+    diamond.catch_up("moves", "debits", "deposits", max_records=400)
+    diamond.slackwater("snapshot", "take", diamond.app, "lagging", "--instant")
+    snapshot = diamond.check_snapshot("lagging")
+    assert sum(kept.rows for kept in snapshot.channels) == 1_500
+    # Kafka forgets them; the snapshot does not.
+    admin = AdminClient(diamond.kafka)
+    for kept in snapshot.channels:
+        doomed = [TopicPartition(kept.topic, partition, end) for partition, end in enumerate(kept.ends)]
+        for deleted in admin.delete_records(doomed).values():
+            deleted.result()
+    copy = replace(diamond, app=f"{diamond.app}-staging", folder=tmp_path / "staging")
+    copy.folder.mkdir()
+    diamond.slackwater("clone", f"{diamond.app}@lagging", copy.app)
+    copy.send(700)
+    copy.catch_up(max_records=400)
+    copy.check_tables()
+    late = diamond.slackwater("query", f"{diamond.app}@lagging", "SELECT count(*) n FROM inflight('debited')", "--json")
+    assert json.loads(late.stdout)["rows"][0] in ({"n": snapshot.channels[0].rows}, [snapshot.channels[0].rows])
 
 
 def test_the_order_of_the_frames_is_the_functions_own(diamond: Ledger) -> None:
