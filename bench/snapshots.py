@@ -58,6 +58,9 @@ class _NoChannels:
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         raise AssertionError(topic)
 
+    def announce(self, app: str, stage: str, positions: object, /) -> None:
+        """Nobody looks."""
+
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         raise AssertionError(topic)
 

@@ -11,6 +11,7 @@ from ..snapshot.capture import ADDRESS
 from ..snapshot.in_flight import InFlight
 from ..store.errors import Refused
 from . import kafka as kafka_client
+from .groups import announce
 from .wire import check_count, decode_addressed, header_of, split
 
 __all__ = ["KafkaChannels"]
@@ -62,6 +63,10 @@ class KafkaChannels:
                     rows += table.num_rows
                     yield table
             check_count(in_flight.topic, partition, start, end, rows, count)
+
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+        """See the Protocol."""
+        announce(self._kafka, app, stage, positions)
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None

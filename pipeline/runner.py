@@ -32,6 +32,7 @@ from .channels import KafkaChannels
 from .checkpoint import Checkpoint
 from .claiming import Claimer
 from .completer import Completer
+from .groups import Announcer
 from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
@@ -212,6 +213,7 @@ class _Watch:
         by = f"{socket.gethostname()}:{os.getpid()}"
         reader = KafkaChannels(options.kafka, patience_s=options.patience_s)
         self._completer = Completer(self._store, app.name, reader, by)
+        self._announcer = Announcer(options.kafka, app.name)
         self._queries: list[StreamingQuery] = []
 
     def until_done(self) -> None:
@@ -221,6 +223,7 @@ class _Watch:
                 self._look_after()
             finally:
                 self._halt()
+                self._announcer.close(self._positions())
             if not self._stop.is_set():
                 self._raise_failures()
             self._complete_snapshots()
@@ -232,6 +235,7 @@ class _Watch:
             now = time.monotonic()
             if now >= housekeeping:
                 self._complete_snapshots()
+                self._announcer.look(self._positions())
                 if self._options.until_caught_up and self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S
@@ -239,6 +243,13 @@ class _Watch:
                 for runner in self._runners:
                     runner.check_epoch()
                 epochs = now + _EPOCH_S
+
+    def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The offsets that each stage has read up to, by topic."""
+        return {
+            runner.stage.name: {read.topic: read.offsets for read in runner.positions.values()}
+            for runner in self._runners
+        }
 
     def _halt(self) -> None:
         """Let batches under way end for a while, then drop them whole."""

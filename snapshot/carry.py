@@ -33,6 +33,10 @@ class Channels(Protocol):
         """The end offset of each partition, or None when there is no such topic."""
         ...
 
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+        """Show Kafka's own tools how far a stage has read, by topic. Nothing depends on it: it does not fail."""
+        ...
+
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:

@@ -166,6 +166,7 @@ def finish_clone(
         if stage in missing:
             first = _first_version(store, target, cut, stage, info, carried)
             _commit(target, replace(first, by=by))
+            channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
     return missing
 
 

@@ -84,6 +84,8 @@ class Kafka:
         self.topics: dict[str, list[list[Message]]] = {}
         self.earliest: dict[str, tuple[int, ...]] = {}
         """What retention has left of a topic, where it took something."""
+        self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
+        """What was announced, by app/stage."""
         self._attempts = itertools.count(1)
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -114,6 +116,9 @@ class Kafka:
         assert starts is not None
         assert ends is not None
         return ends, attempt, starts
+
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]]) -> None:
+        self.groups[f"{app}/{stage}"] = dict(positions)
 
     def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
         """As `snapshot.capture.ChannelReader`."""

@@ -6,10 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import EmbeddedBucket
+from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets
 from slackwater.pipeline.session import spark_session
 from slackwater.snapshot.snapshots import read_snapshot
@@ -81,6 +82,18 @@ def test_an_idle_app_answers_a_snapshot_at_once(ledger: Ledger) -> None:
         app.await_commit("branches")
         ledger.slackwater("snapshot", "take", ledger.app, "idle", "--timeout", "20")
     assert sum(ledger.table("branches", f"{ledger.app}@idle")["n"].to_pylist()) == 500
+
+
+def test_kafkas_own_tools_see_how_far_each_stage_has_read(ledger: Ledger) -> None:
+    ledger.send(400)
+    ledger.catch_up()
+    ledger.slackwater("clone", ledger.app, f"{ledger.app}-2")
+    admin = AdminClient(ledger.kafka)
+    for app in (ledger.app, f"{ledger.app}-2"):
+        asked = ConsumerGroupTopicPartitions(group_of(app, "entries"))
+        (answer,) = admin.list_consumer_group_offsets([asked]).values()
+        found = {place.partition: place.offset for place in answer.result().topic_partitions}
+        assert found == dict(enumerate(offsets(ledger.kafka, ledger.topic)[1]))
 
 
 def test_a_second_runner_fences_the_first_and_nothing_is_lost(ledger: Ledger) -> None:
