@@ -90,7 +90,7 @@ def test_departures_meet_their_weather_whichever_comes_first(kafka: EmbeddedKafk
 
     late = feed.weather_messages(feed.observations(), feed.events(), "weather", 1_200, 2_400)
     feed.send(kafka.bootstrap, late)
-    flights.catch_up()
+    flights.catch_up("observations", "departures", "airports")
     check_tables(flights, weather)
     # Nobody observed the weather of noon on the first of January, but at La Guardia.
     waiting = {row["airport"]: row["waiting"] for row in flights.table("departures").to_pylist() if row["waiting"]}
