@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 from msgspec import Struct
@@ -92,8 +93,10 @@ def capture(
     return tuple(_capture_one(store, app, name, flight, reader) for flight in flights if flight.receiver)
 
 
-def read(store: ObjectStore, captured: Captured) -> Iterator[pa.Table]:
+def read(store: ObjectStore, captured: Captured, flight: InFlight | None = None) -> Iterator[pa.Table]:
     """The records of a captured channel, an object at a time.
+
+    With `flight` only those: its receiver may have read further than the one for which they were captured.
 
     Raises:
         Corruption: an object is gone, or is not what was written.
@@ -105,7 +108,14 @@ def read(store: ObjectStore, captured: Captured) -> Iterator[pa.Table]:
             raise Corruption(f"records in flight are gone: {each.key} does not exist", object_key=each.key) from None
         if xxhash.xxh3_128_hexdigest(data) != each.checksum:
             raise Corruption(f"{each.key} is not what was written: its checksum is another", object_key=each.key)
-        yield pq.read_table(pa.BufferReader(data))
+        rows = pq.read_table(pa.BufferReader(data))
+        yield rows if flight is None else _inside(rows, flight)
+
+
+def _inside(rows: pa.Table, flight: InFlight) -> pa.Table:
+    partition, offset = rows["_partition"], rows["_offset"]
+    starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (flight.starts, flight.ends))
+    return rows.filter(pc.and_(pc.greater_equal(offset, starts), pc.less(offset, ends)))
 
 
 def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from ..store.manifest import Input, Output
@@ -115,15 +114,7 @@ def _kept(store: ObjectStore, flight: InFlight, keeper: Snapshot | None) -> Iter
     captured = keeper.captured(flight) if keeper and flight.attempts else None
     if captured is None:
         return None
-    starts, ends = pa.array(flight.starts), pa.array(flight.ends)
-
-    def inside(rows: pa.Table) -> pa.Table:
-        partition, offset = rows["_partition"], rows["_offset"]
-        return rows.filter(
-            pc.and_(pc.greater_equal(offset, starts.take(partition)), pc.less(offset, ends.take(partition)))
-        )
-
-    return map(inside, read(store, captured))
+    return read(store, captured, flight)
 
 
 def carried_output(output: Output, carried: Carried) -> Output:

@@ -64,7 +64,7 @@ def _records(
         return iter(())
     kept = keeper.captured(flight) if keeper else None
     if kept is not None:
-        return capture.read(store, kept)
+        return capture.read(store, kept, flight)
     if reader is None:
         raise Usage(
             f"{flight.rows} records in flight on {flight.channel!r} are not kept with a snapshot, only in Kafka, and "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.cut import resolve
@@ -13,6 +14,7 @@ from slackwater.snapshot.ddl import arrow_of
 from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.store.cache import SstCache
+from slackwater.store.commit import claim
 from slackwater.store.errors import Corruption, NotFound, Usage
 from slackwater.store.memory import MemoryStore
 
@@ -85,6 +87,26 @@ def test_a_snapshot_keeps_its_records_beyond_retention(app: FlightsApp, cache: S
     assert (kept.rows, sum(kept.counts)) == (6, 6)
     remove(app.store, "flights", "kept")
     assert not list(app.store.list("flights/snapshots/"))
+
+
+def test_each_reader_of_a_channel_has_its_own_records_in_flight(app: FlightsApp, cache: SstCache) -> None:
+    before = app.version("aircraft", app.heads["aircraft"].version - 1)
+    claim(
+        app.store,
+        "flights",
+        "again",
+        writer="w",
+        by="test:1",
+        now_ms=app.clock.tick("again"),
+        build=lambda draft: replace(draft, inputs=before.inputs),
+    )
+    counts = "SELECT _receiver, count(*) AS n FROM inflight('by-aircraft') GROUP BY ALL"
+    expected = {"aircraft": 6, "again": 16}
+    cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
+    pin(app.store, cut, "kept", reader=app.kafka)
+    for ref, reader in (("flights", app.kafka), ("flights@kept", None)):
+        rows = ask(app, cache, counts, ref, reader)
+        assert dict(zip(rows["_receiver"].to_pylist(), rows["n"].to_pylist(), strict=True)) == expected
 
 
 def test_a_captured_object_that_was_damaged_is_named(app: FlightsApp, cache: SstCache) -> None:
