@@ -51,6 +51,9 @@ _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 3.0
 _STOP_S = 6.0
+_START_S = 15.0
+_STARTING = ("Initializing", "Getting offsets", "Starting")
+"""How Spark's words for what a query does begin before its sources have answered."""
 _INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
 
 
@@ -219,7 +222,8 @@ class _Watch:
     def until_done(self) -> None:
         with closing(self._completer):
             try:
-                self._queries = [runner.start(self._spark) for runner in self._runners]
+                for runner in self._runners:
+                    self._start(runner)
                 self._look_after()
             finally:
                 self._halt()
@@ -227,6 +231,19 @@ class _Watch:
             if not self._stop.is_set():
                 self._raise_failures()
             self._complete_snapshots()
+
+    def _start(self, runner: StageRunner) -> None:
+        """Start a query, and wait until its sources have answered for the first time.
+
+        Each source is a process of its own, and Spark gives each ten seconds to come up: started all at once, those of
+        a large app would take longer than that on a small machine.
+        """
+        query = runner.start(self._spark)
+        self._queries.append(query)
+        deadline = time.monotonic() + _START_S
+        while query.isActive and str(query.status["message"]).startswith(_STARTING):
+            if time.monotonic() > deadline or self._stop.wait(_LOOK_S / 2):
+                return
 
     def _look_after(self) -> None:
         housekeeping = epochs = 0.0
