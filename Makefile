@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the whole story on real data, in about four minutes
+demo: $(READY) ## the whole story on real data, in about two minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) check ## all checks and tests, from nothing
