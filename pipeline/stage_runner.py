@@ -184,9 +184,12 @@ class StageRunner:
                 awaited=outcome.awaited,
                 captured=outcome.captured,
             )
+            before_head, put = self.head, time.monotonic()
             commit.commit(self._store, manifest)
-            self.head = manifest
-        self._on_commit(Progress.of(manifest, at, results, time.monotonic() - started))
+            self.head, ended = manifest, time.monotonic()
+        self._on_commit(
+            Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put)
+        )
         if self._compactor is not None:
             self._compactor.consider(manifest)
 
