@@ -93,7 +93,8 @@ def _events(
         for snapshot in after[name].snapshots:
             if name in channels:
                 yield MarkerArrived(snapshot, name)
-            elif snapshot not in known:
+            elif not channels and snapshot not in known:
+                # Where there are channels, markers bring what topics only hear of.
                 known.add(snapshot)
                 yield Requested(snapshot)
 

@@ -1,0 +1,88 @@
+"""The protocol on the wire under random schedules: what a snapshot's stages saw and what it keeps is what was sent."""
+
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slackwater.snapshot import capture
+from slackwater.snapshot.requests import Request, cancel, open_requests
+from slackwater.snapshot.snapshots import Snapshot, find_snapshot
+from slackwater.snapshot.taking import request, try_complete
+
+from .diamonds import APP, STAGES, Diamond
+
+LIMITS = (None, None, 1, 4)
+batches = st.builds(
+    lambda stage, records, limit, crash: (stage, records, limit, not crash),
+    st.sampled_from(STAGES),
+    st.integers(0, 6),
+    st.sampled_from(LIMITS),
+    st.integers(0, 7),
+)
+others = st.sampled_from(["take", "complete", "cancel", "zombie"])
+
+
+def numbers(diamond: Diamond, snapshot: Snapshot, channel: str) -> Iterator[int]:
+    """The records in flight that a snapshot keeps of a channel, each seen to be where it says."""
+    for kept in snapshot.channels:
+        if kept.channel != channel:
+            continue
+        rows = [row for table in capture.read(diamond.store, kept) for row in table.to_pylist()]
+        assert len(rows) == kept.rows == sum(kept.counts)
+        assert len({(row["_partition"], row["_offset"], row["_row"]) for row in rows}) == len(rows)
+        for row in rows:
+            assert row["_partition"] == row["n"] // 2 % 2
+            assert kept.starts[row["_partition"]] <= row["_offset"] < kept.ends[row["_partition"]]
+            yield row["n"]
+
+
+def check(diamond: Diamond, snapshot: Snapshot) -> None:
+    seen = diamond.place(**snapshot.stages)
+    for stage in ("evens", "odds"):
+        assert sorted(seen[stage]) == sorted(seen["moves"]), "one input: nothing is in flight"
+    joined = [*seen["joined"], *numbers(diamond, snapshot, "even"), *numbers(diamond, snapshot, "odd")]
+    assert sorted(joined) == sorted(seen["moves"]), snapshot
+
+
+@settings(max_examples=150)
+@given(st.lists(batches | batches | others, max_size=60))
+def test_every_snapshot_holds_every_record_once(operations: list[object]) -> None:
+    diamond = Diamond()
+    asked: list[Request] = []
+    cancelled: list[str] = []
+
+    def complete() -> None:
+        for one in asked:
+            try_complete(diamond.store, APP, one, diamond.logs)
+
+    for operation in operations:
+        match operation:
+            case (str(stage), int(records), limit, bool(crash)):
+                diamond.step(stage, records=records, max_records=limit, crash=crash)
+            case "take" if len(asked) < 3:
+                asked.append(request(diamond.store, APP, f"s{len(asked)}", "ada@host"))
+            case "complete":
+                complete()
+            case "cancel" if asked and asked[0] in open_requests(diamond.store, APP):
+                cancel(diamond.store, APP, asked[0])
+                cancelled.append(asked[0].id)
+            case "zombie":
+                for stage in STAGES:
+                    diamond.zombie(stage, asked[-1].id if asked else "s")
+    if not asked:
+        asked.append(request(diamond.store, APP, "last", "ada@host"))
+    diamond.settle()
+    complete()
+    for one in asked:
+        snapshot = find_snapshot(diamond.store, APP, one.name)
+        assert (snapshot is None) == (one.id in cancelled)
+        if snapshot is not None:
+            check(diamond, snapshot)
+    # Whatever is forgotten is forgotten with the next commit.
+    for _ in range(3):
+        diamond.step_all(records=1)
+    assert not any(head.recorded or head.awaited or head.captured for head in diamond.heads.values())
+    diamond.settle()
+    assert sorted(diamond.seen["joined", diamond.heads["joined"].version]) == list(
+        range(diamond.heads["moves"].inputs["numbers"].offsets[0])
+    )
