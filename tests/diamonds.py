@@ -198,9 +198,7 @@ class Diamond:
 
     def _write(self, head: Manifest, rows: Sequence[int], after: dict[str, Position], outcome: Outcome) -> Manifest:
         """What `StageRunner` does: the rows, the markers behind them, and the manifest that names both."""
-        draft = successor(
-            head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=next(self._now)
-        )
+        draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=next(self._now))
         kept = {"evens": 0, "odds": 1}
         sent = [n for n in rows if head.stage not in kept or n % 2 == kept[head.stage]]
         outputs = {name: self._send(head, name, sent) for name in head.outputs}
