@@ -1,13 +1,17 @@
 """Where a batch ends: admission, the trigger interval, whole upstream versions, and never past a marker."""
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
-from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, admit
+from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
 from slackwater.pipeline.source import _ranges
 from slackwater.store import commit
 from slackwater.store.manifest import Manifest, Output
@@ -270,3 +274,40 @@ def test_ranges_are_counted_where_both_ends_of_them_are() -> None:
 
 def test_a_topics_new_partition_is_read_from_its_beginning_and_a_partition_that_stays_is_not_read() -> None:
     assert ranges(Position("t", (4, 4)), Position("t", (9, 4, 2))) == [(0, 4, 9, None), (2, 0, 2, None)]
+
+
+@pytest.mark.kafka
+def test_a_request_ends_a_batch_at_once_and_is_brought_once(kafka: EmbeddedKafka) -> None:
+    servers = {"bootstrap.servers": kafka.bootstrap}
+    topic = f"t-{uuid4().hex[:8]}"
+    kafka_client.create_topic(servers, topic, 2)
+    kafka_client.send(servers, topic, [(0, b"x"), (0, b"y"), (1, b"z")], b"", patience_s=30)
+    asked: list[str] = ["old"]
+    pace = Pace(3600)
+    pace.started()
+    planner = TopicPlanner(
+        servers,
+        topic,
+        pace=pace,
+        max_records=None,
+        patience_s=30,
+        requests=lambda: tuple(asked),
+        handled=frozenset({"old"}),
+    )
+
+    def until(position: Position) -> None:
+        """Ask as Spark does, many times a second; an answer other than `position` may only be the start."""
+        deadline = time.monotonic() + 30
+        while (found := planner.latest(start)) != position:
+            assert found == start
+            assert time.monotonic() < deadline
+        assert planner.latest(position) == position
+
+    start = Position("t", (0, 0))
+    assert planner.latest(start) == start, "the interval is long, and the old request was handled"
+    asked += ["s1", "s2"]
+    until(Position("t", (2, 1), snapshots=("s1", "s2")))
+    # Still open, and said no more, also when another is asked; with nothing new to read it is a batch all the same.
+    asked.append("s3")
+    start = Position("t", (2, 1), snapshots=("s1", "s2"))
+    until(Position("t", (2, 1), snapshots=("s3",)))

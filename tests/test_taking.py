@@ -108,6 +108,22 @@ def test_the_records_in_flight_are_kept_as_parquet_with_their_addresses(finished
     assert objects(diamond) == {written.key}
 
 
+def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond, Request]) -> None:
+    diamond, asked = finished
+    snapshot = complete(diamond, asked)
+    assert snapshot is not None
+    (kept,) = snapshot.channels
+    key = kept.objects[0].key
+    sound = diamond.store.get(key)
+    for damaged in (sound[:-9], sound[:40] + bytes([sound[40] ^ 1]) + sound[41:], b""):
+        diamond.store.put(key, damaged)
+        with pytest.raises(Corruption, match="is not what was written"):
+            list(capture.read(diamond.store, kept))
+    diamond.store.delete(key)
+    with pytest.raises(Corruption, match="records in flight are gone"):
+        list(capture.read(diamond.store, kept))
+
+
 def test_many_records_are_kept_in_many_objects(
     finished: tuple[Diamond, Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +185,25 @@ def test_fewer_records_than_the_manifests_say_are_corruption_and_leave_nothing_b
         Corruption, match=r"holds \(1, 0\) records in flight by partition; odds and joined say \(1, 1\)"
     ):
         complete(diamond, asked)
+    assert objects(diamond) == set()
+
+
+class Misplaced(Logs):
+    """Reads every record in flight as one of partition 0."""
+
+    def __init__(self, logs: Logs) -> None:
+        self.topics, self.lost = logs.topics, 0
+
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        for table in super().read(in_flight):
+            zeros = pa.array([0] * table.num_rows, pa.int32())
+            yield table.set_column(table.schema.get_field_index("_partition"), "_partition", zeros)
+
+
+def test_one_partition_does_not_hide_what_another_lacks(finished: tuple[Diamond, Request]) -> None:
+    diamond, asked = finished
+    with pytest.raises(Corruption, match=r"holds \(2, 0\) records in flight by partition"):
+        complete(diamond, asked, Misplaced(diamond.logs))
     assert objects(diamond) == set()
 
 
