@@ -242,7 +242,7 @@ FAULTS = (
     Fault(
         "what was captured for a forgotten snapshot stays",
         _ARRIVALS,
-        "for snapshot, spans in head.captured.items() if snapshot not in forgotten}",
+        "for snapshot, spans in head.captured.items() if snapshot in recorded}",
         "for snapshot, spans in head.captured.items()}",
         DIAMOND,
     ),

@@ -134,6 +134,12 @@ def test_a_snapshot_that_nobody_asks_for_is_forgotten_with_what_was_captured_for
     assert outcome.captured == {"wanted": {"right": Span(4, 6)}}
 
 
+def test_what_was_captured_for_a_snapshot_that_is_not_recorded_goes() -> None:
+    head = replace(stage("left", "right"), awaited={"s": ("left",)}, captured={"s": {"left": Span(1, 3)}})
+    outcome = arrive(head, at(left=5, right=5), at(left=6, right=6), ())
+    assert (outcome.awaited, outcome.captured) == ({}, {})
+
+
 def test_forgetting_alone_is_no_reason_for_a_commit() -> None:
     outcome = arrive(replace(stage("left"), recorded={"s": 9}), at(left=5), at(left=5), {"s"})
     assert (outcome.recorded, outcome.changed) == ({}, False)
