@@ -28,13 +28,20 @@ DIAMOND = ("test_diamond_law.py",)
 """Plans, arrivals, messages and manifests together, under random schedules."""
 PLANNER = ("test_planner.py",)
 WIRE = ("test_wire.py",)
+STAGE = ("test_stage_runner.py",)
 TAKING = ("test_taking.py",)
 
 _STATE, _PROCESS = "chandy_lamport/state.py", "chandy_lamport/process.py"
 _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
-_WIRE, _SOURCE = "pipeline/wire.py", "pipeline/source.py"
+_WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
+
+_COMPUTE = "self._compute(rows, version) if any(_has_rows(at[name], after[name]) for name in moved) else ()"
+_MARK = (
+    "snapshot, channel in outcome.markers:\n            {0}[channel] = "
+    "write_markers(self._places.kafka, {0}[channel], snapshot, self._places.patience_s)"
+)
 
 FAULTS = (
     # The table.
@@ -435,6 +442,73 @@ FAULTS = (
         "markers={**output.markers, snapshot:",
         "markers={snapshot:",
         WIRE,
+    ),
+    # A batch from its plan to its commit.
+    Fault(
+        "the marker is written before the last rows",
+        _STAGE,
+        f"        results = {_COMPUTE}\n        outputs = self._outputs(results)\n"
+        f"        for {_MARK.format('outputs')}\n",
+        f"        marked = self._outputs(())\n        for {_MARK.format('marked')}\n        results = {_COMPUTE}\n"
+        "        outputs = self._outputs(results)\n"
+        "        outputs = {name: replace(one, markers=marked[name].markers) for name, one in outputs.items()}\n",
+        STAGE,
+    ),
+    Fault(
+        "a version ends before its last message",
+        _STAGE,
+        "ends[partition] = max(ends[partition], written.end)",
+        "ends[partition] = max(ends[partition], written.end - 1)",
+        STAGE,
+    ),
+    Fault(
+        "rows of one of several attempts are counted",
+        _STAGE,
+        "sent[partition] += written.rows",
+        "sent[partition] = before.sent[partition] + written.rows",
+        STAGE,
+    ),
+    Fault(
+        "an attempt that won is not named",
+        _STAGE,
+        "attempts=tuple(sorted(attempt for attempt, _ in parts)),",
+        "attempts=tuple(sorted(attempt for attempt, _ in parts[:1])),",
+        STAGE,
+    ),
+    Fault(
+        "a batch with nothing but a marker is dropped",
+        _STAGE,
+        "if not moved and not outcome.changed:",
+        "if not moved:",
+        STAGE,
+    ),
+    Fault(
+        "the commit does not say which markers are awaited",
+        _STAGE,
+        "                awaited=outcome.awaited,\n",
+        "",
+        STAGE,
+    ),
+    Fault(
+        "the commit does not say what was captured",
+        _STAGE,
+        "                captured=outcome.captured,\n",
+        "",
+        STAGE,
+    ),
+    Fault(
+        "the stage's reading of a channel is not counted on",
+        _STAGE,
+        "version=end.version, rows=rows, consumed=end.consumed)",
+        "version=end.version, rows=rows)",
+        STAGE,
+    ),
+    Fault(
+        "a batch of two inputs is noted for the first alone",
+        _STAGE,
+        "_consumed(at[name], end) for name, end in after.items()}",
+        "_consumed(at[name], end) for name, end in list(after.items())[:1]}",
+        STAGE,
     ),
     # Completing.
     Fault(
