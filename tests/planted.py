@@ -28,6 +28,7 @@ DIAMOND = ("test_diamond_law.py",)
 """Plans, arrivals, messages and manifests together, under random schedules."""
 PLANNER = ("test_planner.py",)
 WIRE = ("test_wire.py",)
+COMPLETER = ("test_completer.py",)
 STAGE = ("test_stage_runner.py",)
 TAKING = ("test_taking.py",)
 
@@ -35,6 +36,7 @@ _STATE, _PROCESS = "chandy_lamport/state.py", "chandy_lamport/process.py"
 _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
+_COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
 
 _COMPUTE = "self._compute(rows, version) if any(_has_rows(at[name], after[name]) for name in moved) else ()"
@@ -580,6 +582,27 @@ FAULTS = (
         "    if written.channels != kept:\n        discard(store, kept)\n",
         "    if written.channels != kept:\n        discard(store, written.channels)\n",
         TAKING,
+    ),
+    Fault(
+        "what somebody asks for is said to be nobody's",
+        _COMPLETER,
+        "return frozenset(recorded - asked.keys())",
+        "return frozenset(recorded)",
+        COMPLETER,
+    ),
+    Fault(
+        "a snapshot that can never be complete stays asked for",
+        _COMPLETER,
+        "                requests.cancel(self._store, self._app, request)\n",
+        "",
+        COMPLETER,
+    ),
+    Fault(
+        "a snapshot is given up when Kafka is away for a moment",
+        _COMPLETER,
+        "            except Unavailable as error:\n",
+        "            except Unavailable as error:\n                requests.cancel(self._store, self._app, request)\n",
+        COMPLETER,
     ),
     # Records in flight.
     Fault(

@@ -10,6 +10,7 @@ from slackwater.snapshot.snapshots import Snapshot, find_snapshot
 from slackwater.snapshot.taking import request, try_complete
 
 from .diamonds import APP, STAGES, Diamond
+from .test_chandy_lamport_laws import TIMES
 
 batches = st.tuples(
     st.sampled_from(STAGES),
@@ -44,7 +45,7 @@ def check(diamond: Diamond, snapshot: Snapshot) -> None:
     assert sorted(joined) == sorted(seen["moves"]), snapshot
 
 
-@settings(max_examples=100)
+@settings(max_examples=max(100, round(100 * TIMES)))
 @given(st.lists(operations, min_size=30, max_size=100))
 def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
     diamond = Diamond()
