@@ -132,13 +132,14 @@ class StageRunner:
             **{f"kafka.{option}": value for option, value in self._places.kafka.items()},
             "subscribe": at.topic,
             "input": name,
-            "store": self._places.store,
-            "app": self.head.app,
             "patienceS": self._places.patience_s,
             "triggerMs": self._limits.trigger_ms,
         }
         if self._limits.max_records is not None:
             options["maxOffsetsPerTrigger"] = self._limits.max_records
+        # A topic's source that knows the store looks there for requests.
+        if at.upstream or asks:
+            options |= {"store": self._places.store, "app": self.head.app}
         if not at.upstream:
             if asks:
                 options["handled"] = ",".join(self.head.recorded)

@@ -108,12 +108,16 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:
+    address = _address(message)
     try:
-        with pa.ipc.open_stream(message.value()) as reader:
-            return list(reader)
-    except pa.ArrowInvalid as error:
-        address = _address(message)
+        with pa.ipc.open_stream(message.value() or b"") as reader:
+            batches = list(reader)
+    except (pa.ArrowException, OSError) as error:
+        # Arrow reports a stream that was cut short as an error of I/O, also where there is no file.
         raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
+    if not batches:
+        raise Corruption(f"message {address} is an Arrow stream without a record batch", object_key=address)
+    return batches
 
 
 def _address(message: Message) -> str:

@@ -5,6 +5,7 @@ repartition topic) and `_row` (within the message).
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from io import BytesIO
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..store import keys
-from ..store.errors import Corruption, ObjectNotFound
+from ..store.errors import Corruption, ObjectNotFound, Unavailable
 from ..store.objects import ObjectStore
 from .in_flight import InFlight
 
@@ -83,14 +84,23 @@ def capture(
 ) -> tuple[Captured, ...]:
     """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
 
-    Memory holds one object's records at a time. Nothing counts until a snapshot names the objects.
+    Memory holds one object's records at a time. Nothing counts until a snapshot names the objects. Where it fails, what
+    it has written is deleted.
 
     Raises:
         Corruption: there are not as many records as their writers' manifests say.
         Refused: records are gone from Kafka.
         Unavailable: storage or Kafka did not answer.
     """
-    return tuple(_capture_one(store, app, name, flight, reader) for flight in flights if flight.receiver)
+    kept: list[CapturedObject] = []
+    try:
+        return tuple(_capture_one(store, app, name, flight, reader, kept) for flight in flights if flight.receiver)
+    except BaseException:
+        # Completers try again and again while Kafka is away: they must not pile up objects. The failure itself is what
+        # the caller must hear of.
+        with suppress(Unavailable):
+            _delete(store, kept)
+        raise
 
 
 def read(store: ObjectStore, captured: Captured, flight: InFlight | None = None) -> Iterator[pa.Table]:
@@ -121,17 +131,25 @@ def _inside(rows: pa.Table, flight: InFlight) -> pa.Table:
 def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
     """Delete objects that no snapshot names."""
     for each in captured:
-        for one in each.objects:
-            store.delete(one.key)
+        _delete(store, each.objects)
 
 
-def _capture_one(store: ObjectStore, app: str, name: str, flight: InFlight, reader: ChannelReader) -> Captured:
+def _delete(store: ObjectStore, objects: Iterable[CapturedObject]) -> None:
+    for each in objects:
+        store.delete(each.key)
+
+
+def _capture_one(
+    store: ObjectStore, app: str, name: str, flight: InFlight, reader: ChannelReader, kept: list[CapturedObject]
+) -> Captured:
+    """One channel; each object is added to `kept` as soon as it is written."""
     counts = [0] * len(flight.ends)
     objects: list[CapturedObject] = []
     for rows in _gathered(reader.read(flight)):
         for count in rows["_partition"].value_counts():
             counts[count["values"].as_py()] += count["counts"].as_py()
         objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
+        kept.append(objects[-1])
     if flight.counts and tuple(counts) != flight.counts:
         raise Corruption(
             f"channel {flight.channel!r} holds {tuple(counts)} records in flight by partition; "

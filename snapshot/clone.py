@@ -322,7 +322,10 @@ def _first_version(
         },
         outputs={name: carried_output(output, carried[name]) for name, output in source.outputs.items()},
         ssts=tuple(_from(sst, store.url, target.url) for sst in source.ssts),
+        # Snapshots under way are the source's.
         recorded={},
+        awaited={},
+        captured={},
         duration_ms=0,
     )
 

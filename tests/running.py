@@ -75,6 +75,8 @@ class Ledger:
     app: str = field(default_factory=lambda: f"app-{uuid4().hex[:8]}")
     sent: int = 0
     program: Path = LEDGER
+    variant: str = ""
+    """Of the program, where it runs in a process of its own."""
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
@@ -137,7 +139,7 @@ class Ledger:
         return {
             **os.environ,
             "LEDGER_TOPIC": self.topic,
-            "LEDGER_VARIANT": "",
+            "LEDGER_VARIANT": self.variant,
             "JDK_JAVA_OPTIONS": SHORT_LIVED,
             "SLACKWATER_STORE": self.store,
             "SLACKWATER_KAFKA": self.bootstrap,
