@@ -11,13 +11,13 @@ from ..snapshot.capture import ADDRESS
 from ..snapshot.in_flight import InFlight
 from ..store.errors import Refused
 from . import kafka as kafka_client
-from .wire import check_count, decode_addressed, header_of, split
+from .wire import check_count, decode_addressed, header_of, marker_of, split
 
 __all__ = ["KafkaChannels"]
 
 
 class KafkaChannels:
-    """Implements `snapshot.clone.Channels` and `snapshot.capture.ChannelReader`.
+    """Implements `snapshot.clone.Channels`, `snapshot.capture.ChannelReader` and `snapshot.verify.Rereader`.
 
     Args:
         kafka: librdkafka client properties.
@@ -62,6 +62,16 @@ class KafkaChannels:
                     rows += table.num_rows
                     yield table
             check_count(in_flight.topic, partition, start, end, rows, count)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        """See the Protocol. Raises `Refused` or `Unavailable`."""
+        found = None
+        for chunk in kafka_client.read_range(
+            self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s
+        ):
+            for message in chunk:
+                found = marker_of(header_of(message))
+        return found
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
