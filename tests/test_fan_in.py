@@ -72,6 +72,8 @@ def test_snapshots_of_a_running_diamond_hold_every_record_once(diamond: Ledger) 
             diamond.slackwater("snapshot", "take", diamond.app, name)
     for name in names:
         diamond.check_snapshot(name)
+    for moment in ("", "@~3"):
+        diamond.verify(diamond.app + moment)
 
 
 def test_the_order_of_the_frames_is_the_functions_own(diamond: Ledger) -> None:
