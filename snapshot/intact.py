@@ -42,7 +42,7 @@ def sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Checked]:
 
 
 def _listed(store: ObjectStore, folder: str, names: list[str]) -> tuple[dict[str, int], bool]:
-    """Sizes by key, and whether the listing came past the last of the names."""
+    """Sizes by key, and whether a name that is not among them is known to be missing."""
     found: dict[str, int] = {}
     wanted, taken = set(names), 0
     most = _PAGE * len(names)
@@ -53,7 +53,9 @@ def _listed(store: ObjectStore, folder: str, names: list[str]) -> tuple[dict[str
         taken += 1
         if info.key in wanted:
             found[info.key] = info.size_bytes
-    return found, taken < most
+            if len(found) == len(wanted):
+                break
+    return found, len(found) == len(wanted) or taken < most
 
 
 def _unlike(found: int | None, expected: int) -> str:

@@ -88,6 +88,9 @@ def reread(store: ObjectStore, kept: Captured, markers: tuple[int, ...]) -> Rere
     Raises:
         Unavailable: storage did not answer.
     """
+    if not len(kept.starts) == len(kept.ends) == len(markers or kept.ends):
+        what = f"{kept.channel} to {kept.receiver}: it is kept of {len(kept.starts)} or {len(kept.ends)} partitions"
+        return Reread(None, (Checked("kept", f"{kept.channel} to {kept.receiver}", (what,), 0),))
     counts = np.zeros(len(kept.ends), np.int64)
     last = np.full((1, len(ADDRESS)), -1)
     checked = []

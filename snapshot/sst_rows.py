@@ -16,6 +16,8 @@ from .findings import Checked, noted
 
 __all__ = ["placed", "reread", "row_faults"]
 
+_INT64 = range(-(1 << 63), 1 << 63)
+
 
 def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
     """Read a whole SST and look at every row.
@@ -46,10 +48,13 @@ def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:
     """Whether the SST's hashes are of one state partition, under one of these numbers of partitions, if any is known.
 
-    `Sst.partition` has no say: the number of partitions may change while the SSTs stay as they are.
+    `Sst.partition` has no say: the number of partitions may change while the SSTs stay as they are. Ranges that are
+    none are not judged here.
     """
+    if not partitions or not _INT64.start <= sst.hash_min <= sst.hash_max < _INT64.stop:
+        return True
     ends = np.array([sst.hash_min, sst.hash_max], np.int64)
-    return not partitions or any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
+    return any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
 class _Rule(NamedTuple):

@@ -13,6 +13,9 @@ from .timeline import before
 
 __all__ = ["Kept", "differences", "last_step", "whole_history"]
 
+_PARTITIONS = range(1, 1 << 31)
+"""Numbers of state partitions that there can be."""
+
 _RESTARTS = frozenset({"claim", "rescale"})
 """Kinds by which a runner begins anew: its program may have changed, and offsets that were lost may be skipped."""
 
@@ -60,7 +63,7 @@ def whole_history(store: ObjectStore, app: str, stage: str, tell: Callable[[str]
             manifest = _read(store, app, stage, version)
         if manifest is not None and earlier is not None:
             wrong += differences(earlier, manifest)
-        if manifest is not None and manifest.table is not None:
+        if manifest is not None and manifest.table is not None and manifest.table.partitions in _PARTITIONS:
             partitions.add(manifest.table.partitions)
         earlier = manifest
         if number % 100 == 0:
