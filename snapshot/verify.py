@@ -200,7 +200,7 @@ def _reread_kept(
 ) -> dict[tuple[str, str], kept.Reread]:
     found = {}
     for place, captured in kept.by_place(snapshot).items():
-        tell(f"records in flight on {captured.channel} to {captured.receiver}: {len(captured.objects)} objects")
+        tell(f"records in flight on {captured.channel} to {captured.receiver}")
         markers = marked.markers_of(snapshot, cut, captured.channel, captured.sender)
         found[place] = kept.reread(store, captured, markers)
     return found
