@@ -64,7 +64,10 @@ class KafkaChannels:
             check_count(in_flight.topic, partition, start, end, rows, count)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
-        """See the Protocol. Raises `Refused` or `Unavailable`."""
+        """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
+        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
+            return None
         found = None
         for chunk in kafka_client.read_range(
             self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s

@@ -17,7 +17,7 @@ CHECKS: dict[Check, tuple[str, str]] = {
     "kept": ("channel", "the records that the snapshot keeps are those in flight"),
     "markers": ("marker", "every sender names the snapshot's marker, and nothing behind it is in the cut"),
     "history": ("version", "versions follow each other, and no offset or count goes back"),
-    "objects": ("object", "there, and as large as its manifest says"),
+    "objects": ("object", "there, and what its manifest says"),
     "rows": ("row", "where its hash says, in order, once for each key"),
 }
 """What is counted of each kind, in the order they are made, and what must hold."""

@@ -20,6 +20,7 @@ class MarkerReader(Protocol):
         None when there is nothing at the offset any more.
 
         Raises:
+            NotFound: there is no such topic.
             Refused: it cannot be read.
             Unavailable: Kafka did not answer.
         """

@@ -5,14 +5,14 @@ What damage does is in the report; an error is raised only for what cannot be lo
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..store import history, keys
 from ..store.blocks import holder
 from ..store.counting import CountingStore
-from ..store.errors import Corruption, NotFound
+from ..store.errors import Corruption, NotFound, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from . import intact, kept, ledger, marked, sst_rows, succession
@@ -20,15 +20,45 @@ from .capture import ChannelReader
 from .cut import cut_at, stages_of
 from .findings import Checked, Difference, Tally, as_sentence, noted, tally
 from .flights import flights
+from .in_flight import InFlight
 from .refs import Named, Ref, parse
 from .snapshots import Snapshot, read_snapshot
 from .topology import Cut, channels, violations
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Report", "Rereader", "verify"]
 
 
 class Rereader(ChannelReader, marked.MarkerReader, Protocol):
     """What verifying deeply needs of Kafka; `pipeline` implements it."""
+
+
+class _Patient:
+    """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
+
+    def __init__(self, reader: Rereader) -> None:
+        self._reader = reader
+        self._away: Unavailable | None = None
+
+    def read(self, in_flight: InFlight, /) -> "Iterator[pa.Table]":
+        with self._waiting():
+            yield from self._reader.read(in_flight)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        with self._waiting():
+            return self._reader.marker(topic, partition, offset)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if self._away is not None:
+            raise self._away
+        try:
+            yield
+        except Unavailable as error:
+            self._away = error
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +117,7 @@ def verify(
     """
     # A store object of its own, so that what this process has read of the store before does not count.
     counting = CountingStore(store)
+    reader = _Patient(reader) if reader is not None else None
     found: list[Checked] = []
     cut, snapshot = _open_cut(counting, parse(ref, now_ms=now_ms), found)
     in_flight = flights(counting, cut)

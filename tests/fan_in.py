@@ -13,7 +13,7 @@ from slackwater.snapshot.snapshots import Snapshot
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import apps, history
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Refused
+from slackwater.store.errors import Refused, Unavailable
 from slackwater.store.manifest import AppInfo, Input, Kind, Manifest, Output, Span
 from slackwater.store.objects import ObjectStore
 
@@ -26,7 +26,8 @@ class Topics:
 
     def __init__(self) -> None:
         self.messages: dict[str, list[list[tuple[str, int]]]] = {}
-        self.expired = False
+        self.expired = self.away = False
+        self.asked = 0
 
     def append(self, topic: str, partition: int, header: str, rows: int = 0) -> None:
         self._partitions(topic)[partition].append((header, rows))
@@ -36,6 +37,7 @@ class Topics:
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """See `ChannelReader`."""
+        self._ask()
         if self.expired:
             raise Refused(f"offsets of {in_flight.topic} are gone from Kafka")
         for partition, messages in enumerate(self._partitions(in_flight.topic)):
@@ -46,11 +48,17 @@ class Topics:
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """See `MarkerReader`."""
+        self._ask()
         messages = self._partitions(topic)[partition]
         if self.expired or offset >= len(messages):
             return None
         header = messages[offset][0]
         return header.removeprefix("marker ") if header.startswith("marker ") else ""
+
+    def _ask(self) -> None:
+        self.asked += self.away
+        if self.away:
+            raise Unavailable("Kafka does not answer")
 
     def _partitions(self, topic: str) -> list[list[tuple[str, int]]]:
         return self.messages.setdefault(topic, [[] for _ in range(PARTITIONS)])

@@ -87,6 +87,15 @@ def test_what_kafka_no_longer_has_is_told_and_is_no_difference(app: FanIn) -> No
     assert without.not_reread[0].endswith("nothing says where Kafka is")
 
 
+def test_kafka_that_is_away_is_waited_for_once(app: FanIn) -> None:
+    app.topics.away = True
+    found = report(app, "bank", deep=True)
+    assert found.consistent
+    assert [note.rpartition(": ")[2] for note in found.not_reread] == ["Kafka does not answer"] * 2
+    assert len(report(app, deep=True).not_reread) == 2
+    assert app.topics.asked == 2
+
+
 def test_counts_that_nobody_knows_are_not_judged(app: FanIn) -> None:
     join = app.heads["join"]
     inputs = {name: replace(read, consumed=()) for name, read in join.inputs.items()}
