@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from ..store.blocks import decode, fetch
 from ..store.hashing import hash_keys, partition_of, sort_keys
@@ -36,6 +37,7 @@ def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]
     faults: list[str] = []
     with noted(wrong):
         data = fetch(store, sst)
+        faults += _footer_faults(data, sst)
         faults += row_faults(decode(data, sst, sst_schema(table)), sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
@@ -57,6 +59,14 @@ def placed(sst: Sst, partitions: frozenset[int]) -> bool:
     return any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
 
 
+def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:
+    """Whether what look-ups read first is where the manifest says."""
+    if not 0 < sst.footer_bytes <= len(data):
+        yield f"its footer has {sst.footer_bytes} bytes; expected 1 to {len(data)}"
+    elif (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
+        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
+
+
 class _Rule(NamedTuple):
     """What must hold for rows: where it does not, and what is found and expected there."""
 
@@ -72,6 +82,7 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
     said: set[str] = set()
     at = tombstones = 0
     last: pa.Table | None = None
+    bounds: dict[str, tuple[int, int]] = {}
     for batch in batches:
         rows = pa.Table.from_batches([batch])
         for rule in (*_value_rules(rows, sst, key), *_order_rules(last, rows, key)):
@@ -81,11 +92,21 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
                 (named,) = rows.select(key).slice(number, 1).to_pylist()
                 what = rule.says.format(*(values[number] for values in rule.values))
                 yield f"row {at + number}, {', '.join(f'{k} {v!r}' for k, v in named.items())}, {what}"
+        bounds |= {name: _wider(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows}
         tombstones += int(np.count_nonzero(np.asarray(batch.column(OP)) == TOMBSTONE))
         at += rows.num_rows
         last = rows.slice(rows.num_rows - 1) if rows.num_rows else last
     if tombstones != sst.tombstones:
         yield f"it has {tombstones} tombstones; expected {sst.tombstones}"
+    for name, said_bounds in ((HASH, (sst.hash_min, sst.hash_max)), (SEQ, (sst.seq_min, sst.seq_max))):
+        found = bounds.get(name, said_bounds)
+        if found != said_bounds:
+            yield f"its {name} is {found[0]} to {found[1]}; expected {said_bounds[0]} to {said_bounds[1]}"
+
+
+def _wider(known: tuple[int, int] | None, values: npt.NDArray[np.integer]) -> tuple[int, int]:
+    low, high = int(values.min()), int(values.max())
+    return (low, high) if known is None else (min(low, known[0]), max(high, known[1]))
 
 
 def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule]:

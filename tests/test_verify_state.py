@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ from slackwater.store.sst import SstWriter, prepare
 from slackwater.store.types import TOMBSTONE
 
 from .histories import TABLES, FlightsApp, Kafka, flights, write_columns
+from .manifests import any_value
 
 STAGE = "aircraft"
 
@@ -391,3 +393,60 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
     columns = {name: np.ones(1, np.int64) for name in ("flights", "delay", "_squares")}
     runs = write_columns(app.store, "flights", STAGE, head.version, pa.array(["N999"]), columns, op=TOMBSTONE)
     assert [each.wrong for run in runs for each in sst_rows.reread(app.store, run, TABLES[STAGE], [2])] == [(), ()]
+
+
+class History:
+    """A history that was made once: what Hypothesis damages is a copy of it."""
+
+    def __init__(self) -> None:
+        self.app = history_in(MemoryStore())
+        self.objects = {info.key: self.app.store.get(info.key) for info in self.app.store.list("")}
+
+    def fresh(self) -> FlightsApp:
+        self.app.store = MemoryStore()
+        for key, data in self.objects.items():
+            self.app.store.put(key, data)
+        return self.app
+
+
+@pytest.fixture(scope="module")
+def made() -> History:
+    return History()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_other_byte_of_any_sst_is_found_and_the_object_named(made: History, data: st.DataObject) -> None:
+    app = made.fresh()
+    key = data.draw(st.sampled_from([sst.object for sst in app.heads[STAGE].ssts]))
+    old = made.objects[key]
+    app.store.put(key, flip(old, data.draw(st.integers(0, len(old) - 1))))
+    (difference,) = report(app).differences
+    assert (difference.check, difference.subject) == ("objects", key)
+
+
+NOT_JUDGED = {"partition", "level"}
+"""Of an SST's entry: where its rows belong is said by their hashes, and its level only guides compaction."""
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_whatever_else_a_manifest_says_of_an_sst_is_found(made: History, data: st.DataObject) -> None:
+    damage = Damage(made.fresh())
+    sst = damage.sst
+    name = data.draw(st.sampled_from(sorted(set(Sst.__struct_fields__) - NOT_JUDGED)))
+    value = data.draw(any_value(get_type_hints(Sst)[name]).filter(lambda value: value != getattr(sst, name)))
+    damage.say(**{name: value})
+    assert not report(damage.app).consistent
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_no_table_that_the_types_allow_makes_it_fail_otherwise_than_by_a_difference(
+    made: History, data: st.DataObject
+) -> None:
+    damage = Damage(made.fresh())
+    head = damage.head
+    table = data.draw(st.one_of(st.none(), any_value(Table)))
+    damage.app.store.put(keys.manifest("flights", STAGE, head.version), codec.encode(replace(head, table=table)))
+    assert not report(damage.app).consistent
