@@ -12,13 +12,13 @@ from ..snapshot.in_flight import InFlight
 from ..store.errors import Refused
 from . import kafka as kafka_client
 from .groups import announce
-from .wire import check_count, decode_addressed, header_of, split
+from .wire import check_count, decode_addressed, header_of, marker_of, split
 
 __all__ = ["KafkaChannels"]
 
 
 class KafkaChannels:
-    """Implements `snapshot.clone.Channels` and `snapshot.capture.ChannelReader`.
+    """Implements `snapshot.clone.Channels`, `snapshot.capture.ChannelReader` and `snapshot.verify.Rereader`.
 
     Args:
         kafka: librdkafka client properties.
@@ -67,6 +67,19 @@ class KafkaChannels:
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """See the Protocol."""
         announce(self._kafka, app, stage, positions)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
+        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
+            return None
+        found = None
+        for chunk in kafka_client.read_range(
+            self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s
+        ):
+            for message in chunk:
+                found = marker_of(header_of(message))
+        return found
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None

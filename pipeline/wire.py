@@ -20,9 +20,10 @@ from ..store.errors import Corruption
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-__all__ = ["check_count", "decode", "decode_addressed", "encode", "header_of", "marker_header", "split"]
+__all__ = ["check_count", "decode", "decode_addressed", "encode", "header_of", "marker_header", "marker_of", "split"]
 
 _HEADER = "slackwater"
+_MARKER = "marker "
 _MESSAGE_ROWS = 32_768
 _MESSAGE_BYTES = 512 << 10
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -55,7 +56,12 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
 
 def marker_header(snapshot: str) -> bytes:
     """Header of the marker of a snapshot; its message has no value."""
-    return f"marker {snapshot}".encode()
+    return f"{_MARKER}{snapshot}".encode()
+
+
+def marker_of(header: str) -> str:
+    """The snapshot whose marker has this header; empty when it is not a marker's."""
+    return header.removeprefix(_MARKER) if header.startswith(_MARKER) else ""
 
 
 def header_of(message: Message) -> str:

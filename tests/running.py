@@ -19,12 +19,14 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import Options, run
 from slackwater.snapshot.capture import read
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.verify import Report, verify
 from slackwater.store.cache import SstCache
 from slackwater.store.open import open_store
 
@@ -222,6 +224,7 @@ class Ledger:
 
     def check_snapshot(self, name: str) -> Snapshot:
         """Every table of a snapshot, with what it keeps of records in flight, equals SQL over the input of its cut."""
+        self.verify(f"{self.app}@{name}")
         store = open_store(self.store)
         snapshot = read_snapshot(store, self.app, name)
         cut = of_snapshot(store, snapshot)
@@ -235,6 +238,14 @@ class Ledger:
                 found = plus(self.program, table, found, pa.concat_tables(late, promote_options="default"))
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), (name, table)
         return snapshot
+
+    def verify(self, ref: str) -> Report:
+        """Nothing of a moment is other than it must be, whether its bytes and Kafka's messages are read or not."""
+        store, reader, now_ms = open_store(self.store), KafkaChannels(self.kafka), time.time_ns() // 1_000_000
+        assert verify(store, ref, now_ms=now_ms).differences == ()
+        report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader)
+        assert (report.differences, report.not_reread) == ((), ())
+        return report
 
 
 def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table:

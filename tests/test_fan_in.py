@@ -78,6 +78,8 @@ def test_snapshots_of_a_running_diamond_hold_every_record_once(diamond: Ledger) 
             diamond.slackwater("snapshot", "take", diamond.app, name)
     for name in names:
         diamond.check_snapshot(name)
+    for moment in ("", "@~3"):
+        diamond.verify(diamond.app + moment)
 
 
 def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
