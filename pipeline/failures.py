@@ -1,0 +1,33 @@
+"""What stopped a query, in one sentence: errors cross from Spark's workers as text, and Spark wraps them in its own."""
+
+from __future__ import annotations
+
+import re
+
+from ..store import errors
+from ..store.errors import Refused, SlackwaterError
+
+__all__ = ["translate"]
+
+_RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
+_ENDED = re.compile(r"terminated with exception: (.*)")
+_OURS = re.compile(r"slackwater\.store\.errors\.(\w+): (.*)")
+
+
+def translate(stage: str, text: str) -> SlackwaterError:
+    """The error behind what Spark says of a stage's query; one of ours where it was one."""
+    ours = _OURS.findall(text)
+    if ours:
+        kind, message = ours[-1]
+        known = getattr(errors, kind, None)
+        error = known.__new__(known) if isinstance(known, type) and issubclass(known, SlackwaterError) else Refused("")
+        SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}")
+        return error
+    raised = _RAISED.findall(text)
+    ended = _ENDED.findall(text)
+    reason = (raised or ended or ["no reason given"])[-1].strip()
+    return Refused(
+        f"stage {stage!r} stopped: {reason}",
+        hint="the batch was dropped whole and nothing is lost; mend the cause and run again "
+        "(SLACKWATER_DEBUG=1 shows Spark's own words)",
+    )

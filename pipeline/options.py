@@ -1,0 +1,42 @@
+"""How to run an app. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run an app.
+
+    Attributes:
+        store: The store root.
+        kafka: librdkafka client properties, `bootstrap.servers` among them.
+        stages: Run only these; empty for all.
+        until_caught_up: Stop when nothing is left to read.
+        max_records: At most so many input records a batch, for stages that do not say it themselves.
+        trigger: Shortest time between batches, likewise.
+        accept_loss: Go on without input records that are gone.
+        master: Spark's master URL; None for Spark's own configuration.
+        patience_s: How long a broker or a store may be away.
+        cache_folder: Where this machine keeps SSTs for look-ups.
+        cache_bytes: How much of it.
+        spark_conf: Further Spark settings.
+    """
+
+    store: str
+    kafka: Mapping[str, str]
+    stages: tuple[str, ...] = ()
+    until_caught_up: bool = False
+    max_records: int | None = None
+    trigger: str | None = None
+    accept_loss: bool = False
+    master: str | None = None
+    patience_s: float = 120
+    cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
+    cache_bytes: int = 10 << 30
+    spark_conf: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,168 @@
+"""Looking after an app's running queries: start them, see what fails, complete snapshots, notice a take-over, stop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ..store import history
+from ..store.errors import SlackwaterError, Unavailable
+from ..store.manifest import Input
+from ..store.objects import ObjectStore
+from . import kafka as kafka_client
+from .app import App
+from .channels import KafkaChannels
+from .completer import Completer
+from .failures import translate
+from .groups import Announcer
+from .options import Options
+from .stage_runner import StageRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["Watch"]
+
+_LOOK_S = 0.1
+_HOUSEKEEPING_S = 0.5
+_EPOCH_S = 3.0
+_STOP_S = 6.0
+_START_S = 15.0
+_STARTING = ("Initializing", "Getting offsets", "Starting")
+"""How Spark's words for what a query does begin before its sources have answered."""
+
+
+class Watch:
+    """Looks after the queries of one runner. `stop` is set when they are to end."""
+
+    def __init__(
+        self,
+        app: App,
+        options: Options,
+        store: ObjectStore,
+        spark: SparkSession,
+        runners: tuple[StageRunner, ...],
+        stop: threading.Event,
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._spark = spark
+        self._runners = runners
+        self._stop = stop
+        self._store = store
+        by = f"{socket.gethostname()}:{os.getpid()}"
+        reader = KafkaChannels(options.kafka, patience_s=options.patience_s)
+        self._completer = Completer(self._store, app.name, reader, by)
+        self._announcer = Announcer(options.kafka, app.name)
+        self._queries: list[StreamingQuery] = []
+
+    def until_done(self) -> None:
+        """Start the queries, and return when they have ended as they should.
+
+        Raises:
+            Fenced: A newer runner took a stage over.
+            SlackwaterError: Anything else that stopped one of them.
+        """
+        with closing(self._completer):
+            try:
+                for runner in self._runners:
+                    self._start(runner)
+                self._look_after()
+            finally:
+                self._halt()
+                self._announcer.close(self._positions())
+            if not self._stop.is_set():
+                self._raise_failures()
+            self._complete_snapshots()
+
+    def _start(self, runner: StageRunner) -> None:
+        """Start a query, and wait until its sources have answered for the first time.
+
+        Each source is a process of its own, and Spark gives each ten seconds to come up: started all at once, those of
+        a large app would take longer than that on a small machine.
+        """
+        query = runner.start(self._spark)
+        self._queries.append(query)
+        deadline = time.monotonic() + _START_S
+        while query.isActive and str(query.status["message"]).startswith(_STARTING):
+            if time.monotonic() > deadline or self._stop.wait(_LOOK_S / 2):
+                return
+
+    def _look_after(self) -> None:
+        housekeeping = epochs = 0.0
+        while not self._stop.wait(_LOOK_S):
+            self._raise_failures()
+            now = time.monotonic()
+            if now >= housekeeping:
+                self._complete_snapshots()
+                self._announcer.look(self._positions())
+                if self._options.until_caught_up and self._caught_up():
+                    break
+                housekeeping = now + _HOUSEKEEPING_S
+            if now >= epochs:
+                for runner in self._runners:
+                    runner.check_epoch()
+                epochs = now + _EPOCH_S
+
+    def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The offsets that each stage has read up to, by topic."""
+        return {
+            runner.stage.name: {read.topic: read.offsets for read in runner.positions.values()}
+            for runner in self._runners
+        }
+
+    def _halt(self) -> None:
+        """Let batches under way end for a while, then drop them whole."""
+        for runner in self._runners:
+            runner.stopping = True
+        deadline = time.monotonic() + _STOP_S
+        for runner in self._runners:
+            runner.idle(max(0.0, deadline - time.monotonic()))
+        failures = {runner.stage.name: runner.error for runner in self._runners}
+        for query in self._queries:
+            query.stop()
+        # What fails because it was stopped is no failure.
+        for runner in self._runners:
+            runner.error = failures[runner.stage.name]
+
+    def _raise_failures(self) -> None:
+        for runner, query in zip(self._runners, self._queries, strict=False):
+            failed = None if query.isActive else query.exception()
+            if runner.error is None and failed is None:
+                continue
+            if isinstance(runner.error, SlackwaterError):
+                raise runner.error
+            text = "\n".join(
+                f"{type(error).__name__}: {error}" for error in (failed, runner.error) if error is not None
+            )
+            raise translate(runner.stage.name, text) from (runner.error or failed)
+
+    def _complete_snapshots(self) -> None:
+        """Complete what every stage has answered; note what nobody asks for any more."""
+        closed = self._completer.look([runner.head for runner in self._runners])
+        for runner in self._runners:
+            runner.closed_snapshots = closed
+
+    def _caught_up(self) -> bool:
+        try:
+            return all(self._has_caught_up(runner) for runner in self._runners)
+        except Unavailable:
+            # Whether the broker has been away for too long is the planners' to say.
+            return False
+
+    def _has_caught_up(self, runner: StageRunner) -> bool:
+        return all(self._at_the_end(name, at) for name, at in runner.positions.items())
+
+    def _at_the_end(self, name: str, at: Input) -> bool:
+        if not at.upstream:
+            return kafka_client.end_offsets(self._options.kafka, at.topic) == at.offsets
+        sent = (
+            manifest.outputs.get(name)
+            for manifest in history.after(self._store, self._app.name, at.upstream, at.version)
+        )
+        return not any(output.rows or output.markers for output in sent if output is not None)
