@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from slackwater.pipeline.arrivals import Outcome, arrive
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
 from slackwater.pipeline.source import _ranges
-from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, split
+from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, marker_of, split
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.store import apps
@@ -61,7 +61,7 @@ class Message:
 
 
 class Logs:
-    """Topics in memory. Does what capturing asks of Kafka (`ChannelReader`)."""
+    """Topics in memory. Does what capturing and verifying ask of Kafka (`Rereader`)."""
 
     def __init__(self) -> None:
         self.topics = {channel: tuple([] for _ in range(PARTITIONS[channel])) for channel in SENDER}
@@ -89,6 +89,10 @@ class Logs:
         if self.lost:
             tables[-1] = tables[-1].slice(0, tables[-1].num_rows - self.lost)
         yield from tables
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        messages = self.topics[topic][partition]
+        return marker_of(header_of(messages[offset])) if offset < len(messages) else None  # type: ignore[arg-type]
 
 
 class Diamond:
@@ -208,10 +212,7 @@ class Diamond:
             ends = self.logs.ends(name)
             markers = {**outputs[name].markers, snapshot: tuple(end - 1 for end in ends)}
             outputs[name] = replace(outputs[name], ends=ends, markers=markers)
-        inputs = {
-            name: replace(read, offsets=after[name].offsets, version=after[name].version, consumed=after[name].consumed)
-            for name, read in draft.inputs.items()
-        }
+        inputs = {name: _moved(read, after[name]) for name, read in draft.inputs.items()}
         return replace(
             draft,
             inputs=inputs,
@@ -245,6 +246,12 @@ def _at_birth(draft: Manifest) -> Manifest:
     inputs = {name: Input(name, none[name], SENDER[name], consumed=none[name]) for name in READS[draft.stage]}
     outputs = {name: Output(name, none[name], schema="n long", sent=none[name]) for name in WRITES[draft.stage]}
     return replace(draft, inputs=inputs or {"numbers": Input("numbers", (0,))}, outputs=outputs)
+
+
+def _moved(read: Input, to: Position) -> Input:
+    old, new = (read.consumed, to.consumed) if read.upstream else (read.offsets, to.offsets)
+    rows = sum(new) - sum(old)
+    return replace(read, offsets=to.offsets, version=to.version, consumed=to.consumed, rows=rows)
 
 
 def markers_in(messages: Collection[Message]) -> list[str]:

@@ -8,6 +8,7 @@ from slackwater.snapshot import capture
 from slackwater.snapshot.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import Snapshot, find_snapshot
 from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.verify import verify
 
 from .diamonds import APP, STAGES, Diamond
 from .test_chandy_lamport_laws import TIMES
@@ -43,6 +44,8 @@ def check(diamond: Diamond, snapshot: Snapshot) -> None:
         assert sorted(seen[stage]) == sorted(seen["moves"]), "one input: nothing is in flight"
     joined = [*seen["joined"], *numbers(diamond, snapshot, "even"), *numbers(diamond, snapshot, "odd")]
     assert sorted(joined) == sorted(seen["moves"]), snapshot
+    proved = verify(diamond.store, f"{APP}@{snapshot.name}", now_ms=0, deep=True, reader=diamond.logs)
+    assert (proved.differences, proved.not_reread) == ((), ())
 
 
 @settings(max_examples=max(100, round(100 * TIMES)))
@@ -84,6 +87,8 @@ def test_every_snapshot_holds_every_record_once(schedule: list[object]) -> None:
     for _ in range(3):
         diamond.step_all(records=1)
     assert not any(head.recorded or head.awaited or head.captured for head in diamond.heads.values())
+    proved = verify(diamond.store, APP, now_ms=0, deep=True, reader=diamond.logs)
+    assert (proved.differences, proved.not_reread) == ((), ())
     diamond.settle()
     assert sorted(diamond.seen["joined", diamond.heads["joined"].version]) == list(
         range(diamond.heads["moves"].inputs["numbers"].offsets[0])

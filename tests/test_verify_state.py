@@ -328,6 +328,26 @@ def test_a_clone_that_shares_ssts_under_another_root_is_verified_there(tmp_path:
         assert "missing" in difference.message
 
 
+def test_a_clone_does_not_say_how_much_it_copied_for_each_reader_of_a_channel() -> None:
+    app = FlightsApp(MemoryStore(), Kafka(), start=["legs", "aircraft"])
+    app.send(*flights(4))
+    app.step("legs")
+    app.step(STAGE)
+    app.send(*flights(3))
+    app.step("legs")
+    head = app.heads[STAGE]
+    second = {"stage": "second", "outputs": {}, "table": None, "ssts": ()}
+    app.commit(Manifest(**{name: getattr(head, name) for name in head.__struct_fields__} | second))
+    app.step(STAGE)
+    app.send(*flights(2))
+    app.step("legs")
+    clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
+    at_source, copied = (verify(app.store, ref, now_ms=10**14) for ref in ("flights@clone-staging", "staging"))
+    books = [[(each.receiver, each.in_flight.rows) for each in report.ledger] for report in (at_source, copied)]
+    assert books == [[(STAGE, 2), ("second", 5)], [(STAGE, None), ("second", None)]]
+    assert copied.consistent
+
+
 def test_a_root_that_cannot_be_understood_is_a_difference(app: FlightsApp) -> None:
     Damage(app).say(root="gopher://x")
     for deep in (False, True):
