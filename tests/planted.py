@@ -3,20 +3,10 @@
 A fault that does no harm is none: where a line may as well read otherwise, it is not here.
 """
 
-from dataclasses import dataclass
+from .fault import Fault
+from .planted_snapshots import SNAPSHOT_FAULTS
 
-__all__ = ["FAULTS", "Fault"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """`new` in the place of `old`, which `file` has exactly once."""
-
-    what: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
+__all__ = ["FAULTS"]
 
 
 LAWS = ("test_chandy_lamport_laws.py",)
@@ -28,16 +18,12 @@ DIAMOND = ("test_diamond_law.py",)
 """Plans, arrivals, messages and manifests together, under random schedules."""
 PLANNER = ("test_planner.py",)
 WIRE = ("test_wire.py",)
-COMPLETER = ("test_completer.py",)
 STAGE = ("test_stage_runner.py",)
-TAKING = ("test_taking.py",)
 
 _STATE, _PROCESS = "chandy_lamport/state.py", "chandy_lamport/process.py"
 _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
-_COMPLETER = "pipeline/completer.py"
-_TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
 
 _COMPUTE = "self._compute(rows, version) if any(_has_rows(at[name], after[name]) for name in moved) else ()"
 _MARK = (
@@ -512,153 +498,5 @@ FAULTS = (
         "_consumed(at[name], end) for name, end in list(after.items())[:1]}",
         STAGE,
     ),
-    # Completing.
-    Fault(
-        "a snapshot is completed while a stage awaits a marker",
-        _TAKING,
-        "if request.id not in head.recorded or head.awaited.get(request.id):",
-        "if request.id not in head.recorded:",
-        TAKING,
-    ),
-    Fault(
-        "stages that have not answered are left out",
-        _TAKING,
-        "        for stage, head in heads.items()\n    }\n    try:",
-        "        for stage, head in heads.items()\n        if request.id in head.recorded\n    }\n    try:",
-        TAKING,
-    ),
-    Fault(
-        "the head is taken for the recorded version",
-        _TAKING,
-        "StageFinished(request.id, stage, head.recorded[request.id])",
-        "StageFinished(request.id, stage, head.version)",
-        TAKING,
-    ),
-    Fault(
-        "nobody compares what was captured with the cut",
-        _TAKING,
-        "    _check_captures(heads, cut, flights, request)\n",
-        "",
-        TAKING,
-    ),
-    Fault(
-        "any capture will do",
-        _TAKING,
-        "!= span:\n            raise Corruption(",
-        "is None:\n            raise Corruption(",
-        TAKING,
-    ),
-    Fault(
-        "without a reader, a snapshot goes without its records in flight",
-        _TAKING,
-        "    if flights and reader is None:\n        return None\n",
-        "",
-        TAKING,
-    ),
-    Fault(
-        "a request that was withdrawn meanwhile gives a snapshot",
-        _TAKING,
-        "    if all(other.id != request.id",
-        "    if not heads and all(other.id != request.id",
-        TAKING,
-    ),
-    Fault(
-        "a withdrawn request leaves its objects behind",
-        _TAKING,
-        "        discard(store, kept)\n        return _written",
-        "        return _written",
-        TAKING,
-    ),
-    Fault(
-        "a completer that comes second leaves its objects behind",
-        _TAKING,
-        "    if written.channels != kept:\n        discard(store, kept)\n",
-        "",
-        TAKING,
-    ),
-    Fault(
-        "a completer that comes second deletes the first's objects",
-        _TAKING,
-        "    if written.channels != kept:\n        discard(store, kept)\n",
-        "    if written.channels != kept:\n        discard(store, written.channels)\n",
-        TAKING,
-    ),
-    Fault(
-        "what somebody asks for is said to be nobody's",
-        _COMPLETER,
-        "return frozenset(recorded - asked.keys())",
-        "return frozenset(recorded)",
-        COMPLETER,
-    ),
-    Fault(
-        "a snapshot that can never be complete stays asked for",
-        _COMPLETER,
-        "                requests.cancel(self._store, self._app, request)\n",
-        "",
-        COMPLETER,
-    ),
-    Fault(
-        "a snapshot is given up when Kafka is away for a moment",
-        _COMPLETER,
-        "            except Unavailable as error:\n",
-        "            except Unavailable as error:\n                requests.cancel(self._store, self._app, request)\n",
-        COMPLETER,
-    ),
-    # Records in flight.
-    Fault(
-        "the last records in flight are not kept",
-        _CAPTURE,
-        "    if kept:\n        yield pa.concat_tables(kept)\n",
-        "",
-        DIAMOND,
-    ),
-    Fault(
-        "records in flight are kept twice where there are many",
-        _CAPTURE,
-        "            yield pa.concat_tables(kept)\n            kept = []\n",
-        "            yield pa.concat_tables(kept)\n",
-        TAKING,
-    ),
-    Fault(
-        "one partition hides what another lacks",
-        _CAPTURE,
-        "if flight.counts and tuple(counts) != flight.counts:",
-        "if flight.counts and sum(counts) != sum(flight.counts):",
-        TAKING,
-    ),
-    Fault(
-        "a capture that fails leaves its objects behind",
-        _CAPTURE,
-        "        with suppress(Unavailable):\n            _delete(store, kept)\n        raise",
-        "        raise",
-        TAKING,
-    ),
-    Fault(
-        "damaged records in flight are given out",
-        _CAPTURE,
-        "if xxhash.xxh3_128_hexdigest(data) != each.checksum:",
-        "if not data:",
-        TAKING,
-    ),
-    Fault(
-        "attempts of the sender's last version are not in flight",
-        _IN_FLIGHT,
-        "for version in range(after + 1, up_to + 1)",
-        "for version in range(after + 1, up_to)",
-        DIAMOND,
-    ),
-    Fault(
-        "all that was ever sent is said to be in flight",
-        _IN_FLIGHT,
-        "tuple(to - at for to, at in",
-        "tuple(to for to, at in",
-        DIAMOND,
-    ),
-    Fault(
-        "a single record in flight is none",
-        _IN_FLIGHT,
-        "if flight.attempts)",
-        "if flight.rows > 1)",
-        DIAMOND,
-    ),
+    *SNAPSHOT_FAULTS,
 )

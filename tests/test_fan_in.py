@@ -118,13 +118,14 @@ def test_markers_alone_make_the_snapshots_of_a_stage_that_reads_a_topic_beside_a
         cut = resolve(open_store(diamond.store), f"{diamond.app}@{name}", now_ms=0)
         moved = diamond.raw(cut.stages["moves"].inputs[diamond.topic].offsets)
         direct = diamond.raw(cut.stages["branches"].inputs[diamond.topic].offsets)
-        con = duckdb.connect()
-        con.register("moved", moved)
-        con.register("direct", direct)
-        con.sql(
-            "CREATE VIEW raw AS SELECT * FROM moved WHERE amount < 0 UNION ALL SELECT * FROM direct WHERE amount >= 0"
-        )
-        expected = con.sql(EXPECTED[DIAMOND]["branches"]).to_arrow_table()
+        with duckdb.connect() as con:
+            con.register("moved", moved)
+            con.register("direct", direct)
+            con.sql(
+                "CREATE VIEW raw AS "
+                "SELECT * FROM moved WHERE amount < 0 UNION ALL SELECT * FROM direct WHERE amount >= 0"
+            )
+            expected = con.sql(EXPECTED[DIAMOND]["branches"]).to_arrow_table()
         found = diamond.table("branches", f"{diamond.app}@{name}").select(expected.column_names)
         assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
 
