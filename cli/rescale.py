@@ -65,5 +65,5 @@ def _words(done: "Rescaled", stage: str, dry_run: bool) -> tuple[str, ...]:
         return (f"would rescale {what} with v{done.version}",)
     return (
         f"rescaled {what} with v{done.version}; {humane.plural(done.ssts, 'SST')} kept as they are",
-        "a runner of the stage stops now; start it again: slackwater run FILE",
+        "a runner that is on stops now; go on with them: slackwater run FILE",
     )

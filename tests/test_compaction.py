@@ -13,7 +13,7 @@ from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Corruption
 from slackwater.store.manifest import Sst
 from slackwater.store.memory import MemoryStore
-from slackwater.store.runs import bounds
+from slackwater.store.runs import bounds, by_partition, touched
 
 from .state_rows import ROUTES, Hashes, Key, Values, write_version
 
@@ -63,6 +63,66 @@ def merged(done: Compaction, size: int | None = None) -> Done:
     inputs = done.inputs
     size = sum(entry.bytes for entry in inputs) if size is None else size
     return Done(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))
+
+
+def cut(one: Compaction) -> Done:
+    """As if it had been carried out, with keys everywhere."""
+    count = one.partitions
+    pieces = [(entry, p) for entry in one.inputs for p in touched(entry, count) if p != one.partition]
+    oldest, newest = min(entry.seq_min for entry in one.inputs), max(entry.seq_max for entry in one.inputs)
+    size = sum(entry.bytes for entry in one.inputs)
+    outputs = [a_run(oldest, newest, size, one.partition, count)]
+    for number, (piece, p) in enumerate(pieces):
+        low, high = bounds(p, count)
+        low, high = max(low, piece.hash_min), min(high, piece.hash_max)
+        outputs.append(replace(piece, object=f"{piece.object}/{number}", partition=p, hash_min=low, hash_max=high))
+    return Done(one, tuple(outputs))
+
+
+def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
+    large = a_run(0, 0, 1000, partitions=1)
+    small = tuple(a_run(i, i, 10, partitions=1) for i in range(6, 0, -1))
+    assert pick((*small, large)) == ()
+    new = tuple(a_run(8, 8, 10, partition) for partition in (1, 2))
+    # The other partition has its turn when these are cut: no SST is in two compactions.
+    assert pick((*new, *small, large)) == (compaction_of((new[0], *small), drops_tombstones=False, partition=1),)
+
+
+def test_runs_that_lay_side_by_side_are_one_run_when_their_partitions_are() -> None:
+    left = (a_run(6, 9, 10, 0), a_run(1, 5, 100, 0))
+    right = (a_run(9, 9, 10, 1), a_run(7, 8, 10, 1), a_run(1, 6, 100, 1))
+    newer, beyond = a_run(10, 10, 10, partitions=2), a_run(1, 9, 1000, 3)
+    ssts = (newer, *left, *right, beyond)
+    assert compaction.pick(ssts, 2, trigger=7) == ()
+    (one,) = compaction.pick(ssts, 2, trigger=6)
+    assert one.inputs[0] == newer
+    assert set(one.inputs) == {newer, *left, *right}
+    assert one.drops_tombstones
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 10**6), st.integers(0, 12)), min_size=1, max_size=8),
+    st.integers(2, 9),
+)
+def test_whatever_the_rescales_merging_ends_with_few_ssts_in_every_partition(
+    eras: list[tuple[int, int, int]], trigger: int
+) -> None:
+    ssts: tuple[Sst, ...] = ()
+    seq = 0
+    for partitions, size, batches in eras:
+        for _ in range(batches):
+            seq += 1
+            ssts = (*(a_run(seq, seq, size, p, partitions) for p in range(partitions)), *ssts)
+        counts = {p: len(mine) for p, mine in by_partition(ssts, partitions).items()}
+        while picked := compaction.pick(ssts, partitions, trigger=trigger):
+            inputs = [sst for one in picked for sst in one.inputs]
+            assert len(inputs) == len(set(inputs))
+            ssts = apply(ssts, [cut(one) for one in picked])
+            fewer = {p: len(mine) for p, mine in by_partition(ssts, partitions).items()}
+            assert all(fewer[p] <= counts[p] for p in counts)
+            assert all(fewer[one.partition] < counts[one.partition] for one in picked)
+            counts = fewer
+        assert all(count < trigger for count in counts.values())
 
 
 def test_few_runs_are_left_alone() -> None:
