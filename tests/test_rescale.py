@@ -2,21 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from msgspec.structs import replace
 from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.lookup import get
 from slackwater.snapshot.rescale import MAX_PARTITIONS, Rescaled, rescale
 from slackwater.snapshot.snapshots import request, try_complete
 from slackwater.snapshot.tables import connect, run_query
-from slackwater.store import compaction
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
 from slackwater.store.counting import CountingStore
@@ -24,7 +18,6 @@ from slackwater.store.errors import Fenced, NotFound, Refused, Usage
 from slackwater.store.history import head
 from slackwater.store.manifest import Manifest
 from slackwater.store.memory import MemoryStore
-from slackwater.store.runs import by_partition
 
 from .histories import Flight, FlightsApp, Kafka, flights, rows_of
 
@@ -177,54 +170,3 @@ def test_a_clone_has_the_number_of_its_source(app: FlightsApp, cache: SstCache) 
     expected = {key: delay for key, (_, delay, _) in staging.state["aircraft"].items()}
     assert totals(app, cache, "staging") == expected
     assert app.table("aircraft").partitions == 5
-
-
-@settings(max_examples=25)
-@given(
-    steps=st.lists(
-        st.tuples(st.sampled_from(["send", "delete", "rescale", "compact", "merge"]), st.integers(1, 6)), max_size=25
-    )
-)
-def test_whatever_happens_between_rescales_nothing_is_lost(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
-    app = FlightsApp(MemoryStore(), Kafka())
-    with closing(SstCache(Path(tmp_path_factory.mktemp("cache")), 1 << 30)) as cache:
-        for number, (verb, count) in enumerate(steps):
-            match verb:
-                case "send":
-                    app.send(*(Flight(f"N{(n * number) % 11}", "C", number) for n in range(2 * count)))
-                    app.step_all()
-                case "delete":
-                    app.delete("aircraft", *sorted(app.state["aircraft"])[:count])
-                case "rescale":
-                    app.rescale("aircraft", count)
-                case "compact":
-                    app.compact("aircraft")
-                case _:
-                    _merge(app, cache, trigger=1 + count)
-            expected = {key: delay for key, (_, delay, _) in app.state["aircraft"].items()}
-            assert totals(app, cache, "flights") == expected
-            cut = resolve(app.store, "flights", now_ms=0)
-            for key in (f"N{n}" for n in range(11)):
-                found = get(app.store, cut, "aircraft", [key])
-                assert found["delay"].to_pylist() == ([expected[key]] if key in expected else [])
-
-
-def _merge(app: FlightsApp, cache: SstCache, *, trigger: int) -> None:
-    """Compact as a runner does, until nothing is left to be merged, and commit that."""
-    before, table = app.heads["aircraft"], app.table("aircraft")
-    ssts = before.ssts
-    while picked := compaction.pick(ssts, table.partitions, trigger=max(2, trigger)):
-        made = [compaction.run(app.store, cache, "flights", "aircraft", table, one) for one in picked]
-        ssts = compaction.apply(ssts, made)
-    assert all(len(mine) < max(2, trigger) for mine in by_partition(ssts, table.partitions).values())
-    draft = successor(
-        before,
-        kind="compaction",
-        epoch=before.epoch,
-        writer=before.writer,
-        by="test:1",
-        now_ms=app.clock.tick("aircraft"),
-    )
-    app.commit(replace(draft, ssts=ssts))
