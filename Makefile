@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench soak clean
+.PHONY: help demo test check format bench soak mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the whole story on real data, in about four minutes
+demo: $(READY) ## the whole story on real data, in about two minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) check ## all checks and tests, from nothing
@@ -29,8 +29,11 @@ format: $(READY) ## format the code and mend what ruff can mend
 bench: $(READY) ## speed beside Spark's own state, and what a snapshot costs (about ten minutes)
 	@$(BIN)/python -m bench
 
-soak: $(READY) ## the protocol under 100,000 random schedules
-	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/test_chandy_lamport_laws.py
+soak: $(READY) ## the protocol under 100,000 random schedules, and a diamond under 3,200
+	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/test_chandy_lamport_laws.py tests/test_diamond_law.py
+
+mutants: $(READY) ## faults planted in the protocol, one at a time: do the tests notice? (a few minutes)
+	@$(BIN)/python -m tests.mutants
 
 clean: ## remove what the targets made (not .slackwater)
 	rm -rf $(VENV) .types .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out

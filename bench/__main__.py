@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from slackwater.pipeline.broker import EmbeddedKafka
 
-from . import command_line, snapshots, throughput
+from . import capturing, command_line, diamond, snapshots, throughput
 from .events import KEYS, fill
 
 OUT = Path(__file__).parent / "out"
@@ -48,7 +48,9 @@ def main() -> None:
             console.print("stateful aggregation, Spark and slackwater in turns …")
             rows.append(_throughput(broker.bootstrap, folder))
             console.print("a running job with and without snapshots …")
-            rows.append(_snapshots(broker.bootstrap, folder))
+            rows += _snapshots(broker.bootstrap, folder)
+            console.print("records in flight, written and kept …")
+            rows.append(_capturing(broker.bootstrap, folder))
         console.print("store requests at 10,000 and at 5,000,000 keys …")
         rows += _requests(folder)
         rows += _command_line(folder)
@@ -72,16 +74,41 @@ def _throughput(bootstrap: str, folder: Path) -> Row:
     )
 
 
-def _snapshots(bootstrap: str, folder: Path) -> Row:
-    seconds = snapshots.cost(bootstrap, folder / "snapshots")
-    with_, without = (float(np.percentile(seconds[name], 95)) for name in ("with", "without"))
+def _snapshots(bootstrap: str, folder: Path) -> list[Row]:
+    found = diamond.measure(bootstrap, folder / "diamond")
+    with_, without = (float(np.percentile(seconds, 95)) for seconds in (found["with_"], found["without"]))
+    batch, latency = median(found["with_"]), median(found["latencies"])
+    limit = 2 * diamond.DEPTH * batch
+    return [
+        Row(
+            f"p95 batch time of a diamond with a snapshot every {diamond.EVERY_S:.0f} s "
+            f"({len(found['with_'])} batches)",
+            f"{with_:.2f} s",
+            f"without: {without:.2f} s",
+            with_ / without,
+            "<= 1.1",
+            with_ / without <= 1.1,
+        ),
+        Row(
+            f"snapshot of the running diamond complete after, median of {len(found['latencies'])}",
+            f"{latency:.2f} s",
+            f"two batch times for each of {diamond.DEPTH} stages of depth: {limit:.2f} s",
+            latency / limit,
+            "<= 1",
+            latency <= limit,
+        ),
+    ]
+
+
+def _capturing(bootstrap: str, folder: Path) -> Row:
+    written, kept = capturing.measure(bootstrap, folder / "capturing")
     return Row(
-        f"p95 batch time with a snapshot every {snapshots.EVERY_S:.0f} s ({len(seconds['with'])} batches)",
-        f"{with_:.2f} s",
-        f"without: {without:.2f} s",
-        with_ / without,
-        "<= 1.1",
-        with_ / without <= 1.1,
+        "records in flight kept with a snapshot",
+        f"{kept:,.0f} rows/s",
+        f"written to the channel: {written:,.0f} rows/s",
+        kept / written,
+        ">= 1",
+        kept >= written,
     )
 
 

@@ -1,86 +1,14 @@
-"""What a running job pays for a snapshot, and what a snapshot and a clone cost in store requests."""
+"""What a snapshot and a clone cost in store requests, whatever the size of the state."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
 import time
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from .events import PARTITIONS, TOPIC
-
-PHASE_S = 25.0
-EVERY_S = 5.0
-
-
-def cost(bootstrap: str, folder: Path) -> dict[str, list[float]]:
-    """Seconds of each batch of one running job, in turns `without` and `with` a snapshot every five seconds."""
-    command = [sys.executable, "-m", "bench.snapshots", bootstrap, str(folder)]
-    return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
-
-
-def _run(bootstrap: str, folder: Path) -> dict[str, list[float]]:
-    import slackwater as sw
-    from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F
-    from slackwater.pipeline.progress import Progress
-    from slackwater.pipeline.runner import Options, run
-    from slackwater.snapshot import snapshots
-    from slackwater.store.open import open_store
-
-    app = sw.App("bench")
-
-    @app.stage(reads=sw.topic(TOPIC), writes=sw.repartition("by-leg", "leg"))
-    def events(flights: DataFrame) -> DataFrame:
-        return flights.select(F.col("key").cast("string").alias("leg"), F.length("value").alias("size"))
-
-    @app.stage(reads="by-leg", state=sw.aggregate(n=sw.count(), size=sw.sum("size")), partitions=PARTITIONS)
-    def legs(rows: DataFrame) -> DataFrame:
-        return rows
-
-    store = open_store(str(folder / "store"))
-    seconds: dict[str, list[float]] = {"without": [], "with": []}
-    phase = {"name": "warm up", "taken": 0}
-    done = threading.Event()
-
-    def conduct() -> None:
-        # The JVM compiles what is hot in its first minute.
-        done.wait(40)
-        for name in cycle(("without", "with")):
-            phase["name"] = name
-            until = time.monotonic() + PHASE_S
-            while time.monotonic() < until:
-                if name == "with":
-                    phase["taken"] += 1
-                    snapshots.request(store, "bench", f"s{phase['taken']}", "bench")
-                if done.wait(EVERY_S):
-                    return
-
-    def note(progress: Progress) -> None:
-        if progress.stage == "legs" and progress.rows_in and phase["name"] in seconds:
-            seconds[str(phase["name"])].append(progress.seconds)
-
-    conductor = threading.Thread(target=conduct)
-    conductor.start()
-    options = Options(
-        store=str(folder / "store"),
-        kafka={"bootstrap.servers": bootstrap},
-        until_caught_up=True,
-        max_records=25_000,
-        cache_folder=folder / "cache",
-        master="local[2]",
-    )
-    run(app, options, note)
-    done.set()
-    conductor.join()
-    assert len(snapshots.list_snapshots(store, "bench")) >= phase["taken"] - 1
-    return seconds
+from .events import PARTITIONS
 
 
 def requests(folder: Path, num_keys: int) -> dict[str, int]:
@@ -130,12 +58,11 @@ class _NoChannels:
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         raise AssertionError(topic)
 
+    def announce(self, app: str, stage: str, positions: object, /) -> None:
+        """Nobody looks."""
+
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         raise AssertionError(topic)
 
     def copy(self, in_flight: object, topic: str, app: str, /) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         raise AssertionError(topic)
-
-
-if __name__ == "__main__":
-    print(json.dumps(_run(sys.argv[1], Path(sys.argv[2]))))

@@ -40,6 +40,7 @@ def bisect(
     ] = None,
     bad: Annotated[str | None, typer.Option(metavar="REF", help="A moment with rows. Default: now.")] = None,
     store: options.Store = None,
+    kafka: options.Kafka = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the first commit at which a query returns rows.
@@ -49,10 +50,20 @@ def bisect(
     turned bad.
     """
     from ..snapshot import bisect as search
+    from ..snapshot.channel_tables import names_channels
 
-    settings, output = load(store=store), output_for(json=as_json)
+    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     with closing(settings.open_cache()) as cache, output.progress() as tell:
-        verdict = search.bisect(settings.open_store(), cache, app_name, where, good=good, bad=bad, on_step=_steps(tell))
+        verdict = search.bisect(
+            settings.open_store(),
+            cache,
+            app_name,
+            where,
+            good=good,
+            bad=bad,
+            on_step=_steps(tell),
+            reader=settings.open_channels() if names_channels(where) else None,
+        )
     output.show(_data(verdict), *_parts(verdict, options.said(store)))
     if verdict.non_monotone:
         against = ", ".join(f"{step.cut.ref} is {_word(step.bad)}" for step in verdict.non_monotone)

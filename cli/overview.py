@@ -6,7 +6,7 @@ A few requests per stage, and nothing of the state: of the number of keys, manif
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..snapshot.snapshots import open_requests
+from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store import apps, history
 from ..store.manifest import Manifest, Origin

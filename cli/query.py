@@ -31,6 +31,7 @@ app = typer.Typer(add_completion=False)
         'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
         'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
         'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
+        "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
         "slackwater query flights --file report.sql --json",
     )
 )
@@ -53,13 +54,15 @@ def query(
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Print this many rows; 0 for all.")] = 50,
     store: options.Store = None,
+    kafka: options.Kafka = None,
     as_json: options.Json = False,
 ) -> None:
     """Query the state with DuckDB, now or at any earlier moment.
 
-    Every table is named after its stage. Without SQL the tables and their columns are listed.
+    Every table is named after its stage; records on the way between stages are inflight('NAME'), by the name of the
+    repartition topic. Without SQL the tables and their columns are listed.
     """
-    settings, output, text = load(store=store), output_for(json=as_json), _sql(sql, file)
+    settings, output, text = load(store=store, kafka=kafka), output_for(json=as_json), _sql(sql, file)
     if text is None:
         output.show(*_tables(settings.open_store(), ref))
         return
@@ -88,12 +91,14 @@ def _sql(sql: str | None, file: Path | None) -> str | None:
 
 
 def _run(settings: Settings, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
+    from ..snapshot.channel_tables import channel_tables, names_channels
     from ..snapshot.cut import resolve
     from ..snapshot.tables import connect, run_query
 
     store = settings.open_store()
     cut = resolve(store, ref, now_ms=humane.now_ms())
-    with closing(settings.open_cache()) as cache, connect(store, cache, cut) as connection:
+    flying = channel_tables(store, cut, sql, settings.open_channels()) if names_channels(sql) else None
+    with closing(settings.open_cache()) as cache, connect(store, cache, cut, channels=flying) as connection:
         return cut, run_query(connection, sql)
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import humane, options
-from .output import output_for
+from .output import Output, output_for
 from .settings import load
 
 if TYPE_CHECKING:
+    from ..pipeline.metrics import Metrics
     from ..pipeline.progress import Progress
 
 __all__ = ["app"]
@@ -22,6 +23,7 @@ app = typer.Typer(add_completion=False)
         "slackwater run flights.py",
         "slackwater run flights.py --until-caught-up --max-records 50000",
         "slackwater run flights.py --stage carriers --master 'local[4]'",
+        "slackwater run flights.py --metrics 9464             # for Prometheus",
         "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
     )
 )
@@ -55,6 +57,10 @@ def run(
         float,
         typer.Option(metavar="SECONDS", min=0, help="How long to wait for a broker or store that is away."),
     ] = 120,
+    metrics: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=0, max=65535, help="Serve metrics for Prometheus there; 0 for a free port."),
+    ] = None,
     store: options.Store = None,
     kafka: options.Kafka = None,
     as_json: options.Json = False,
@@ -67,6 +73,13 @@ def run(
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     root, brokers = settings.store_root(), settings.kafka()
     from ..pipeline.main import Options, run_file
+
+    observed = _serve(metrics, output) if metrics is not None else None
+
+    def on_progress(commit: "Progress") -> None:
+        output.show(commit, _line(commit))
+        if observed is not None:
+            observed.observe(commit)
 
     run_file(
         str(file),
@@ -84,8 +97,16 @@ def run(
             cache_folder=settings.cache_folder,
             cache_bytes=settings.cache_max_bytes,
         ),
-        on_progress=lambda commit: output.show(commit, _line(commit)),
+        on_progress=on_progress,
     )
+
+
+def _serve(port: int, output: Output) -> "Metrics":
+    from ..pipeline.metrics import Metrics
+
+    metrics = Metrics()
+    output.note(f"metrics: http://localhost:{metrics.serve(port)}/metrics")
+    return metrics
 
 
 def _line(commit: "Progress") -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..store.errors import Usage
 
 if TYPE_CHECKING:
+    from ..pipeline.channels import KafkaChannels
     from ..store.cache import SstCache
     from ..store.objects import ObjectStore
 
@@ -58,6 +59,14 @@ class Settings:
         if not self.brokers:
             raise _missing("kafka", "the Kafka brokers", "host:port", "--kafka HOST:PORT")
         return {**self.kafka_properties, "bootstrap.servers": self.brokers}
+
+    def open_channels(self) -> "KafkaChannels | None":
+        """The topics between stages; None when nothing says where Kafka is."""
+        if not self.brokers:
+            return None
+        from ..pipeline.channels import KafkaChannels
+
+        return KafkaChannels(self.kafka())
 
 
 def load(

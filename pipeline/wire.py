@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..snapshot.capture import ADDRESS
 from ..store.errors import Corruption
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-__all__ = ["check_count", "decode", "encode", "header_of", "marker_header", "split"]
+__all__ = ["check_count", "decode", "decode_addressed", "encode", "header_of", "marker_header", "marker_of", "split"]
 
 _HEADER = "slackwater"
+_MARKER = "marker "
 _MESSAGE_ROWS = 32_768
 _MESSAGE_BYTES = 512 << 10
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -54,7 +56,12 @@ def split(rows: pa.Table, partitions: npt.NDArray[np.integer]) -> Iterator[tuple
 
 def marker_header(snapshot: str) -> bytes:
     """Header of the marker of a snapshot; its message has no value."""
-    return f"marker {snapshot}".encode()
+    return f"{_MARKER}{snapshot}".encode()
+
+
+def marker_of(header: str) -> str:
+    """The snapshot whose marker has this header; empty when it is not a marker's."""
+    return header.removeprefix(_MARKER) if header.startswith(_MARKER) else ""
 
 
 def header_of(message: Message) -> str:
@@ -74,13 +81,8 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
     for message in messages:
         if header_of(message) not in attempts:
             continue
-        address = f"{message.topic()}[{message.partition()}]@{message.offset()}"
-        try:
-            with pa.ipc.open_stream(message.value()) as reader:
-                batches = list(reader)
-        except pa.ArrowInvalid as error:
-            raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
-        for batch in batches:
+        address = _address(message)
+        for batch in _batches(message):
             if batch.schema.names != schema.names or batch.schema.types != schema.types:
                 raise Corruption(
                     f"message {address} has rows of ({_show(batch.schema)}); expected ({_show(schema)})",
@@ -89,6 +91,43 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
                     "they are consumed, then the new",
                 )
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
+    """The rows of the messages that these attempts wrote, each with its `ADDRESS`, as they describe themselves.
+
+    Raises:
+        Corruption: A message of these attempts does not hold rows.
+    """
+    for message in messages:
+        if header_of(message) not in attempts:
+            continue
+        rows = pa.Table.from_batches(_batches(message))
+        place = (
+            pa.repeat(pa.scalar(message.partition(), pa.int32()), rows.num_rows),
+            pa.repeat(pa.scalar(message.offset(), pa.int64()), rows.num_rows),
+            pa.array(np.arange(rows.num_rows, dtype=np.int32)),
+        )
+        for name, column in zip(ADDRESS, place, strict=True):
+            rows = rows.append_column(name, column)
+        yield rows
+
+
+def _batches(message: Message) -> list[pa.RecordBatch]:
+    address = _address(message)
+    try:
+        with pa.ipc.open_stream(message.value() or b"") as reader:
+            batches = list(reader)
+    except (pa.ArrowException, OSError) as error:
+        # Arrow reports a stream that was cut short as an error of I/O, also where there is no file.
+        raise Corruption(f"message {address} is not an Arrow stream: {error}", object_key=address) from error
+    if not batches:
+        raise Corruption(f"message {address} is an Arrow stream without a record batch", object_key=address)
+    return batches
+
+
+def _address(message: Message) -> str:
+    return f"{message.topic()}[{message.partition()}]@{message.offset()}"
 
 
 def check_count(topic: str, partition: int, start: int, end: int, found: int, sent: int | None) -> None:

@@ -1,9 +1,9 @@
-"""Moments of a whole app: refs, cuts, snapshots, log, lineage, queries, bisect and clone.
+"""Moments of a whole app: refs, cuts, snapshots, verify, log, lineage, queries, bisect and clone.
 
 Everything here reads what the store holds and writes only small objects beside it: snapshots, requests, the
 log of operations, and a clone's first manifests. It uses `store` and nothing above it: no Spark and no Kafka.
-What needs them comes in through a small Protocol (`clone.Channels`). Import the modules one by one: DuckDB
-and pyarrow are loaded only by those that query.
+What needs them comes in through a small Protocol (`clone.Channels`, `verify.Rereader`). Import the modules one
+by one: DuckDB and pyarrow are loaded only by those that query.
 """
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "snapshots",
     "tables",
     "topology",
+    "verify",
 ]

@@ -18,6 +18,8 @@ from ..store import history
 from ..store.cache import SstCache
 from ..store.errors import Refused
 from ..store.objects import ObjectStore
+from .capture import ChannelReader
+from .channel_tables import channel_tables, names_channels
 from .cut import first_cut, resolve
 from .lineage import Lineage, trace
 from .narrowing import Between
@@ -94,6 +96,7 @@ def bisect(
     bad: str | None = None,
     on_step: Callable[[Step], None] | None = None,
     now_ms: int | None = None,
+    reader: ChannelReader | None = None,
 ) -> Verdict:
     """The first commit, between two moments, at which `where` returns rows.
 
@@ -110,9 +113,10 @@ def bisect(
         bad: ref of a moment where it returns rows; default now.
         on_step: told of each evaluation.
         now_ms: what relative refs count from; default the wall clock.
+        reader: reads records in flight, which `where` may ask for as `inflight('channel')`.
 
     Raises:
-        Usage: a ref or the SQL is malformed.
+        Usage: a ref or the SQL is malformed, or it asks for records in flight without a `reader`.
         NotFound: there is no such app, moment, table or column.
         Refused: the predicate returns no rows at `bad`, or some at `good`; or `good` is not before `bad`.
         Corruption: an SST is not what its manifest promises.
@@ -125,13 +129,15 @@ def bisect(
         if cut.app != app:
             raise Refused(f"{ref} is a moment of app {cut.app!r}; expected one of {app!r}")
     first = {stage: history.first_version(store, app, stage) for stage in high.stages}
-    between = Between(low, high, partial(history.read, store, app), first, _named(where, high))
+    asks = names_channels(where)
+    watched = frozenset(high.stages) if asks else _named(where, high)
+    between = Between(low, high, partial(history.read, store, app), first, watched, asks)
     if not between.ordered():
         raise Refused(
             f"the good moment {good or f'(the beginning of {app})'} is not before the bad one, {bad or app}",
             hint="good must be the earlier of the two",
         )
-    search = _Search(store, cache, where, between, on_step)
+    search = _Search(store, cache, where, between, on_step, reader)
     search.check_ends(good, bad)
     return search.run()
 
@@ -152,12 +158,14 @@ class _Search:
         where: str,
         between: Between,
         on_step: Callable[[Step], None] | None,
+        reader: ChannelReader | None,
     ) -> None:
         self._store = store
         self._cache = cache
         self._where = where
         self._between = between
         self._on_step = on_step
+        self._reader = reader
         self._steps: list[Step] = []
         # Tables without a version yet are shown empty, with the columns they were to have.
         self._tables = {
@@ -248,7 +256,8 @@ class _Search:
         seen = cut
         if self._steps:
             seen = Cut(cut.app, {stage: cut.stages[stage] for stage in self._between.watched & cut.stages.keys()})
-        with closing(connect(self._store, self._cache, seen, empty=self._tables)) as con:
+        flying = channel_tables(self._store, cut, self._where, self._reader) if self._between.channels else None
+        with closing(connect(self._store, self._cache, seen, empty=self._tables, channels=flying)) as con:
             rows = run_query(con, self._where, max_rows=_MAX_ROWS)
         is_bad: bool = rows.num_rows > 0
         if is_bad:

@@ -1,13 +1,16 @@
 """Carrying what is in flight at a cut into a clone's own channels: it never touches the source's."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+import pyarrow as pa
 from msgspec import Struct
 
 from ..store.manifest import Input, Output
 from ..store.objects import ObjectStore
-from .cut import InFlight, stretch
+from .capture import read
+from .in_flight import InFlight, stretch
+from .snapshots import Snapshot
 from .topology import Channel, Cut, channels
 
 __all__ = ["Carried", "Channels", "carried_input", "carried_output", "carry", "channel_topic"]
@@ -29,8 +32,16 @@ class Channels(Protocol):
         """The end offset of each partition, or None when there is no such topic."""
         ...
 
-    def copy(self, in_flight: InFlight, topic: str, app: str, /) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
+        """Show Kafka's own tools how far a stage has read, by topic. Nothing depends on it: it does not fail."""
+        ...
+
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """Copy records in flight to the end of `topic`, created with as many partitions if it is missing.
+
+        They are read from Kafka, or given as `kept` (tables as `capture.read` gives them).
 
         The copies are messages of `app`, version `in_flight.up_to`, under one new attempt. With no attempts
         in `in_flight` the topic is created and nothing copied.
@@ -58,8 +69,12 @@ def channel_topic(app: str, channel: str) -> str:
     return f"{app}-{channel}-repartition"
 
 
-def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels) -> dict[str, Carried]:
+def carry(
+    store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None = None
+) -> dict[str, Carried]:
     """Copy every channel of the cut into the topics of `app`, by channel name.
+
+    What `keeper`, a snapshot of this very cut, keeps of it is copied from there; everything else from Kafka.
 
     May be called again after a crash: what a broken copy left in a topic has an attempt that nobody names.
 
@@ -71,10 +86,12 @@ def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels) -> dict[str, 
     by_name: dict[str, list[Channel]] = {}
     for channel in channels(cut):
         by_name.setdefault(channel.name, []).append(channel)
-    return {name: _carry_one(store, cut, app, kafka, readers) for name, readers in by_name.items()}
+    return {name: _carry_one(store, cut, app, kafka, readers, keeper) for name, readers in by_name.items()}
 
 
-def _carry_one(store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel]) -> Carried:
+def _carry_one(
+    store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel], keeper: Snapshot | None
+) -> Carried:
     """Copy one channel from where the last receiver is, with a stop where each of the others is."""
     readers = sorted(readers, key=lambda reader: reader.input.version if reader.input else 0)
     topic = channel_topic(app, readers[0].name)
@@ -85,11 +102,19 @@ def _carry_one(store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers:
     for index, reader in enumerate(readers):
         following = readers[index + 1].input if index + 1 < len(readers) else None
         flight = stretch(store, cut, reader, following)
-        ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app)
+        ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app, _kept(store, flight, keeper))
         if flight.attempts:
             attempts.append(attempt)
             rows += flight.rows
     return Carried(topic, ends, tuple(attempts), rows, starts)
+
+
+def _kept(store: ObjectStore, flight: InFlight, keeper: Snapshot | None) -> Iterator[pa.Table] | None:
+    """The records of `flight` as the snapshot keeps them, None if it does not."""
+    captured = keeper.captured(flight) if keeper and flight.attempts else None
+    if captured is None:
+        return None
+    return read(store, captured, flight)
 
 
 def carried_output(output: Output, carried: Carried) -> Output:

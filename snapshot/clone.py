@@ -19,9 +19,10 @@ from ..store.errors import CommitConflict, NotFound, ObjectExists, ObjectNotFoun
 from ..store.manifest import AppInfo, Input, Manifest, Origin, Sst
 from ..store.objects import ObjectStore
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic
-from .cut import InFlight, cut_at, in_flight, of_snapshot
+from .cut import cut_at
+from .in_flight import InFlight, in_flight
 from .refs import Ref, parse
-from .snapshots import pin, read_snapshot
+from .snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot
 from .topology import Cut, channels, order, violations
 
 __all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "plan_clone", "unfinished"]
@@ -128,7 +129,8 @@ def plan_clone(
     if wrong := violations(cut.stages):
         raise Refused(f"{source} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     flights = in_flight(store, cut)
-    _check_topics(cut, read_topics, flights, channels)
+    keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
+    _check_topics(cut, read_topics, [one for one in flights if not (keeper and keeper.captured(one))], channels)
     if begun is None:
         _check_free(cut, name, channels)
     return ClonePlan(cut, info, target_store.url, read_topics, flights, begun is not None)
@@ -156,13 +158,15 @@ def finish_clone(
         raise Refused(f"app {info.name!r} is no clone: there is nothing to finish")
     if not missing:
         return ()
-    cut = of_snapshot(store, read_snapshot(store, info.origin.app, info.origin.snapshot))
-    carried = _carried(store, target, cut, info.name, channels)
+    pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
+    cut = of_snapshot(store, pinned)
+    carried = _carried(store, target, pinned, info.name, channels)
     # Senders first: nobody may see a receiver whose sender is not there.
     for stage in order(cut.stages):
         if stage in missing:
             first = _first_version(store, target, cut, stage, info, carried)
             _commit(target, replace(first, by=by))
+            channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
     return missing
 
 
@@ -193,11 +197,13 @@ def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str
     An earlier clone of that name, or a call that stopped before the clone existed, may have left its own pin.
     It is not ours to remove: whoever made it may be just about to go on.
     """
+    source = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
+    kept = source.channels if source else ()
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:
         try:
-            return pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root).name
+            return pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, channels=kept).name
         except Refused:
             if violations(cut.stages) or not cut.stages:
                 raise
@@ -255,7 +261,7 @@ def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
 
 
 def _check_topics(cut: Cut, read_topics: Mapping[str, str], flights: Iterable[InFlight], kafka: Channels) -> None:
-    """Raise unless Kafka still holds all that the clone has to read or copy."""
+    """Raise unless Kafka still holds all that the clone has to read or copy from there."""
     for _, declared, source in _users_inputs(cut):
         kafka.check_topic(read_topics[declared], source.offsets)
     for flight in flights:
@@ -273,13 +279,15 @@ def _check_free(cut: Cut, name: str, kafka: Channels) -> None:
             )
 
 
-def _carried(store: ObjectStore, target: ObjectStore, cut: Cut, name: str, kafka: Channels) -> dict[str, Carried]:
+def _carried(
+    store: ObjectStore, target: ObjectStore, pinned: Snapshot, name: str, kafka: Channels
+) -> dict[str, Carried]:
     """Where the copied records lie: as noted by an earlier call, else copied now and noted."""
     key = keys.channels(name)
     try:
         return codec.decode(target.get(key), _CarriedChannels, key=key).channels
     except ObjectNotFound:
-        copied = _CarriedChannels(carry(store, cut, name, kafka))
+        copied = _CarriedChannels(carry(store, of_snapshot(store, pinned), name, kafka, pinned))
     try:
         target.put_if_absent(key, codec.encode(copied))
     except ObjectExists:
@@ -314,7 +322,10 @@ def _first_version(
         },
         outputs={name: carried_output(output, carried[name]) for name, output in source.outputs.items()},
         ssts=tuple(_from(sst, store.url, target.url) for sst in source.ssts),
+        # Snapshots under way are the source's.
         recorded={},
+        awaited={},
+        captured={},
         duration_ms=0,
     )
 

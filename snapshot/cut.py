@@ -1,4 +1,4 @@
-"""From a ref to a consistent cut, and what is in flight in one.
+"""From a ref to a consistent cut.
 
 Every manifest says what it consumed and what it produced, so any moment is a consistent cut after the fact:
 take each stage's version of that moment and raise every sender to what its receivers had consumed (Chandy and
@@ -6,58 +6,30 @@ Lamport 1985: nothing is received that was not sent).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
 from ..store import apps, history
 from ..store.errors import NotFound
-from ..store.manifest import Input, Manifest
+from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
-from . import snapshots
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
+from .snapshots import of_snapshot, read_snapshot
 from .timeline import newest_first, newest_where
-from .topology import Channel, Cut, carries_data, channels, consumed, descendants, order, violations
+from .topology import Cut, carries_data, consumed, descendants, order, violations
 
 __all__ = [
     "Cut",
-    "InFlight",
     "consistent",
     "cut_at",
     "first_cut",
-    "in_flight",
     "lower_receivers",
-    "of_snapshot",
     "order",
     "raise_senders",
     "resolve",
     "stages_of",
-    "stretch",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """Records sent before the sender's version and not yet consumed by the receiver's, on one channel.
-
-    They lie in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
-    attempt is one of `attempts`; anything else in that range is to be skipped.
-    """
-
-    channel: str
-    topic: str
-    sender: str
-    receiver: str
-    """Empty when no stage had read the channel yet."""
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
-    attempts: tuple[str, ...]
-    rows: int
-    """Records that the sender's versions `after`+1..`up_to` wrote."""
-    after: int
-    up_to: int
-    schema: str
 
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
@@ -91,19 +63,10 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
             commit = history.read(store, ref.app, ref.stage, version)
             cut = _instant(store, ref.app, stages, commit.time_ms, commit)
         case Named(name):
-            cut = of_snapshot(store, snapshots.read_snapshot(store, ref.app, name))
+            cut = of_snapshot(store, read_snapshot(store, ref.app, name))
     if not cut.stages or (ref.stage and ref.stage not in cut.stages):
         raise _too_early(store, ref, chosen)
     return cut
-
-
-def of_snapshot(store: ObjectStore, snapshot: snapshots.Snapshot) -> Cut:
-    """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
-    return Cut(
-        snapshot.app,
-        {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},
-        snapshot.name,
-    )
 
 
 def first_cut(store: ObjectStore, app: str) -> Cut:
@@ -185,52 +148,6 @@ def lower_receivers(
         if kept is not None:
             lowered[receiver] = kept
     return lowered
-
-
-def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
-    """What the channels of the cut hold, senders upstream first; nothing for channels that are empty.
-
-    Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel
-    there is one entry for each that lags.
-    """
-    found = (stretch(store, cut, channel) for channel in channels(cut))
-    return tuple(flight for flight in found if flight.attempts)
-
-
-def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
-    """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
-
-    Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept.
-
-    Raises:
-        NotFound: a manifest of the sender in between is gone.
-    """
-    sender = cut.stages[channel.sender]
-    output = sender.outputs[channel.name]
-    if channel.input is None:
-        after = history.first_version(store, cut.app, channel.sender) - 1
-        starts: tuple[int, ...] = (0,) * len(output.ends)
-    else:
-        after, starts = channel.input.version, channel.input.offsets
-    up_to, ends = (until.version, until.offsets) if until else (sender.version, output.ends)
-    written = [
-        part
-        for version in range(after + 1, up_to + 1)
-        if (part := history.read(store, cut.app, channel.sender, version).outputs.get(channel.name))
-    ]
-    return InFlight(
-        channel=channel.name,
-        topic=output.topic,
-        sender=channel.sender,
-        receiver=channel.receiver,
-        starts=starts,
-        ends=ends,
-        attempts=tuple(attempt for part in written for attempt in part.attempts),
-        rows=sum(part.rows for part in written),
-        after=after,
-        up_to=up_to,
-        schema=output.schema,
-    )
 
 
 def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:

@@ -22,7 +22,8 @@ class Between:
     """The stretch of history between two consistent cuts, `low` at or before `high` in every stage.
 
     `read` gets a stage's version; `first` is the first version of each stage that is kept. Of the tables of
-    the stages in `watched` only, contents count; those of others may differ.
+    the stages in `watched` only, contents count; those of others may differ. With `channels`, so does how far they
+    have read and written.
     """
 
     low: Cut
@@ -30,6 +31,7 @@ class Between:
     read: Callable[[str, int], Manifest]
     first: dict[str, int]
     watched: frozenset[str]
+    channels: bool = False
 
     def ordered(self) -> bool:
         """Whether `low` is nowhere later than `high`."""
@@ -51,7 +53,7 @@ class Between:
         return tuple(
             stage
             for stage in order(self.high.stages)
-            if stage in self.watched and _content(self.low, stage) != _content(self.high, stage)
+            if stage in self.watched and self._content(self.low, stage) != self._content(self.high, stage)
         )
 
     def middle(self) -> Cut | None:
@@ -117,7 +119,13 @@ class Between:
     def _first_allowed(self, stage: str) -> int:
         return max(self.lowest(stage), self.first[stage])
 
-
-def _content(cut: Cut, stage: str) -> frozenset[str]:
-    """The SSTs of a stage's table: the same ones hold the same rows. Compaction replaces them, too."""
-    return frozenset(sst.object for sst in cut.stages[stage].ssts) if stage in cut.stages else frozenset()
+    def _content(self, cut: Cut, stage: str) -> frozenset[object]:
+        """The SSTs of a stage's table: the same ones hold the same rows. Compaction replaces them, too."""
+        if stage not in cut.stages:
+            return frozenset()
+        manifest = cut.stages[stage]
+        content: set[object] = {sst.object for sst in manifest.ssts}
+        if self.channels:
+            content |= {(name, read.offsets) for name, read in manifest.inputs.items()}
+            content |= {(name, written.ends) for name, written in manifest.outputs.items()}
+        return frozenset(content)

@@ -1,54 +1,37 @@
-"""Snapshots: named, pinned cuts; and the requests that a running app answers with markers.
+"""Snapshots: named, pinned cuts. One object each, written once, whatever the size of the state."""
 
-A request is one object that every stage sees between its batches. Each stage carries the version it recorded
-in its head manifest until the request is gone, so who completes the snapshot needs one look at each head. A
-snapshot is one object, written once: whatever the size of the state, taking one costs the same.
-"""
-
-import time
-from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar
+from collections.abc import Iterator
+from typing import Literal
 
 from msgspec import Struct
 from ulid import ULID
 
-from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
 from ..store import apps, codec, history, keys
 from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused
-from ..store.manifest import Manifest
 from ..store.objects import ObjectStore, documents
 from ..store.open import open_store
+from .capture import Captured, ChannelReader, capture, discard
+from .in_flight import InFlight, in_flight
 from .refs import check_snapshot_name
+from .requests import check_not_asked, open_requests
 from .topology import Cut, violations
 
 __all__ = [
-    "Request",
     "Snapshot",
     "SnapshotKind",
-    "cancel",
+    "check_removable",
+    "create",
+    "find_snapshot",
     "list_snapshots",
-    "open_requests",
+    "of_snapshot",
     "pin",
-    "progress",
     "read_snapshot",
     "remove",
-    "request",
-    "try_complete",
+    "taken",
 ]
-
-T = TypeVar("T", bound=Struct)
 
 SnapshotKind = Literal["markers", "instant", "clone"]
 """How it came to be: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
-
-
-class Request(Struct, frozen=True):
-    """What asks a running app for a snapshot. `id` is a ULID, and the name by which stages record it."""
-
-    id: str
-    name: str
-    created_ms: int
-    by: str
 
 
 class Snapshot(Struct, frozen=True):
@@ -68,113 +51,15 @@ class Snapshot(Struct, frozen=True):
     """The app that lives from it; empty unless `kind` is `clone`."""
     clone_root: str = ""
     """The store root of that app, empty for the snapshot's own."""
+    channels: tuple[Captured, ...] = ()
+    """The records in flight that it keeps."""
 
-
-def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
-    """Ask a running app for a snapshot; its stages answer one after the other.
-
-    Raises:
-        Usage: no snapshot can have this name.
-        NotFound: there is no such app.
-        Refused: the name is taken, or asked for already.
-    """
-    check_snapshot_name(name)
-    apps.read_app(store, app)
-    if (written := _read(store, keys.snapshot(app, name), Snapshot)) is not None:
-        raise _taken(written)
-    _check_not_asked(store, app, name)
-    ulid = ULID()
-    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by)
-    # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
-    store.put(keys.request(app, asked.id), codec.encode(asked))
-    return asked
-
-
-def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
-    """The requests that are not answered yet, oldest first. One listing, and one read for each."""
-    found = (_read(store, info.key, Request) for info in documents(store, keys.requests(app)))
-    return tuple(asked for asked in found if asked is not None)
-
-
-def progress(store: ObjectStore, app: str, request: Request) -> dict[str, int | None]:
-    """The version that each stage recorded for the request, None for a stage that has not yet.
-
-    Reads each stage's head once. A stage that never committed a version has no part in any cut and is left
-    out.
-    """
-    return {stage: head.recorded.get(request.id) for stage, head in _heads(store, app).items()}
-
-
-def try_complete(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
-    """Write the snapshot if every stage has recorded; None while one has not.
-
-    Anybody may call it, any number of times.
-
-    Raises:
-        Refused: another snapshot took the name meanwhile, and the request is deleted; or a stage reads a channel
-            that no stage has ever written, so that no marker can reach it.
-    """
-    stages = _cut_by_markers(app, _heads(store, app), request)
-    key = keys.snapshot(app, request.name)
-    if stages is None:
-        # Once complete, the request goes and the stages forget: another completer may have been faster.
-        written = _read(store, key, Snapshot)
-        return written if written is not None and written.id == request.id else None
-    snapshot = Snapshot(
-        name=request.name,
-        id=request.id,
-        app=app,
-        created_ms=request.created_ms,
-        completed_ms=_now_ms(),
-        kind="markers",
-        stages=stages,
-        by=request.by,
-    )
-    written = _create(store, snapshot)
-    store.delete(keys.request(app, request.id))
-    if written.id != request.id:
-        raise Refused(
-            f"snapshot {request.name!r} of {app} was taken by {written.by} while this one was under way",
-            hint="ask again with another name",
-        )
-    return written
-
-
-def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
-    return {stage: head for stage, head in heads.items() if head is not None}
-
-
-def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
-    """The version of each stage once the protocol says that the snapshot is complete, None before."""
-    if not heads:
+    def captured(self, flight: InFlight) -> Captured | None:
+        """What it keeps of these records in flight: all of them and perhaps more, or None."""
+        for kept in self.channels:
+            if kept.channel == flight.channel and kept.after <= flight.after and flight.up_to <= kept.up_to:
+                return kept
         return None
-    network = {
-        stage: Stage(
-            frozenset(name for name, source in head.inputs.items() if source.upstream), frozenset(head.outputs)
-        )
-        for stage, head in heads.items()
-    }
-    try:
-        injector = Injector(network)
-    except ProtocolError as error:
-        raise Refused(
-            f"no snapshot of {app} can complete: {error}",
-            hint="run every stage once, or take it with --instant",
-        ) from error
-    injector.receive(Take(request.id))
-    for stage, head in heads.items():
-        if request.id not in head.recorded:
-            continue
-        for action in injector.receive(StageFinished(request.id, stage, head.recorded[request.id])):
-            if isinstance(action, Complete):
-                return dict(action.versions)
-    return None
-
-
-def cancel(store: ObjectStore, app: str, request: Request) -> None:
-    """Withdraw a request; no error when it is answered or withdrawn already."""
-    store.delete(keys.request(app, request.id))
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
@@ -188,8 +73,13 @@ def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[
     infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
     if not infos:
         apps.read_app(store, app)
-    found = (_read(store, info.key, Snapshot) for info in infos)
+    found = (_read(store, info.key) for info in infos)
     return tuple(sorted((s for s in found if s is not None), key=lambda s: (s.completed_ms, s.name)))
+
+
+def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
+    """A snapshot by name, or None when there is none."""
+    return _read(store, keys.snapshot(app, name))
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
@@ -198,7 +88,7 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
     Raises:
         NotFound: there is no such app or snapshot; tells the nearest names.
     """
-    snapshot = _read(store, keys.snapshot(app, name), Snapshot)
+    snapshot = find_snapshot(store, app, name)
     if snapshot is None:
         apps.read_app(store, app)
         asked = any(other.name == name for other in open_requests(store, app))
@@ -211,8 +101,32 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
     return snapshot
 
 
+def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
+    """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
+    return Cut(
+        snapshot.app,
+        {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},
+        snapshot.name,
+    )
+
+
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """Delete a snapshot; what only it reached may then be collected. Returns what was deleted.
+
+    Raises as `check_removable`.
+    """
+    snapshot = check_removable(store, app, name, force=force)
+    store.delete(keys.snapshot(app, name))
+    # After the document: what it named must not be missing while it is there. Clones' pins may share it.
+    shared = {one.key for other in list_snapshots(store, app) for kept in other.channels for one in kept.objects}
+    for info in store.list(keys.snapshot_objects(app, name)):
+        if info.key not in shared:
+            store.delete(info.key)
+    return snapshot
+
+
+def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
+    """The snapshot of that name, if it may be removed.
 
     Raises:
         NotFound: there is no such app or snapshot.
@@ -227,7 +141,6 @@ def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> S
             "without it, its state may be collected",
             hint=f"remove the app {snapshot.clone} first, or say --force",
         )
-    store.delete(keys.snapshot(app, name))
     return snapshot
 
 
@@ -240,18 +153,30 @@ def pin(
     by: str = "",
     clone: str = "",
     clone_root: str = "",
+    reader: ChannelReader | None = None,
+    channels: tuple[Captured, ...] = (),
 ) -> Snapshot:
     """Name a cut that exists already. Pinning the same versions for the same purpose again changes nothing.
 
+    With a `reader`, records in flight are kept with it; else it has those that another snapshot of the same cut keeps
+    (`channels`), and of all others only Kafka knows, as long as it keeps them.
+
     Raises:
         Usage: no snapshot can have this name.
-        Refused: the name is asked for or taken by other versions; the cut is empty or not consistent.
+        Refused: the name is asked for or taken by other versions; the cut is empty or not consistent; records in flight
+            are gone.
+        Corruption: records in flight are not as many as their writers' manifests say.
+        Unavailable: storage or Kafka did not answer.
     """
     check_snapshot_name(name)
     wrong = violations(cut.stages)
     if wrong or not cut.stages:
         raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
-    _check_not_asked(store, cut.app, name)
+    check_not_asked(store, cut.app, name)
+    if (found := find_snapshot(store, cut.app, name)) is not None:
+        return _same_or_taken(found, cut, kind, clone, clone_root)
+    kept = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
+    channels = kept or channels
     ulid = ULID()
     snapshot = Snapshot(
         name=name,
@@ -264,15 +189,22 @@ def pin(
         by=by,
         clone=clone,
         clone_root=clone_root,
+        channels=channels,
     )
-    written = _create(store, snapshot)
+    written = create(store, snapshot)
+    if written != snapshot:
+        discard(store, kept)
+    return _same_or_taken(written, cut, kind, clone, clone_root)
+
+
+def _same_or_taken(written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str) -> Snapshot:
     same = (written.stages, written.kind, written.clone, written.clone_root)
-    if same != (snapshot.stages, kind, clone, clone_root):
-        raise _taken(written)
+    if same != (cut.versions, kind, clone, clone_root):
+        raise taken(written)
     return written
 
 
-def _create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
+def create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     """Write the snapshot unless there is one of its name; return the stored one."""
     key = keys.snapshot(snapshot.app, snapshot.name)
     try:
@@ -282,18 +214,9 @@ def _create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     return snapshot
 
 
-def _check_not_asked(store: ObjectStore, app: str, name: str) -> None:
-    for other in open_requests(store, app):
-        if other.name == name:
-            raise Refused(
-                f"snapshot {name!r} of {app} was asked for already by {other.by} and is not complete",
-                hint=f"wait for it, or choose another name; `slackwater snapshot rm {app} {name}` cancels it",
-            )
-
-
-def _taken(written: Snapshot) -> Refused:
-    versions: Mapping[str, int] = written.stages
-    held = ", ".join(f"{stage}@v{version}" for stage, version in versions.items())
+def taken(written: Snapshot) -> Refused:
+    """The error for a name that another snapshot has."""
+    held = ", ".join(f"{stage}@v{version}" for stage, version in written.stages.items())
     return Refused(
         f"snapshot {written.name!r} of {written.app} exists already ({held})",
         hint=f"choose another name, or remove it with `slackwater snapshot rm {written.app} {written.name}`",
@@ -317,13 +240,8 @@ def _names(store: ObjectStore, app: str) -> Iterator[str]:
         yield info.key.removeprefix(prefix).removesuffix(".json")
 
 
-def _read(store: ObjectStore, key: str, as_type: type[T]) -> T | None:
-    """The object, or None when there is none (any more)."""
+def _read(store: ObjectStore, key: str) -> Snapshot | None:
     try:
-        return codec.decode(store.get(key), as_type, key=key)
+        return codec.decode(store.get(key), Snapshot, key=key)
     except ObjectNotFound:
         return None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -19,6 +19,7 @@ from ..store.cache import SstCache
 from ..store.errors import NotFound, SlackwaterError, Usage
 from ..store.manifest import Table
 from ..store.objects import ObjectStore
+from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
 from .topology import Cut
 
@@ -33,15 +34,23 @@ _NO_COLUMN = re.compile(r"Referenced column \"([^\"]+)\" not found|does not have
 
 
 def connect(
-    store: ObjectStore, cache: SstCache, cut: Cut, *, empty: Mapping[str, Table] | None = None
+    store: ObjectStore,
+    cache: SstCache,
+    cut: Cut,
+    *,
+    empty: Mapping[str, Table] | None = None,
+    channels: Mapping[str, pa.Table] | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """A connection with one view per table of the cut, named as its stage; for the caller to close.
+
+    Channels are seen as `inflight('by-route')`, or as `inflight."by-route"`.
 
     Args:
         store: the store of the cut's app.
         cache: where SSTs of a remote store come to lie; used by the views, so it must outlive the connection.
         cut: the moment to look at.
         empty: tables to show without rows when the cut does not hold them, by name.
+        channels: records in flight, as `channel_tables` gives them.
 
     Raises:
         Corruption: an SST is not what its manifest promises.
@@ -57,6 +66,8 @@ def connect(
         for name, table in (empty or {}).items():
             if name not in cut.tables:
                 con.register(name, visible_schema(table).empty_table())
+        if channels is not None:
+            _show_channels(con, channels)
         files = {str(cache.parquet_path(store, sst)) for manifest in cut.tables.values() for sst in manifest.ssts}
         con.execute("SET allowed_paths = $files", {"files": sorted(files)})
         con.execute("SET enable_external_access = false")
@@ -81,6 +92,19 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None 
         return (rows if max_rows is None else rows.limit(max_rows)).to_arrow_table()
     except duckdb.Error as error:
         raise _in_words(con, sql, error) from error
+
+
+def _show_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Table]) -> None:
+    con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
+    for number, (name, rows) in enumerate(channels.items()):
+        con.register(f"_channel_{number}", rows)
+        quoted = name.replace('"', '""')
+        con.execute(f'CREATE VIEW {SCHEMA_NAME}."{quoted}" AS SELECT * FROM _channel_{number}')
+    # Between the quotes of a shell, a string is easier to write than a quoted name.
+    con.execute(
+        f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "
+        f"""SELECT * FROM query_table('{SCHEMA_NAME}."' || replace(channel, '"', '""') || '"')"""
+    )
 
 
 def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:

@@ -6,6 +6,7 @@ from .errors import Refused, Usage
 
 __all__ = [
     "app_info",
+    "captured",
     "channels",
     "check_key",
     "check_name",
@@ -15,6 +16,7 @@ __all__ = [
     "request",
     "requests",
     "snapshot",
+    "snapshot_objects",
     "snapshots",
     "sst",
     "stages",
@@ -93,6 +95,16 @@ def snapshots(app: str) -> str:
 def snapshot(app: str, name: str) -> str:
     """One named snapshot."""
     return f"{app}/snapshots/{name}.json"
+
+
+def captured(app: str, name: str, ulid: str) -> str:
+    """Records in flight that belong to one named snapshot."""
+    return f"{app}/snapshots/{name}/channels/{ulid}.parquet"
+
+
+def snapshot_objects(app: str, name: str) -> str:
+    """Prefix of what one named snapshot keeps besides its own document."""
+    return f"{app}/snapshots/{name}/"
 
 
 def requests(app: str) -> str:

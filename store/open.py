@@ -59,7 +59,7 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
 
 
 def _folder(path: str, url: str) -> LocalStore:
-    if not path.strip():
+    if not path.strip() or "\0" in path:
         raise Usage(f"store {url!r} names nothing: expected {_SUPPORTED}")
     try:
         folder = Path(path).expanduser()

@@ -8,7 +8,7 @@ partitions with offsets.
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
-from slackwater.snapshot.cut import InFlight
+from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.rescale import rescale
-from slackwater.snapshot.snapshots import open_requests
 from slackwater.store import apps, history, sst
 from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
@@ -42,6 +42,20 @@ TABLES = {
     "aircraft": Table((Column("tail", "string"),), TOTALS, STATE_PARTITIONS, "totals by tail"),
     "carriers": Table((Column("carrier", "string"),), TOTALS, STATE_PARTITIONS, "totals by carrier"),
 }
+
+SCHEMA = "`tail` string, `carrier` string, `delay` bigint"
+"""Of both channels."""
+CAPTURED = pa.schema(
+    [
+        ("tail", pa.string()),
+        ("carrier", pa.string()),
+        ("delay", pa.int64()),
+        ("_partition", pa.int32()),
+        ("_offset", pa.int64()),
+        ("_row", pa.int32()),
+    ]
+)
+"""Their records in flight."""
 
 
 class Flight(NamedTuple):
@@ -71,6 +85,8 @@ class Kafka:
         self.topics: dict[str, list[list[Message]]] = {}
         self.earliest: dict[str, tuple[int, ...]] = {}
         """What retention has left of a topic, where it took something."""
+        self.groups: dict[str, dict[str, tuple[int, ...]]] = {}
+        """What was announced, by app/stage."""
         self._attempts = itertools.count(1)
 
     def create(self, topic: str, partitions: int = KAFKA_PARTITIONS) -> None:
@@ -88,7 +104,9 @@ class Kafka:
         if len(ends) != len(offsets) or not all(start <= offset <= end for start, offset, end in held):
             raise Refused(f"topic {topic!r} holds {starts} to {ends}; expected {offsets}")
 
-    def copy(self, in_flight: InFlight, topic: str, app: str) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, kept: object = None
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         self.create(topic, len(in_flight.ends))
         starts = self.ends(topic)
         attempt = self.attempt()
@@ -99,6 +117,20 @@ class Kafka:
         assert starts is not None
         assert ends is not None
         return ends, attempt, starts
+
+    def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]]) -> None:
+        self.groups[f"{app}/{stage}"] = dict(positions)
+
+    def read(self, in_flight: InFlight) -> Iterator[pa.Table]:
+        """As `snapshot.capture.ChannelReader`."""
+        for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
+            for offset in range(start, end):
+                message = self.topics[in_flight.topic][partition][offset]
+                if message.attempt in in_flight.attempts and not message.marker:
+                    places = [(partition, offset, row) for row in range(len(message.flights))]
+                    rows = [(*flight, *place) for flight, place in zip(message.flights, places, strict=True)]
+                    columns = zip(*rows, strict=True)
+                    yield pa.table([pa.array(c, f.type) for c, f in zip(columns, CAPTURED, strict=True)], CAPTURED)
 
     def between(self, in_flight: InFlight) -> tuple[list[Message], ...]:
         """The messages that count, by partition."""
@@ -267,7 +299,9 @@ class FlightsApp:
             del self.state[stage][name]
         columns = {column.name: np.zeros(len(names), np.int64) for column in TOTALS}
         table = self.table(stage)
-        runs = write_columns(self.store, self.name, stage, table, draft.version, pa.array(names), columns, op=TOMBSTONE)
+        runs = write_columns(
+            self.store, self.name, stage, draft.version, pa.array(names), columns, op=TOMBSTONE, table=table
+        )
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def load(self, stage: str, num_keys: int) -> Manifest:
@@ -284,7 +318,7 @@ class FlightsApp:
         numbers = np.arange(num_keys, dtype=np.int64)
         names = pc.binary_join_element_wise("K", pa.array(numbers).cast(pa.string()), "")
         columns = {"flights": np.ones_like(numbers), "delay": numbers, "_squares": numbers}
-        runs = write_columns(self.store, self.name, stage, self.table(stage), draft.version, names, columns)
+        runs = write_columns(self.store, self.name, stage, draft.version, names, columns, table=self.table(stage))
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def version(self, stage: str, version: int) -> Manifest:
@@ -301,11 +335,9 @@ class FlightsApp:
             channel, sender = {"aircraft": ("by-aircraft", "legs"), "carriers": ("by-carrier", "aircraft")}[draft.stage]
             # A clone's sender does not begin at version 1.
             unread = max(history.first_version(self.store, self.name, sender) - 1, 0)
-            inputs = {channel: Input(self._channel(channel), zeros, sender, unread)}
-        outputs = {
-            name: Output(self._channel(name), zeros, schema="tail STRING, carrier STRING, delay BIGINT")
-            for name in _WRITES[draft.stage]
-        }
+            consumed = () if unread else zeros
+            inputs = {channel: Input(self._channel(channel), zeros, sender, unread, consumed=consumed)}
+        outputs = {name: Output(self._channel(name), zeros, schema=SCHEMA, sent=zeros) for name in _WRITES[draft.stage]}
         return replace(draft, inputs=inputs, outputs=outputs, table=TABLES.get(draft.stage))
 
     def _channel(self, name: str) -> str:
@@ -337,7 +369,8 @@ class FlightsApp:
         if not sent:
             return name, replace(source, rows=0), [], markers
         attempts = {attempt for manifest in sent for attempt in manifest.outputs[name].attempts}
-        ends = sent[-1].outputs[name].ends
+        last = sent[-1].outputs[name]
+        ends = last.ends
         flights = [
             flight
             for messages, start, end in zip(self.kafka.topics[source.topic], source.offsets, ends, strict=True)
@@ -345,7 +378,7 @@ class FlightsApp:
             if message.attempt in attempts
             for flight in message.flights
         ]
-        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights))
+        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights), consumed=last.sent)
         return name, read, flights, markers
 
     def _write(self, stage: str, version: int, flights: list[Flight], markers: set[str]) -> dict[str, Output]:
@@ -372,6 +405,7 @@ class FlightsApp:
                 attempts=(attempt,) if by_partition else (),
                 rows=len(flights),
                 markers=placed,
+                sent=tuple(rows + len(by_partition.get(p, ())) for p, rows in enumerate(earlier.sent)),
             )
         return outputs
 
@@ -392,7 +426,7 @@ class FlightsApp:
         values = np.array(list(changed.values()), np.int64)
         columns = {column.name: values[:, index] for index, column in enumerate(TOTALS)}
         names = pa.array(list(changed))
-        return write_columns(self.store, self.name, stage, self.table(stage), version, names, columns)
+        return write_columns(self.store, self.name, stage, version, names, columns, table=self.table(stage))
 
 
 _WRITES: dict[str, dict[str, Callable[[Flight], str]]] = {
@@ -410,14 +444,15 @@ def write_columns(
     store: ObjectStore,
     app: str,
     stage: str,
-    table: Table,
     version: int,
     names: pa.Array,
     columns: Mapping[str, npt.NDArray[np.int64]],
     *,
     op: int = PUT,
+    table: Table | None = None,
 ) -> list[Sst]:
     """One L0 SST for each state partition that has rows of these keys."""
+    table = table or TABLES[stage]
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
     filled = {"_seq": np.full(len(names), version), "_op": np.full(len(names), op, np.uint8)}

@@ -19,10 +19,14 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import Options, run
+from slackwater.snapshot.capture import read
 from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.verify import Report, verify
 from slackwater.store.cache import SstCache
 from slackwater.store.open import open_store
 
@@ -73,10 +77,17 @@ class Ledger:
     app: str = field(default_factory=lambda: f"app-{uuid4().hex[:8]}")
     sent: int = 0
     program: Path = LEDGER
+    variant: str = ""
+    """Of the program, where it runs in a process of its own."""
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
         kafka_client.create_topic(self.kafka, self.topic, 3)
+
+    @property
+    def last_stage(self) -> str:
+        """The one that is furthest from the topic; what comes to it has passed the others."""
+        return "branches"
 
     @property
     def kafka(self) -> dict[str, str]:
@@ -116,10 +127,11 @@ class Ledger:
             stop.set()
             thread.join()
 
-    def raw(self) -> pa.Table:
-        """Everything in the topic that is an entry."""
+    def raw(self, offsets: tuple[int, ...] | None = None) -> pa.Table:
+        """Everything in the topic, up to these offsets if they are given, that is an entry."""
         found = []
         earliest, ends = kafka_client.offsets(self.kafka, self.topic)
+        ends = offsets or ends
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
             for messages in kafka_client.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
                 found += [message.value() for message in messages]
@@ -129,7 +141,7 @@ class Ledger:
         return {
             **os.environ,
             "LEDGER_TOPIC": self.topic,
-            "LEDGER_VARIANT": "",
+            "LEDGER_VARIANT": self.variant,
             "JDK_JAVA_OPTIONS": SHORT_LIVED,
             "SLACKWATER_STORE": self.store,
             "SLACKWATER_KAFKA": self.bootstrap,
@@ -166,8 +178,8 @@ class Ledger:
         run(load_app(str(self.program), name=self.app), options, lambda _progress: None)
 
     @contextmanager
-    def running(self, *words: str) -> Iterator["Running"]:
-        """The app, until the block is left."""
+    def running(self, *words: str, sabotage: str = "") -> Iterator["Running"]:
+        """The app, until the block is left; with `sabotage`, a stage, see apps/sabotage.py."""
         command = [
             SLACKWATER,
             "run",
@@ -185,7 +197,7 @@ class Ledger:
                 command,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=self.environment(),
+                env=self.environment() | {"SABOTAGE": sabotage},
                 start_new_session=True,
             )
         running = Running(self, process, errors)
@@ -209,6 +221,46 @@ class Ledger:
             expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
             found = self.table(name).select(expected.column_names)
             assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
+
+    def check_snapshot(self, name: str) -> Snapshot:
+        """Every table of a snapshot, with what it keeps of records in flight, equals SQL over the input of its cut."""
+        self.verify(f"{self.app}@{name}")
+        store = open_store(self.store)
+        snapshot = read_snapshot(store, self.app, name)
+        cut = of_snapshot(store, snapshot)
+        (source,) = (read for stage in cut.stages.values() for read in stage.inputs.values() if not read.upstream)
+        raw = self.raw(source.offsets)
+        for table, sql in EXPECTED[self.program].items():
+            expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
+            found = self.table(table, f"{self.app}@{name}").select(expected.column_names)
+            late = [rows for kept in snapshot.channels if kept.receiver == table for rows in read(store, kept)]
+            if late:
+                found = plus(self.program, table, found, pa.concat_tables(late, promote_options="default"))
+            assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), (name, table)
+        return snapshot
+
+    def verify(self, ref: str) -> Report:
+        """Nothing of a moment is other than it must be, whether its bytes and Kafka's messages are read or not."""
+        store, reader, now_ms = open_store(self.store), KafkaChannels(self.kafka), time.time_ns() // 1_000_000
+        assert verify(store, ref, now_ms=now_ms).differences == ()
+        report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader)
+        assert (report.differences, report.not_reread) == ((), ())
+        return report
+
+
+def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table:
+    """What a table is once the records in flight have come to it; only for tables that have them in the tests."""
+    assert (program, table) == (DIAMOND, "branches"), f"{table} has one input: nothing may be in flight"
+    con = duckdb.connect()
+    con.register("state", state)
+    con.register("late", late)
+    return con.query(
+        f"WITH late AS ({EXPECTED[program][table].replace('FROM raw', 'FROM late')}) "
+        "SELECT branch, coalesce(s.debits, 0) + coalesce(l.debits, 0) debits, "
+        "coalesce(s.credits, 0) + coalesce(l.credits, 0) credits, "
+        "coalesce(s.debited, 0) + coalesce(l.debited, 0) debited, "
+        "coalesce(s.credited, 0) + coalesce(l.credited, 0) credited FROM state s FULL JOIN late l USING (branch)"
+    ).to_arrow_table()
 
 
 @dataclass

@@ -37,8 +37,8 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Stage]:
 
 Law = Callable[[Network], None]
 
-TIMES = int(os.environ.get("SLACKWATER_SCHEDULES", "1"))
-"""How many times the usual number of schedules; `make soak` asks for about 100,000 in all."""
+TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1"))
+"""How many times the usual number of schedules; `make soak` asks for about 100,000 in all, `make mutants` for few."""
 
 
 def runs(*, fan_in: bool = True, num_examples: int = 800) -> Callable[[Law], Callable[..., None]]:
@@ -56,7 +56,7 @@ def runs(*, fan_in: bool = True, num_examples: int = 800) -> Callable[[Law], Cal
             num_partitions=st.integers(1, 3),
             stages=networks(fan_in=fan_in),
         )
-        return settings(max_examples=num_examples * TIMES, deadline=None)(given_runs(check))
+        return settings(max_examples=round(num_examples * TIMES), deadline=None)(given_runs(check))
 
     return decorate
 

@@ -3,17 +3,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.snapshot.clone import ClonePlan, clone, finish_clone, unfinished
-from slackwater.snapshot.cut import first_cut, in_flight, resolve
+from slackwater.snapshot.cut import first_cut, resolve
+from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.lineage import trace
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.topology import violations
 from slackwater.store import apps, history
+from slackwater.store.commit import successor
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.store.faults import FaultyStore
 from slackwater.store.local import LocalStore
-from slackwater.store.manifest import Manifest
+from slackwater.store.manifest import Manifest, Span
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 
@@ -102,6 +105,16 @@ def test_a_clone_shares_every_sst_and_copies_only_what_is_in_flight(app: Flights
     assert not any(
         m.attempt.startswith("dead") for f in in_flight(app.store, at) for p in app.kafka.between(f) for m in p
     )
+
+
+def test_a_clone_knows_nothing_of_snapshots_under_way_in_its_source(app: FlightsApp) -> None:
+    head = app.step("aircraft")
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=head.time_ms + 1)
+    under_way = {"recorded": {"id": 3}, "awaited": {"id": ("x",)}, "captured": {"id": {"x": Span(1, 2)}}}
+    version = app.commit(replace(draft, **under_way)).version
+    make(app)
+    first = history.read(app.store, "staging", "aircraft", version)
+    assert (first.recorded, first.awaited, first.captured) == ({}, {}, {})
 
 
 def test_a_clone_never_writes_to_its_sources_topics(app: FlightsApp) -> None:
@@ -286,8 +299,10 @@ class CrashingKafka(Kafka):
 
     copies_left = 0
 
-    def copy(self, in_flight: InFlight, topic: str, app: str) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-        result = super().copy(in_flight, topic, app)
+    def copy(
+        self, in_flight: InFlight, topic: str, app: str, kept: object = None
+    ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+        result = super().copy(in_flight, topic, app, kept)
         if not self.copies_left:
             raise Crash
         self.copies_left -= 1

@@ -8,10 +8,10 @@ from slackwater.snapshot.cut import (
     consistent,
     cut_at,
     first_cut,
-    in_flight,
     of_snapshot,
     resolve,
 )
+from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.refs import AtTime, Ref, parse
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.topology import Cut, channels, descendants, order, violations

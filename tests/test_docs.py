@@ -142,6 +142,20 @@ def test_the_update_function_tells_of_each_customer_once() -> None:
     assert told == [{"customer": "ann", "cents": 100_000}, {"customer": "bob", "cents": 100_000}]
 
 
+def test_orders_and_payments_settle_whichever_comes_first() -> None:
+    (code,) = (code for code in blocks(ROOT / "docs" / "writing-apps.md", "python") if '"till"' in code)
+    program = ModuleType("till")
+    exec(code, vars(program))  # noqa: S102  it is our own text that is tried
+    nothing = pa.table({"cents": pa.array([], pa.int64()), "_key": pa.array([], pa.int32())})
+    orders = pa.table({"cents": [500, 250], "_key": pa.array([0, 1], pa.int32())})
+    payments = pa.table({"cents": [300, 200, 250], "_key": pa.array([0, 0, 1], pa.int32())})
+    new = pa.table({"number": [7, 8], "owed": pa.nulls(2, pa.int64()), "paid": pa.nulls(2, pa.int64())})
+    settled = {"owed": [500, 250], "paid": [500, 250]}
+    assert program.settle(orders, payments, new).to_pydict() == settled
+    assert program.settle(orders, nothing, program.settle(nothing, payments, new)).to_pydict() == settled
+    assert program.settle(nothing, payments, program.settle(orders, nothing, new)).to_pydict() == settled
+
+
 def spoken(page: Path) -> Iterator[str]:
     """Every command of ours that a page types: after `$` in a console, or as code within a sentence."""
     typed = [line[2:] for code in blocks(page, "console") for line in code.splitlines() if line.startswith("$ ")]

@@ -6,9 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.bucket import EmbeddedBucket
+from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets
 from slackwater.pipeline.session import spark_session
 from slackwater.snapshot.snapshots import read_snapshot
@@ -80,6 +82,18 @@ def test_an_idle_app_answers_a_snapshot_at_once(ledger: Ledger) -> None:
         app.await_commit("branches")
         ledger.slackwater("snapshot", "take", ledger.app, "idle", "--timeout", "20")
     assert sum(ledger.table("branches", f"{ledger.app}@idle")["n"].to_pylist()) == 500
+
+
+def test_kafkas_own_tools_see_how_far_each_stage_has_read(ledger: Ledger) -> None:
+    ledger.send(400)
+    ledger.catch_up()
+    ledger.slackwater("clone", ledger.app, f"{ledger.app}-2")
+    admin = AdminClient(ledger.kafka)
+    for app in (ledger.app, f"{ledger.app}-2"):
+        asked = ConsumerGroupTopicPartitions(group_of(app, "entries"))
+        (answer,) = admin.list_consumer_group_offsets([asked]).values()
+        found = {place.partition: place.offset for place in answer.result().topic_partitions}
+        assert found == dict(enumerate(offsets(ledger.kafka, ledger.topic)[1]))
 
 
 def test_a_second_runner_fences_the_first_and_nothing_is_lost(ledger: Ledger) -> None:
@@ -157,6 +171,26 @@ def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka
         eventually(lambda: "is back" in app.errors.read_text(), "the runner says that the broker is back")
     ledger.catch_up()
     ledger.check_tables()
+
+
+def test_a_store_that_comes_back_is_waited_for(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedBucket(tmp_path / "s3") as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        ledger = Ledger(kafka.bootstrap, tmp_path, store=bucket.store_root)
+        ledger.send(6_000)
+        with ledger.running("--max-records", "500") as app:
+            app.await_commit("branches")
+            bucket.kill()
+            eventually(lambda: bucket.endpoint in app.errors.read_text(), "the runner says that the store is away")
+            bucket.start()
+            ledger.send(1_000)
+            app.await_commit("branches")
+        # In a process of its own: Spark's workers know the store by the environment that Spark was started in.
+        ledger.slackwater("run", str(ledger.program), "--app", ledger.app, "--until-caught-up")
+        ledger.check_tables()
 
 
 def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:

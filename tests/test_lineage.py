@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.lineage import Window, trace, windows
 from slackwater.snapshot.log import entries
-from slackwater.snapshot.snapshots import pin, request, try_complete
+from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.topology import Cut
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import NotFound

@@ -45,6 +45,7 @@ def test_an_s3_root_is_a_bucket_and_a_prefix(said: str, url: str) -> None:
     [
         ("", "names nothing"),
         ("  ", "names nothing"),
+        ("a\0b", "names nothing"),
         ("s3://", "names no usable bucket"),
         ("s3:///prefix", "names no usable bucket"),
         ("s3:/bucket", "names no usable bucket"),

@@ -1,13 +1,18 @@
 """Where a batch ends: admission, the trigger interval, whole upstream versions, and never past a marker."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
-from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, admit
+from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
+from slackwater.pipeline.source import _ranges
 from slackwater.store import commit
 from slackwater.store.manifest import Manifest, Output
 from slackwater.store.memory import MemoryStore
@@ -178,3 +183,131 @@ def test_a_position_survives_its_json(position: Position) -> None:
 def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
     with pytest.raises(KeyError):
         Position.of({"offsets": [1]})
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """One upstream version of a channel of two partitions: rows by partition, litter of zombies, snapshots marked."""
+
+    rows: tuple[int, int]
+    litter: int
+    markers: tuple[str, ...]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Wrote]:
+    names = iter(["s0", "s1", "s2", "s3", "s4", "s5"])
+    marked = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2]), max_size=10).filter(lambda counts: sum(counts) <= 6))
+    rows = st.sampled_from([0, 0, 1, 2, 5])
+    return [
+        Wrote((draw(rows), draw(rows)), draw(st.integers(0, 2)), tuple(next(names) for _ in range(count)))
+        for count in marked
+    ]
+
+
+def written(history: list[Wrote]) -> tuple[MemoryStore, list[Output]]:
+    """The history in a store, as versions 1, 2, …, and what each says of its output."""
+    store, ends, sent, outputs = MemoryStore(), (0, 0), (0, 0), []
+    for version, wrote in enumerate(history, 1):
+        sent = (sent[0] + wrote.rows[0], sent[1] + wrote.rows[1])
+        added = [int(rows > 0) + wrote.litter + len(wrote.markers) for rows in wrote.rows]
+        # A version that wrote nothing does not pass over what zombies left.
+        if any(wrote.rows) or wrote.markers:
+            ends = (ends[0] + added[0], ends[1] + added[1])
+        attempts = tuple(f"w.{version}.{task}" for task in range(2) if any(wrote.rows))
+        markers = {
+            name: (ends[0] - len(wrote.markers) + n, ends[1] - len(wrote.markers) + n)
+            for n, name in enumerate(wrote.markers)
+        }
+        outputs.append(Output("t", ends, attempts, sum(wrote.rows), "n long", markers, sent))
+        manifest = Manifest("a", "up", version, 1, "w", version, "batch", outputs={"c": outputs[-1]})
+        commit.commit(store, manifest)
+    return store, outputs
+
+
+@given(histories(), st.none() | st.integers(1, 12), st.data())
+def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_leave_nothing_out(
+    history: list[Wrote], limit: int | None, data: st.DataObject
+) -> None:
+    store, outputs = written(history)
+    planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=limit)
+    at = Position("c", (0, 0), 0, (0, 0))
+    while (end := planner.latest(at)) != at:
+        assert end.version > at.version
+        taken = outputs[at.version : end.version]
+        last = taken[-1]
+        assert (end.offsets, end.consumed) == (last.ends, last.sent)
+        assert last.rows or last.markers, "a version without either is no reason to go there"
+        assert end.snapshots == tuple(sorted(last.markers))
+        assert not any(output.markers for output in taken[:-1]), "past a marker"
+        rows = sum(output.rows for output in taken)
+        assert limit is None or rows <= limit or sum(map(bool, (output.rows for output in taken))) == 1
+        assert sum(end.consumed) - sum(at.consumed) == rows
+        names = {attempt for output in taken for attempt in output.attempts}
+        assert planner.attempts(at.version, end.version) == names
+        counts = {part.partition: part for part in _ranges("t", at, end, frozenset(names))}
+        for partition, (first, until) in enumerate(zip(at.offsets, end.offsets, strict=True)):
+            read = counts.pop(partition, None)
+            assert (read is None) == (first == until)
+            if read is not None:
+                assert (read.start, read.end, read.attempts) == (first, until, names)
+                assert read.rows == sum(wrote.rows[partition] for wrote in history[at.version : end.version])
+        assert not counts
+        at = end
+        if data.draw(st.booleans(), "restarted"):
+            planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=limit)
+            at = replace(at, snapshots=())
+    assert not any(output.rows or output.markers for output in outputs[at.version :])
+
+
+def ranges(start: Position, end: Position) -> list[tuple[int, int, int, int | None]]:
+    return [(part.partition, part.start, part.end, part.rows) for part in _ranges("t", start, end)]
+
+
+def test_ranges_are_counted_where_both_ends_of_them_are() -> None:
+    start, end = Position("c", (4, 4), 2, (3, 2)), Position("c", (9, 7), 5, (7, 2))
+    assert ranges(start, end) == [(0, 4, 9, 4), (1, 4, 7, 0)]
+    for uncounted in (replace(start, consumed=()), start):
+        other = end if uncounted != start else replace(end, consumed=())
+        assert ranges(uncounted, other) == [(0, 4, 9, None), (1, 4, 7, None)]
+
+
+def test_a_topics_new_partition_is_read_from_its_beginning_and_a_partition_that_stays_is_not_read() -> None:
+    assert ranges(Position("t", (4, 4)), Position("t", (9, 4, 2))) == [(0, 4, 9, None), (2, 0, 2, None)]
+
+
+@pytest.mark.kafka
+def test_a_request_ends_a_batch_at_once_and_is_brought_once(kafka: EmbeddedKafka) -> None:
+    servers = {"bootstrap.servers": kafka.bootstrap}
+    topic = f"t-{uuid4().hex[:8]}"
+    kafka_client.create_topic(servers, topic, 2)
+    kafka_client.send(servers, topic, [(0, b"x"), (0, b"y"), (1, b"z")], b"", patience_s=30)
+    asked: list[str] = ["old"]
+    pace = Pace(3600)
+    pace.started()
+    planner = TopicPlanner(
+        servers,
+        topic,
+        pace=pace,
+        max_records=None,
+        patience_s=30,
+        requests=lambda: tuple(asked),
+        handled=frozenset({"old"}),
+    )
+
+    def until(position: Position) -> None:
+        """Ask as Spark does, many times a second; an answer other than `position` may only be the start."""
+        deadline = time.monotonic() + 30
+        while (found := planner.latest(start)) != position:
+            assert found == start
+            assert time.monotonic() < deadline
+        assert planner.latest(position) == position
+
+    start = Position("t", (0, 0))
+    assert planner.latest(start) == start, "the interval is long, and the old request was handled"
+    asked += ["s1", "s2"]
+    until(Position("t", (2, 1), snapshots=("s1", "s2")))
+    # Still open, and said no more, also when another is asked; with nothing new to read it is a batch all the same.
+    asked.append("s3")
+    start = Position("t", (2, 1), snapshots=("s1", "s2"))
+    until(Position("t", (2, 1), snapshots=("s3",)))

@@ -9,8 +9,9 @@ from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.rescale import MAX_PARTITIONS, Rescaled, rescale
-from slackwater.snapshot.snapshots import request, try_complete
 from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.verify import verify
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
 from slackwater.store.counting import CountingStore
@@ -145,7 +146,7 @@ def test_what_is_not_there_is_told_with_the_nearest_names(app: FlightsApp) -> No
     assert "slackwater status flights" in refused.value.hint
 
 
-def test_queries_and_bisect_see_through_rescales(app: FlightsApp, cache: SstCache) -> None:
+def test_queries_bisect_and_verify_see_through_rescales(app: FlightsApp, cache: SstCache) -> None:
     expected = {}
     for number, partitions in enumerate((3, 5, 1, 4)):
         app.rescale("aircraft", partitions)
@@ -154,6 +155,7 @@ def test_queries_and_bisect_see_through_rescales(app: FlightsApp, cache: SstCach
         expected[newest(app).version] = {key: delay for key, (_, delay, _) in rows_of(app.store, newest(app)).items()}
     for version, rows in expected.items():
         assert totals(app, cache, f"flights/aircraft@v{version}") == rows
+        assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
     where = "SELECT tail FROM aircraft WHERE delay >= 5000"
     verdict = bisect(app.store, cache, "flights", where, now_ms=app.clock.now_ms)
     assert (verdict.stage, verdict.bad_version) == ("aircraft", list(expected)[2])

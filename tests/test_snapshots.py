@@ -3,19 +3,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.snapshot import operations
-from slackwater.snapshot.cut import in_flight, resolve
-from slackwater.snapshot.snapshots import (
-    Request,
-    cancel,
-    list_snapshots,
-    open_requests,
-    pin,
-    progress,
-    read_snapshot,
-    remove,
-    request,
-    try_complete,
-)
+from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.in_flight import in_flight
+from slackwater.snapshot.requests import Request, cancel, open_requests
+from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
+from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.snapshot.topology import Cut, violations
 from slackwater.store import apps, codec, keys
 from slackwater.store.counting import CountingStore
@@ -43,14 +35,18 @@ def ask(app: FlightsApp, name: str = "good") -> Request:
     return request(app.store, app.name, name, "ada@host")
 
 
+def recorded(app: FlightsApp, asked: Request) -> dict[str, int | None]:
+    return {stage: answer.version for stage, answer in answers(app.store, app.name, asked).items()}
+
+
 def test_a_snapshot_of_a_running_app_is_complete_when_every_stage_has_recorded(app: FlightsApp) -> None:
     app.send(*flights(5))
     asked = ask(app)
-    assert progress(app.store, "flights", asked) == {"legs": None, "aircraft": None, "carriers": None}
+    assert recorded(app, asked) == {"legs": None, "aircraft": None, "carriers": None}
     app.step("legs")
     app.send(*flights(5))
     app.step("legs")  # runs on: nothing waits for the snapshot
-    assert progress(app.store, "flights", asked) == {"legs": 5, "aircraft": None, "carriers": None}
+    assert recorded(app, asked) == {"legs": 5, "aircraft": None, "carriers": None}
     assert try_complete(app.store, "flights", asked) is None
     app.step("aircraft")
     app.step("carriers")
@@ -80,7 +76,7 @@ def test_every_completer_gets_the_same_snapshot(app: FlightsApp) -> None:
     first = try_complete(app.store, "flights", asked)
     assert try_complete(app.store, "flights", asked) == first
     app.step_all()  # the stages forget what is answered
-    assert progress(app.store, "flights", asked) == {"legs": None, "aircraft": None, "carriers": None}
+    assert recorded(app, asked) == {"legs": None, "aircraft": None, "carriers": None}
     assert try_complete(app.store, "flights", asked) == first
     assert app.heads["legs"].recorded == {}
 

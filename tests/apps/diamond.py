@@ -21,16 +21,25 @@ from pyspark.sql import functions as F
 VARIANT = os.environ.get("LEDGER_VARIANT", "")
 ENTRY = "seq long, account string, branch int, amount long"
 
+if os.environ.get("SABOTAGE"):
+    import sabotage  # noqa: F401  it does what it does when it is imported
+
+TOPIC = sw.topic(os.environ.get("LEDGER_TOPIC", "ledger"))
+
 app = sw.App("diamond")
 
 
+def entries(raw: DataFrame) -> DataFrame:
+    entry = F.from_json(F.col("value").cast("string"), ENTRY)
+    return raw.select(entry.alias("e")).select("e.*").where("account is not null")
+
+
 @app.stage(
-    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
+    reads=TOPIC,
     writes=sw.repartition("by-account", key="account", partitions=3),
 )
 def moves(raw: DataFrame) -> DataFrame:
-    entry = F.from_json(F.col("value").cast("string"), ENTRY)
-    return raw.select(entry.alias("e")).select("e.*").where("account is not null")
+    return entries(raw)
 
 
 def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -74,11 +83,14 @@ def settle(debited: pa.Table, credited: pa.Table, state: pa.Table) -> pa.Table:
 
 
 @app.stage(
-    reads=("debited", "credited"),
+    reads=("debited", TOPIC if VARIANT == "topic beside channel" else "credited"),
+    key="branch" if VARIANT == "topic beside channel" else None,
     state=sw.update(settle, state="debits long, credits long, debited long, credited long", order_by="seq"),
     partitions=2,
 )
 def branches(debited: DataFrame, credited: DataFrame) -> tuple[DataFrame, DataFrame] | DataFrame:
+    if VARIANT == "topic beside channel":
+        return debited, entries(credited).where("amount >= 0").select("seq", "branch", "amount")
     if VARIANT == "stream-stream join":
         return debited.join(credited, "branch")
     if VARIANT == "an input unused":

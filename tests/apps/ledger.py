@@ -19,6 +19,9 @@ from pyspark.sql import functions as F
 VARIANT = os.environ.get("LEDGER_VARIANT", "")
 ENTRY = "seq long, account string, branch int, amount long"
 
+if os.environ.get("SABOTAGE"):
+    import sabotage  # noqa: F401  it does what it does when it is imported
+
 app = sw.App("ledger")
 
 

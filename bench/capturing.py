@@ -1,0 +1,81 @@
+"""How fast records in flight are kept, beside how fast they were written.
+
+`python -m bench.capturing BOOTSTRAP FOLDER` runs it in a fresh process and prints a JSON list: rows a second of both.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .events import PARTITIONS, fill
+
+if TYPE_CHECKING:
+    from slackwater.pipeline.progress import Progress
+
+TOPIC = "bench-capturing"
+RECORDS = 1_000_000
+BATCH = 100_000
+
+
+def measure(bootstrap: str, folder: Path) -> tuple[float, float]:
+    """Rows a second: written to a channel by a warm stage, and kept in a snapshot."""
+    fill(bootstrap, RECORDS, topic=TOPIC)
+    command = [sys.executable, "-m", "bench.capturing", bootstrap, str(folder)]
+    written, kept = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return written, kept
+
+
+def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+    from slackwater.pipeline.channels import KafkaChannels
+    from slackwater.pipeline.runner import Options, run
+    from slackwater.pipeline.session import spark_session
+    from slackwater.snapshot import snapshots
+    from slackwater.snapshot.cut import resolve
+    from slackwater.store.open import open_store
+
+    app = sw.App("bench")
+
+    @app.stage(reads=sw.topic(TOPIC), writes=sw.repartition("by-leg", "leg"))
+    def events(flights: DataFrame) -> DataFrame:
+        key = F.col("key").cast("string").alias("leg")
+        return flights.select(key, F.col("value").cast("string").alias("event"), "timestamp")
+
+    @app.stage(reads="by-leg", state=sw.aggregate(n=sw.count()), partitions=PARTITIONS)
+    def legs(rows: DataFrame) -> DataFrame:
+        return rows
+
+    kafka = {"bootstrap.servers": bootstrap}
+    commits: list[Progress] = []
+    with spark_session("bench", master="local[2]"):
+        # The reader claims its place and stops; then the writer runs ahead of it.
+        for stage in ("legs", "events"):
+            options = Options(
+                store=str(folder / "store"),
+                kafka=kafka,
+                stages=(stage,),
+                until_caught_up=True,
+                max_records=BATCH,
+                cache_folder=folder / "cache",
+            )
+            run(app, options, commits.append)
+    warm = [commit for commit in commits if commit.rows_out][2:]
+    written = sum(commit.rows_out for commit in warm[1:]) / ((warm[-1].time_ms - warm[0].time_ms) / 1000)
+    store = open_store(str(folder / "store"))
+    cut = resolve(store, "bench", now_ms=time.time_ns() // 1_000_000)
+    began = time.monotonic()
+    pinned = snapshots.pin(store, cut, "kept", reader=KafkaChannels(kafka))
+    kept = sum(channel.rows for channel in pinned.channels)
+    assert kept == RECORDS
+    return written, kept / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_run(sys.argv[1], Path(sys.argv[2]))))

@@ -1,0 +1,133 @@
+"""A diamond under snapshots: what they cost a running job, and how soon they complete.
+
+`python -m bench.diamond BOOTSTRAP FOLDER` runs it in a fresh process and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from .events import PARTITIONS, TOPIC
+
+if TYPE_CHECKING:
+    import slackwater as sw
+    from slackwater.pipeline.progress import Progress
+
+DEPTH = 3
+PHASE_S = 25.0
+EVERY_S = 5.0
+WARM_UP_S = 40.0
+BATCH = 25_000
+
+
+class Measured(TypedDict):
+    """Seconds: of the last stage's batches, and from each request to its snapshot."""
+
+    without: list[float]
+    with_: list[float]
+    latencies: list[float]
+
+
+def measure(bootstrap: str, folder: Path) -> Measured:
+    """One running job, in turns without and with a snapshot every five seconds."""
+    command = [sys.executable, "-m", "bench.diamond", bootstrap, str(folder)]
+    found: Measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return found
+
+
+def _app() -> sw.App:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+
+    app = sw.App("diamond")
+
+    @app.stage(reads=sw.topic(TOPIC), writes=sw.repartition("by-leg", "leg"))
+    def events(flights: DataFrame) -> DataFrame:
+        return flights.select(F.col("key").cast("string").alias("leg"), F.length("value").cast("long").alias("size"))
+
+    def half(name: str, condition: str) -> None:
+        @app.stage(name=name, reads="by-leg", writes=sw.repartition(f"by-leg-{name}", "leg"))
+        def side(rows: DataFrame) -> DataFrame:
+            return rows.where(condition)
+
+    half("odd", "size % 2 = 1")
+    half("even", "size % 2 = 0")
+
+    def both(odd: pa.Table, even: pa.Table, state: pa.Table) -> pa.Table:
+        n, size = pc.fill_null(state["n"], 0), pc.fill_null(state["size"], 0)
+        for rows in (odd, even):
+            key = rows["_key"].to_numpy()
+            n = pc.add(n, np.bincount(key, minlength=state.num_rows))
+            sums = np.bincount(key, rows["size"].to_numpy(), minlength=state.num_rows)
+            size = pc.add(size, sums.astype(np.int64))
+        return pa.table({"n": n, "size": size})
+
+    @app.stage(
+        reads=("by-leg-odd", "by-leg-even"), state=sw.update(both, state="n long, size long"), partitions=PARTITIONS
+    )
+    def legs(odd: DataFrame, even: DataFrame) -> tuple[DataFrame, DataFrame]:
+        return odd, even
+
+    return app
+
+
+def _run(bootstrap: str, folder: Path) -> Measured:
+    from slackwater.pipeline.runner import Options, run
+    from slackwater.snapshot import taking
+    from slackwater.snapshot.snapshots import list_snapshots
+    from slackwater.store.open import open_store
+
+    store = open_store(str(folder / "store"))
+    seconds: dict[str, list[float]] = {"without": [], "with": []}
+    phase = {"name": "warm up", "taken": 0}
+    done = threading.Event()
+
+    def conduct() -> None:
+        # The JVM compiles what is hot in its first minute.
+        done.wait(WARM_UP_S)
+        for name in cycle(("without", "with")):
+            phase["name"] = name
+            until = time.monotonic() + PHASE_S
+            while time.monotonic() < until:
+                if name == "with":
+                    phase["taken"] += 1
+                    taking.request(store, "diamond", f"s{phase['taken']}", "bench")
+                if done.wait(EVERY_S):
+                    return
+
+    def note(progress: Progress) -> None:
+        if progress.stage == "legs" and progress.rows_in and phase["name"] in seconds:
+            seconds[str(phase["name"])].append(progress.seconds)
+
+    conductor = threading.Thread(target=conduct)
+    conductor.start()
+    options = Options(
+        store=str(folder / "store"),
+        kafka={"bootstrap.servers": bootstrap},
+        until_caught_up=True,
+        max_records=BATCH,
+        cache_folder=folder / "cache",
+        master="local[2]",
+    )
+    run(_app(), options, note)
+    done.set()
+    conductor.join()
+    taken = list_snapshots(store, "diamond")
+    assert len(taken) >= int(phase["taken"]) - 1
+    latencies = [(one.completed_ms - one.created_ms) / 1000 for one in taken]
+    return {"without": seconds["without"], "with_": seconds["with"], "latencies": latencies}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_run(sys.argv[1], Path(sys.argv[2]))))

@@ -1,0 +1,134 @@
+"""`slackwater verify`: recompute from what is stored that a moment is consistent, complete and undamaged."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import humane, options
+from .output import Part, output_for
+from .settings import load
+from .tables import Grid, Title
+
+if TYPE_CHECKING:
+    from ..snapshot.ledger import Entry
+    from ..snapshot.verify import Report
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_TELL_S = 1.0
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater verify flights@before-deploy",
+        "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
+        "slackwater verify flights --json                 # all differences, for machines",
+    )
+)
+def verify(
+    ref: options.Ref,
+    deep: Annotated[
+        bool,
+        typer.Option(
+            "--deep", help="Read every object and the whole history, and what Kafka still has, instead of sizes."
+        ),
+    ] = False,
+    store: options.Store = None,
+    kafka: options.Kafka = None,
+    as_json: options.Json = False,
+) -> None:
+    """Prove that a moment is whole: that it is consistent, complete and undamaged.
+
+    Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
+    is there. Changes nothing. Exits with 1 at any difference.
+    """
+    from ..snapshot.verify import verify as prove
+
+    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
+    opened, reader = settings.open_store(), settings.open_channels() if deep else None
+    with output.progress() as tell:
+        report = prove(opened, ref, now_ms=humane.now_ms(), deep=deep, reader=reader, tell=_seldom(tell))
+    output.show(_data(report), *_parts(report))
+    if not report.consistent:
+        raise typer.Exit(1)
+
+
+def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """`tell`, not more often than a person reads."""
+    told_s = time.monotonic()
+
+    def now_and_then(line: str) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s > _TELL_S:
+            told_s = time.monotonic()
+            tell(line)
+
+    return now_and_then
+
+
+def _data(report: "Report") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
+    return {"consistent": report.consistent} | asdict(report) | {"ledger": ledger}
+
+
+def _parts(report: "Report") -> Iterator[Part]:
+    from ..snapshot.findings import CHECKS
+
+    yield Title(report.ref)
+    if report.ledger:
+        headings = (
+            "channel",
+            "from",
+            "to",
+            "partition",
+            ">sent",
+            ">consumed",
+            ">in flight",
+            ">difference",
+            "counted in",
+        )
+        yield Grid.of(headings, (line for entry in report.ledger for line in _lines(entry)))
+    yield ""
+    yield Grid.of(
+        ("", ">checked", "", ">differences"),
+        (
+            (
+                each.check,
+                humane.plural(each.checked, CHECKS[each.check][0]),
+                CHECKS[each.check][1],
+                str(each.differences),
+            )
+            for each in report.checks
+        ),
+    )
+    yield ""
+    yield from report.not_reread
+    read = f"{humane.plural(report.requests, 'request')}, {humane.size(report.bytes_read)} read"
+    if report.consistent:
+        yield f"consistent ({read})"
+        return
+    yield f"not consistent: {report.differences[0].message}"
+    if more := len(report.differences) - 1:
+        yield f"and {humane.plural(more, 'more difference')}; --json has them all"
+
+
+def _lines(entry: "Entry") -> Iterator[tuple[str, ...]]:
+    """One line for the channel, and one for each partition where it does not add up."""
+    counted = entry.in_flight
+    place = (entry.channel, f"{entry.sender}@v{entry.sender_version}", f"{entry.receiver}@v{entry.receiver_version}")
+    sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
+    where = f"{counted.where} (not re-read)" if counted.where and counted.not_reread else counted.where or "not re-read"
+    yield (*place, "all", *map(_number, (sent, consumed, counted.rows, entry.difference)), where)
+    for partition, numbers in enumerate(entry.partitions):
+        if numbers[-1]:
+            yield ("", "", "", str(partition), *map(_number, numbers), "")
+
+
+def _number(number: int | None) -> str:
+    return "?" if number is None else humane.count(number)

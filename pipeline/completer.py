@@ -1,0 +1,77 @@
+"""Completing snapshots beside the batches: records in flight are copied while the queries go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ..snapshot import operations, requests, taking
+from ..snapshot.capture import ChannelReader
+from ..snapshot.requests import Request
+from ..store.errors import Corruption, Refused, Unavailable
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+
+__all__ = ["Completer"]
+
+_log = logging.getLogger("slackwater")
+
+
+class Completer:
+    """Completes what every stage of one app has answered, one snapshot after the other, on a thread of its own.
+
+    Args:
+        store: Where the app lives.
+        app: Its name.
+        reader: Reads records in flight.
+        by: host:pid, for the log of operations.
+    """
+
+    def __init__(self, store: ObjectStore, app: str, reader: ChannelReader, by: str) -> None:
+        self._store = store
+        self._app = app
+        self._reader = reader
+        self._by = by
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slackwater-snapshots")
+        self._under_way: Future[None] | None = None
+
+    def look(self, heads: Collection[Manifest]) -> frozenset[str]:
+        """Complete, in the background, what these heads may be the last to answer.
+
+        Returns:
+            The snapshots that they carry and nobody asks for any more.
+
+        Raises:
+            Unavailable: Storage did not answer.
+        """
+        recorded = {snapshot for head in heads for snapshot in head.recorded}
+        if not recorded:
+            return frozenset()
+        asked = {request.id: request for request in requests.open_requests(self._store, self._app)}
+        if self._under_way is None or self._under_way.done():
+            finished = [asked[id_] for id_ in recorded & asked.keys() if _may_be_complete(id_, heads)]
+            if finished:
+                self._under_way = self._thread.submit(self._complete, finished)
+        return frozenset(recorded - asked.keys())
+
+    def close(self) -> None:
+        """Let what is under way end."""
+        self._thread.shutdown()
+
+    def _complete(self, finished: Collection[Request]) -> None:
+        for request in finished:
+            try:
+                taking.try_complete(self._store, self._app, request, self._reader)
+            except Unavailable as error:
+                # The next look tries again.
+                _log.warning("snapshot %s of %s waits: %s", request.name, self._app, error)
+            except (Refused, Corruption) as error:
+                _log.warning("snapshot %s of %s was dropped: %s", request.name, self._app, error)
+                operations.record(self._store, self._app, "snapshot failed", f"{request.name}: {error}", self._by)
+                requests.cancel(self._store, self._app, request)
+
+
+def _may_be_complete(snapshot: str, heads: Collection[Manifest]) -> bool:
+    """Whether none of these stages is still at it. Others may be, in other runners."""
+    return all(snapshot in head.recorded and not head.awaited.get(snapshot) for head in heads)

@@ -1,0 +1,84 @@
+"""What a runner tells Prometheus: one registry, fed by the same news of commits that the terminal shows.
+
+Names follow Prometheus' conventions (base units, `_total` for counters) and, for the store, the words that RocksDB's
+users know: L0, compaction, write amplification (bytes written by batches and by compactions, to be divided).
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from ..store.errors import Refused
+from .progress import Progress
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class Metrics:
+    """The metrics of one process, labelled by app and stage. Safe to observe from many threads."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._batch_seconds = self._histogram("batch_seconds", "From a batch's start to its commit.")
+        self._commit_seconds = self._histogram("commit_seconds", "The put of a version's manifest.")
+        self._rows_read = self._counter("rows_read", "Records read from topics and channels.")
+        self._rows_written = self._counter("rows_written", "Rows written to channels.")
+        self._keys_written = self._counter("state_keys_written", "State rows written by batches.")
+        self._flushed = self._counter("flushed_bytes", "SST bytes written by batches (L0).")
+        self._compacted = self._counter("compaction_written_bytes", "SST bytes written by compactions.")
+        self._version = self._gauge("version", "Newest committed version.")
+        self._epoch = self._gauge("epoch", "Epoch of the writer.")
+        self._committed = self._gauge("last_commit_timestamp_seconds", "Wall clock of the newest commit.")
+        self._ssts = self._gauge("sst_files", "SSTs of the newest version.")
+        self._bytes = self._gauge("sst_bytes", "Bytes of the newest version's SSTs.")
+        self._l0 = self._gauge("l0_files", "L0 SSTs of the state partition that has most: what a look-up may search.")
+        self._debt = self._gauge("compaction_debt_bytes", "Bytes of the SSTs that compaction would merge now.")
+        self._snapshots = self._gauge("snapshots_under_way", "Snapshots recorded and not complete.")
+
+    def observe(self, commit: Progress) -> None:
+        """Note a committed batch."""
+        labels = (commit.app, commit.stage)
+        self._batch_seconds.labels(*labels).observe(commit.seconds)
+        self._commit_seconds.labels(*labels).observe(commit.commit_seconds)
+        self._rows_read.labels(*labels).inc(commit.rows_in)
+        self._rows_written.labels(*labels).inc(commit.rows_out)
+        self._keys_written.labels(*labels).inc(commit.keys)
+        self._flushed.labels(*labels).inc(commit.state.flushed_bytes)
+        self._compacted.labels(*labels).inc(commit.state.compacted_bytes)
+        self._version.labels(*labels).set(commit.version)
+        self._epoch.labels(*labels).set(commit.epoch)
+        self._committed.labels(*labels).set(commit.time_ms / 1000)
+        self._ssts.labels(*labels).set(commit.state.files)
+        self._bytes.labels(*labels).set(commit.state.bytes)
+        self._l0.labels(*labels).set(commit.state.l0_files)
+        self._debt.labels(*labels).set(commit.state.debt_bytes)
+        self._snapshots.labels(*labels).set(commit.state.snapshots_under_way)
+
+    def serve(self, port: int) -> int:
+        """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
+
+        Returns:
+            The port.
+
+        Raises:
+            Refused: The port is taken.
+        """
+        try:
+            server, _ = start_http_server(port, registry=self.registry)
+        except OSError as error:
+            raise Refused(
+                f"metrics cannot be served on port {port}: {error.strerror or error}",
+                hint="give --metrics another port; 0 takes one that is free",
+            ) from error
+        return int(server.server_port)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry, buckets=_SECONDS)

@@ -1,0 +1,193 @@
+"""Records in flight, kept: the channel states of a snapshot as Parquet beside it, so that they outlive retention.
+
+An object holds the channel's own columns and each record's address: `_partition`, `_offset` (of the message in the
+repartition topic) and `_row` (within the message).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import BytesIO
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+from msgspec import Struct
+from ulid import ULID
+
+from ..store import keys
+from ..store.errors import Corruption, ObjectNotFound, Unavailable
+from ..store.objects import ObjectStore
+from .in_flight import InFlight
+
+__all__ = ["ADDRESS", "Captured", "CapturedObject", "ChannelReader", "capture", "discard", "read"]
+
+ADDRESS = ("_partition", "_offset", "_row")
+"""What an object holds besides the channel's columns: int32, int64, int32."""
+
+_OBJECT_BYTES = 64 << 20
+"""Arrow bytes of the records in one object: what is held in memory at once."""
+
+
+class ChannelReader(Protocol):
+    """What capturing needs of Kafka; `pipeline` implements it."""
+
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        """The records in flight: the channel's columns and `ADDRESS`, by partition and offset, a chunk at a time.
+
+        Raises:
+            Corruption: there are not as many as their writer's manifests say.
+            Refused: they are gone.
+            Unavailable: Kafka did not answer.
+        """
+        ...
+
+
+class CapturedObject(Struct, frozen=True):
+    """One immutable Parquet object with captured records."""
+
+    key: str
+    rows: int
+    bytes: int
+    checksum: str
+    """xxh3_128 of the object's bytes, hexadecimal."""
+
+
+class Captured(Struct, frozen=True):
+    """The state of one channel for one receiver, as a snapshot keeps it."""
+
+    channel: str
+    sender: str
+    receiver: str
+    topic: str
+    starts: tuple[int, ...]
+    """The records' messages lay at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
+    ends: tuple[int, ...]
+    after: int
+    """They were sent by the sender's versions `after` + 1 to `up_to`."""
+    up_to: int
+    counts: tuple[int, ...]
+    """Records by partition."""
+    schema: str
+    """The channel's columns as a Spark DDL string."""
+    objects: tuple[CapturedObject, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of records."""
+        return sum(each.rows for each in self.objects)
+
+
+def capture(
+    store: ObjectStore, app: str, name: str, flights: Iterable[InFlight], reader: ChannelReader
+) -> tuple[Captured, ...]:
+    """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
+
+    Memory holds one object's records at a time. Nothing counts until a snapshot names the objects. Where it fails, what
+    it has written is deleted.
+
+    Raises:
+        Corruption: there are not as many records as their writers' manifests say.
+        Refused: records are gone from Kafka.
+        Unavailable: storage or Kafka did not answer.
+    """
+    kept: list[CapturedObject] = []
+    try:
+        return tuple(_capture_one(store, app, name, flight, reader, kept) for flight in flights if flight.receiver)
+    except BaseException:
+        # Completers try again and again while Kafka is away: they must not pile up objects. The failure itself is what
+        # the caller must hear of.
+        with suppress(Unavailable):
+            _delete(store, kept)
+        raise
+
+
+def read(store: ObjectStore, captured: Captured, flight: InFlight | None = None) -> Iterator[pa.Table]:
+    """The records of a captured channel, an object at a time.
+
+    With `flight` only those: its receiver may have read further than the one for which they were captured.
+
+    Raises:
+        Corruption: an object is gone, or is not what was written.
+    """
+    for each in captured.objects:
+        try:
+            data = store.get(each.key)
+        except ObjectNotFound:
+            raise Corruption(f"records in flight are gone: {each.key} does not exist", object_key=each.key) from None
+        if xxhash.xxh3_128_hexdigest(data) != each.checksum:
+            raise Corruption(f"{each.key} is not what was written: its checksum is another", object_key=each.key)
+        rows = pq.read_table(pa.BufferReader(data))
+        yield rows if flight is None else _inside(rows, flight)
+
+
+def _inside(rows: pa.Table, flight: InFlight) -> pa.Table:
+    partition, offset = rows["_partition"], rows["_offset"]
+    starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (flight.starts, flight.ends))
+    return rows.filter(pc.and_(pc.greater_equal(offset, starts), pc.less(offset, ends)))
+
+
+def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
+    """Delete objects that no snapshot names."""
+    for each in captured:
+        _delete(store, each.objects)
+
+
+def _delete(store: ObjectStore, objects: Iterable[CapturedObject]) -> None:
+    for each in objects:
+        store.delete(each.key)
+
+
+def _capture_one(
+    store: ObjectStore, app: str, name: str, flight: InFlight, reader: ChannelReader, kept: list[CapturedObject]
+) -> Captured:
+    """One channel; each object is added to `kept` as soon as it is written."""
+    counts = [0] * len(flight.ends)
+    objects: list[CapturedObject] = []
+    for rows in _gathered(reader.read(flight)):
+        for count in rows["_partition"].value_counts():
+            counts[count["values"].as_py()] += count["counts"].as_py()
+        objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
+        kept.append(objects[-1])
+    if flight.counts and tuple(counts) != flight.counts:
+        raise Corruption(
+            f"channel {flight.channel!r} holds {tuple(counts)} records in flight by partition; "
+            f"{flight.sender} and {flight.receiver} say {flight.counts}",
+            object_key=flight.topic,
+        )
+    return Captured(
+        channel=flight.channel,
+        sender=flight.sender,
+        receiver=flight.receiver,
+        topic=flight.topic,
+        starts=flight.starts,
+        ends=flight.ends,
+        after=flight.after,
+        up_to=flight.up_to,
+        counts=tuple(counts),
+        schema=flight.schema,
+        objects=tuple(objects),
+    )
+
+
+def _gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Chunks put together to tables worth an object each."""
+    kept: list[pa.Table] = []
+    for chunk in chunks:
+        if chunk.num_rows:
+            kept.append(chunk)
+        if sum(table.nbytes for table in kept) >= _OBJECT_BYTES:
+            yield pa.concat_tables(kept)
+            kept = []
+    if kept:
+        yield pa.concat_tables(kept)
+
+
+def _write(store: ObjectStore, key: str, rows: pa.Table) -> CapturedObject:
+    sink = BytesIO()
+    # Light compression: records must be kept at least as fast as they were written.
+    pq.write_table(rows, sink, compression="lz4", write_page_checksum=True)
+    data = sink.getvalue()
+    store.put(key, data)
+    return CapturedObject(key, rows.num_rows, len(data), xxhash.xxh3_128_hexdigest(data))

@@ -1,0 +1,83 @@
+"""The channels of a cut as tables: records that one stage had sent and the next had not read.
+
+Each has the channel's own columns, the records' address (`capture.ADDRESS`) and `_receiver`: a channel with two
+readers shows what each has still to read.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ..store.errors import Usage
+from ..store.objects import ObjectStore
+from . import capture
+from .capture import ADDRESS, ChannelReader
+from .ddl import arrow_of
+from .in_flight import InFlight, stretch
+from .snapshots import Snapshot, find_snapshot
+from .topology import Cut, channels
+
+__all__ = ["SCHEMA_NAME", "channel_tables", "names_channels"]
+
+SCHEMA_NAME = "inflight"
+"""DuckDB schema of the channels' views, and name of the table macro that finds them."""
+
+_ADDRESS_TYPES = (pa.int32(), pa.int64(), pa.int32())
+
+
+def names_channels(sql: str) -> bool:
+    """Whether a query may ask for records in flight."""
+    return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
+
+
+def channel_tables(store: ObjectStore, cut: Cut, sql: str, reader: ChannelReader | None) -> dict[str, pa.Table]:
+    """A table for each channel that `sql` may ask for, by the channel's name; without rows where nothing is in flight.
+
+    What a snapshot keeps is read from there; everything else from Kafka.
+
+    Raises:
+        Usage: records are only in Kafka, and there is no `reader`.
+        Corruption: records are not as many, or not what, was written.
+        Refused: records are gone from Kafka.
+        Unavailable: storage or Kafka did not answer.
+    """
+    keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
+    found: dict[str, list[pa.Table]] = {}
+    edges = channels(cut)
+    named = {edge.name for edge in edges if edge.name.casefold() in sql.casefold()}
+    for edge in edges:
+        # A name may be put together by the query itself: then every channel is there.
+        if named and edge.name not in named:
+            continue
+        tables = found.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
+        if edge.receiver:
+            flight = stretch(store, cut, edge)
+            tables += (_received(rows, edge.receiver) for rows in _records(store, flight, keeper, reader))
+    return {name: pa.concat_tables(tables, promote_options="permissive") for name, tables in found.items()}
+
+
+def _records(
+    store: ObjectStore, flight: InFlight, keeper: Snapshot | None, reader: ChannelReader | None
+) -> Iterator[pa.Table]:
+    if not flight.attempts:
+        return iter(())
+    kept = keeper.captured(flight) if keeper else None
+    if kept is not None:
+        return capture.read(store, kept, flight)
+    if reader is None:
+        raise Usage(
+            f"{flight.rows} records in flight on {flight.channel!r} are not kept with a snapshot, only in Kafka, and "
+            "nothing says where Kafka is",
+            hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
+        )
+    return reader.read(flight)
+
+
+def _empty(ddl: str) -> pa.Table:
+    address = [pa.field(name, kind) for name, kind in zip(ADDRESS, _ADDRESS_TYPES, strict=True)]
+    return pa.schema([*arrow_of(ddl), *address, pa.field("_receiver", pa.string())]).empty_table()
+
+
+def _received(rows: pa.Table, receiver: str) -> pa.Table:
+    return rows.append_column("_receiver", pa.repeat(pa.scalar(receiver), rows.num_rows))

@@ -1,0 +1,62 @@
+"""What is in flight on every channel of a cut that may be damaged: what the manifests in between say, if they can."""
+
+from dataclasses import dataclass
+
+from ..store import history
+from ..store.errors import Corruption, NotFound
+from ..store.objects import ObjectStore
+from .findings import as_sentence
+from .in_flight import InFlight, stretch
+from .topology import Channel, Cut, channels
+
+__all__ = ["Flight", "flights"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A channel of the cut, and what is in flight to one receiver."""
+
+    channel: Channel
+    in_flight: InFlight | None
+    """None when the manifests in between do not say."""
+    exact: bool
+    """Whether `in_flight.rows` is the receiver's own: a clone's first version says how much it copied for all."""
+    wrong: tuple[str, ...] = ()
+
+
+def flights(store: ObjectStore, cut: Cut) -> tuple[Flight, ...]:
+    """Every channel of the cut that a stage reads, once for each reader, and what the manifests say is in flight.
+
+    Reads the senders' manifests between what was consumed and the cut.
+    """
+    return tuple(_flight(store, cut, channel) for channel in channels(cut) if channel.input is not None)
+
+
+def _flight(store: ObjectStore, cut: Cut, channel: Channel) -> Flight:
+    if misshapen := _misshapen(cut, channel):
+        return Flight(channel, None, False, (misshapen,))
+    try:
+        flight = stretch(store, cut, channel)
+        between = range(flight.after + 1, flight.up_to + 1)
+        copied = any(history.read(store, cut.app, channel.sender, each).kind == "clone" for each in between)
+    except (Corruption, NotFound) as error:
+        return Flight(channel, None, False, (f"{_name(channel)}: {as_sentence(error)}",))
+    alone = sum(other.name == channel.name for other in channels(cut)) == 1
+    return Flight(channel, flight, alone or not copied)
+
+
+def _misshapen(cut: Cut, channel: Channel) -> str:
+    output, source = cut.stages[channel.sender].outputs[channel.name], channel.input
+    if source is None:
+        return ""
+    lengths = {
+        len(each) for each in (output.ends, output.sent or output.ends, source.offsets, source.consumed or output.ends)
+    }
+    if len(lengths) == 1:
+        return ""
+    found = ", ".join(map(str, sorted(lengths)))
+    return f"{_name(channel)}: ends, sent, offsets and consumed are of {found} partitions; expected one number"
+
+
+def _name(channel: Channel) -> str:
+    return f"{channel.name} from {channel.sender} to {channel.receiver}"

@@ -1,0 +1,89 @@
+"""What the channels of a cut hold: records sent before the sender's version and not yet consumed by the receiver's.
+
+All of it follows from the manifests: where the reader stands, where the sender stood, and which attempts counted in
+between.
+"""
+
+from dataclasses import dataclass
+
+from ..store import history
+from ..store.manifest import Input
+from ..store.objects import ObjectStore
+from .topology import Channel, Cut, channels
+
+__all__ = ["InFlight", "in_flight", "stretch"]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Records sent before the sender's version and not yet consumed by the receiver's, on one channel.
+
+    They lie in Kafka at `topic[p]` from `starts[p]` up to, not including, `ends[p]`, in messages whose
+    attempt is one of `attempts`; anything else in that range is to be skipped.
+    """
+
+    channel: str
+    topic: str
+    sender: str
+    receiver: str
+    """Empty when no stage had read the channel yet."""
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    attempts: tuple[str, ...]
+    rows: int
+    """Records that the sender's versions `after`+1..`up_to` wrote."""
+    counts: tuple[int, ...]
+    """Records by Kafka partition: sent by the sender since the channel began, less those consumed. Empty where the
+    receiver began in the middle."""
+    after: int
+    up_to: int
+    schema: str
+
+
+def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
+    """What the channels of the cut hold, senders upstream first; nothing for channels that are empty.
+
+    Reads the senders' manifests between what was consumed and the cut. With several receivers of one channel
+    there is one entry for each that lags.
+    """
+    found = (stretch(store, cut, channel) for channel in channels(cut))
+    return tuple(flight for flight in found if flight.attempts)
+
+
+def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
+    """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
+
+    Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept.
+
+    Raises:
+        NotFound: a manifest of the sender in between is gone.
+    """
+    sender = cut.stages[channel.sender]
+    output = sender.outputs[channel.name]
+    if channel.input is None:
+        after = history.first_version(store, cut.app, channel.sender) - 1
+        starts = consumed = (0,) * len(output.ends)
+    else:
+        after, starts, consumed = channel.input.version, channel.input.offsets, channel.input.consumed
+    up_to, ends, sent = (
+        (until.version, until.offsets, until.consumed) if until else (sender.version, output.ends, output.sent)
+    )
+    written = [
+        part
+        for version in range(after + 1, up_to + 1)
+        if (part := history.read(store, cut.app, channel.sender, version).outputs.get(channel.name))
+    ]
+    return InFlight(
+        channel=channel.name,
+        topic=output.topic,
+        sender=channel.sender,
+        receiver=channel.receiver,
+        starts=starts,
+        ends=ends,
+        attempts=tuple(attempt for part in written for attempt in part.attempts),
+        rows=sum(part.rows for part in written),
+        counts=tuple(to - at for to, at in zip(sent, consumed, strict=True)) if sent and consumed else (),
+        after=after,
+        up_to=up_to,
+        schema=output.schema,
+    )

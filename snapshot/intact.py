@@ -1,0 +1,102 @@
+"""Whether the objects of a cut are there, by their sizes, and whether manifests say of SSTs what can be true."""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations, islice
+
+from ..store.errors import ObjectNotFound
+from ..store.keys import check_key
+from ..store.manifest import Manifest, Sst
+from ..store.objects import ObjectStore
+from .findings import Checked, noted
+
+__all__ = ["entry_faults", "sizes"]
+
+_PAGE = 1000
+"""Keys in one answer of S3 to a listing."""
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Checked]:
+    """Whether each object is there and has the bytes it should have.
+
+    A listing of their folders while that is cheaper than asking for each by itself: one request for each 1,000 objects
+    that lie between the first and the last.
+
+    Raises:
+        Unavailable: storage did not answer.
+    """
+    folders: dict[str, list[str]] = {}
+    for key in sorted(expected):
+        wrong: list[str] = []
+        with noted(wrong):
+            check_key(key)
+            folders.setdefault(key.rpartition("/")[0] + "/", []).append(key)
+        if wrong:
+            yield Checked("objects", key, tuple(wrong))
+    for folder, names in folders.items():
+        listed, complete = _listed(store, folder, names)
+        for key in names:
+            known = complete or key in listed
+            fault = _unlike(listed.get(key), expected[key]) if known else _asked(store, key, expected[key])
+            yield Checked("objects", key, (f"object {key} {fault}",) if fault else ())
+
+
+def _listed(store: ObjectStore, folder: str, names: list[str]) -> tuple[dict[str, int], bool]:
+    """Sizes by key, and whether a name that is not among them is known to be missing."""
+    found: dict[str, int] = {}
+    wanted, taken = set(names), 0
+    most = _PAGE * len(names)
+    # A listing begins after the key it is given.
+    for info in islice(store.list(folder, names[0][:-1]), most):
+        if info.key > names[-1]:
+            return found, True
+        taken += 1
+        if info.key in wanted:
+            found[info.key] = info.size_bytes
+            if len(found) == len(wanted):
+                break
+    return found, len(found) == len(wanted) or taken < most
+
+
+def _unlike(found: int | None, expected: int) -> str:
+    if found is None:
+        return "is missing"
+    return "" if found == expected else f"has {found} bytes; expected {expected}"
+
+
+def _asked(store: ObjectStore, key: str, expected: int) -> str:
+    """As `_unlike`, by reading the last byte and the one that must not follow it."""
+    try:
+        last = store.get_range(key, max(0, expected - 1), 2)
+    except ObjectNotFound:
+        return "is missing"
+    return "" if len(last) == 1 else f"has {'more' if last else 'fewer'} than {expected} bytes"
+
+
+def entry_faults(manifest: Manifest) -> Checked:
+    """What is wrong with what a manifest says of its SSTs."""
+    at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
+    wrong = [f"{at}, SST {sst.object}: {fault}" for sst in manifest.ssts for fault in _entry(sst, manifest.version)]
+    if manifest.ssts and manifest.table is None:
+        wrong.append(f"{at} has {len(manifest.ssts)} SSTs and no table")
+    # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
+    wrong += (
+        f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
+        for one, other in combinations(manifest.ssts, 2)
+        if _meet((one.hash_min, one.hash_max), (other.hash_min, other.hash_max))
+        and _meet((one.seq_min, one.seq_max), (other.seq_min, other.seq_max))
+    )
+    return Checked("objects", at, tuple(wrong), 0)
+
+
+def _entry(sst: Sst, version: int) -> Iterator[str]:
+    if not (sst.hash_min in _INT64 and sst.hash_max in _INT64 and sst.hash_min <= sst.hash_max):
+        yield f"its hashes are {sst.hash_min} to {sst.hash_max}; expected a range of 64-bit integers"
+    if not 1 <= sst.seq_min <= sst.seq_max <= version:
+        yield f"its versions are {sst.seq_min} to {sst.seq_max}; expected a range within 1 to {version}"
+    if not 0 <= sst.tombstones <= sst.rows or sst.rows < 1:
+        yield f"it has {sst.rows} rows and {sst.tombstones} tombstones; expected a row at least"
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]

@@ -1,0 +1,182 @@
+"""The books of a cut's channels: what was sent, what was consumed, and what is in flight between the two.
+
+`chandy_lamport` says what must add up; what is in flight is counted apart from the other two.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from .. import chandy_lamport as protocol
+from ..store.errors import NotFound, Refused, SlackwaterError, Unavailable
+from .capture import Captured, ChannelReader
+from .findings import Checked, as_sentence
+from .flights import Flight
+from .in_flight import InFlight
+from .kept import Reread
+from .topology import Cut
+
+__all__ = ["Counted", "Entry", "balance", "entries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Records in flight, counted without looking at what was sent or consumed."""
+
+    rows: int | None
+    """None when nothing could be counted."""
+    by_partition: tuple[int, ...]
+    """Empty when only the sum is known."""
+    where: str
+    """What was counted: `manifests`, `snapshot`, `kept records` or `Kafka`; empty for nothing."""
+    not_reread: str = ""
+    """Why the records themselves were not read, where they were to be."""
+    wrong: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the books: one channel and one receiver. Counts are of records since the channel began."""
+
+    channel: str
+    sender: str
+    sender_version: int
+    receiver: str
+    receiver_version: int
+    sent: tuple[int, ...]
+    """By Kafka partition; empty when not known."""
+    consumed: tuple[int, ...]
+    """By Kafka partition; empty when not known: the reader began in the middle, or skipped what was gone."""
+    in_flight: Counted
+
+    @property
+    def difference(self) -> int | None:
+        """Sent, less consumed and in flight; None when one of them is not known."""
+        if not (self.sent and self.consumed) or self.in_flight.rows is None:
+            return None
+        return sum(self.sent) - sum(self.consumed) - self.in_flight.rows
+
+    @property
+    def partitions(self) -> tuple[tuple[int, int, int | None, int | None], ...]:
+        """Sent, consumed, in flight and the difference, by Kafka partition; empty when not known.
+
+        In flight is None where only the sum is known; a difference is known all the same where more was consumed than
+        sent.
+        """
+        if len(self.sent) != len(self.consumed):
+            return ()
+        counted = self.in_flight.by_partition
+        if len(counted) != len(self.sent):
+            behind = zip(self.sent, self.consumed, strict=True)
+            return tuple((sent, used, None, sent - used if used > sent else None) for sent, used in behind)
+        lines = zip(self.sent, self.consumed, counted, strict=True)
+        return tuple((sent, used, rows, sent - used - rows) for sent, used, rows in lines)
+
+
+def entries(
+    cut: Cut,
+    found: tuple[Flight, ...],
+    kept: Mapping[tuple[str, str], Captured],
+    reread: Mapping[tuple[str, str], Reread],
+    reader: ChannelReader | None,
+    *,
+    deep: bool,
+) -> Iterator[Entry]:
+    """The books, senders upstream first. What damage does to them is in `Counted.wrong`.
+
+    Args:
+        cut: the cut.
+        found: its channels, as `flights` gives them.
+        kept: what the cut's snapshot keeps, by channel and receiver.
+        reread: of these, what was found in the objects themselves.
+        reader: Kafka, None when nothing says where it is.
+        deep: whether to count the records themselves.
+    """
+    for flight in found:
+        channel = flight.channel
+        output, source = cut.stages[channel.sender].outputs[channel.name], channel.input
+        place = (channel.name, channel.receiver)
+        if place in kept:
+            counted = _count_kept(kept[place], reread.get(place), flight.wrong)
+        elif flight.in_flight is None:
+            counted = Counted(None, (), "", wrong=flight.wrong)
+        elif deep:
+            counted = _count_in_kafka(flight, flight.in_flight, reader)
+        else:
+            counted = _count_in_manifests(flight, flight.in_flight)
+        yield Entry(
+            channel=channel.name,
+            sender=channel.sender,
+            sender_version=cut.stages[channel.sender].version,
+            receiver=channel.receiver,
+            receiver_version=cut.stages[channel.receiver].version,
+            sent=output.sent,
+            consumed=source.consumed if source else (),
+            in_flight=counted,
+        )
+
+
+def _count_kept(kept: Captured, reread: Reread | None, wrong: tuple[str, ...]) -> Counted:
+    if reread is None:
+        return Counted(sum(kept.counts), kept.counts, "snapshot", wrong=wrong)
+    if reread.counts is None:
+        # What is wrong with the objects is said where they are checked.
+        return Counted(None, (), "", not_reread="an object cannot be read", wrong=wrong)
+    return Counted(sum(reread.counts), reread.counts, "kept records", wrong=wrong)
+
+
+def _count_in_manifests(flight: Flight, in_flight: InFlight, not_reread: str = "") -> Counted:
+    if not flight.exact:
+        return Counted(None, (), "", not_reread)
+    return Counted(in_flight.rows, (), "manifests", not_reread)
+
+
+def _count_in_kafka(flight: Flight, in_flight: InFlight, reader: ChannelReader | None) -> Counted:
+    if not in_flight.attempts:
+        return _count_in_manifests(flight, in_flight)
+    if reader is None:
+        return _count_in_manifests(flight, in_flight, "nothing says where Kafka is")
+    counts = [0] * len(in_flight.ends)
+    # Counted, not checked while it is read: the books shall say what is missing, and where.
+    try:
+        for rows in reader.read(replace(in_flight, counts=())):
+            for count in rows["_partition"].value_counts():
+                counts[count["values"].as_py()] += count["counts"].as_py()
+    except (Refused, NotFound, Unavailable) as error:
+        return _count_in_manifests(flight, in_flight, error.message)
+    except SlackwaterError as error:
+        return Counted(None, (), "Kafka", wrong=(as_sentence(error),))
+    return Counted(sum(counts), tuple(counts), "Kafka")
+
+
+def balance(entry: Entry) -> Checked:
+    """Whether the line adds up, as the protocol defines it. What is not known is not judged."""
+    wrong = list(entry.in_flight.wrong)
+    if len(entry.sent) == len(entry.consumed):
+        wrong += _violations(entry)
+    where = f"{entry.channel} from {entry.sender} to {entry.receiver}"
+    return Checked("channels", where, tuple(wrong))
+
+
+def _violations(entry: Entry) -> tuple[str, ...]:
+    counted = entry.in_flight
+    if counted.by_partition:
+        return _judge(entry, entry.sent, entry.consumed, counted.by_partition)
+    # Only the sum is known: no partition may have consumed more than was sent to it, and the sums must agree.
+    least = tuple(max(0, sent - consumed) for sent, consumed in zip(entry.sent, entry.consumed, strict=True))
+    ahead = _judge(entry, entry.sent, entry.consumed, least)
+    if ahead or counted.rows is None:
+        return ahead
+    sums = _judge(entry, (sum(entry.sent),), (sum(entry.consumed),), (counted.rows,))
+    # It is not partition 0 that differs.
+    return tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
+
+
+def _judge(
+    entry: Entry, sent: tuple[int, ...], consumed: tuple[int, ...], in_flight: tuple[int, ...]
+) -> tuple[str, ...]:
+    versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
+    try:
+        channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight)
+        return protocol.violations(protocol.Cut(versions, (channel,)))
+    except protocol.ProtocolError as error:
+        return (str(error),)

@@ -1,0 +1,44 @@
+"""What a running app is asked for: one object for each snapshot that is under way."""
+
+from msgspec import Struct
+
+from ..store import codec, keys
+from ..store.errors import ObjectNotFound, Refused
+from ..store.objects import ObjectStore, documents
+
+__all__ = ["Request", "cancel", "check_not_asked", "open_requests"]
+
+
+class Request(Struct, frozen=True):
+    """What asks a running app for a snapshot. `id` is a ULID, and the name by which stages record it."""
+
+    id: str
+    name: str
+    created_ms: int
+    by: str
+
+
+def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
+    """The requests that are not answered yet, oldest first. One listing, and one read for each."""
+    found = []
+    for info in documents(store, keys.requests(app)):
+        try:
+            found.append(codec.decode(store.get(info.key), Request, key=info.key))
+        except ObjectNotFound:
+            continue  # answered since the listing
+    return tuple(found)
+
+
+def cancel(store: ObjectStore, app: str, request: Request) -> None:
+    """Withdraw a request; no error when it is answered or withdrawn already."""
+    store.delete(keys.request(app, request.id))
+
+
+def check_not_asked(store: ObjectStore, app: str, name: str) -> None:
+    """Raise `Refused` when a snapshot of this name is under way."""
+    for other in open_requests(store, app):
+        if other.name == name:
+            raise Refused(
+                f"snapshot {name!r} of {app} was asked for already by {other.by} and is not complete",
+                hint=f"wait for it, or choose another name; `slackwater snapshot rm {app} {name}` cancels it",
+            )

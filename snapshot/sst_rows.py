@@ -1,0 +1,131 @@
+"""Whether an SST is what its manifest promises, byte by byte and row by row."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from ..store.blocks import decode, fetch
+from ..store.hashing import hash_keys, partition_of, sort_keys
+from ..store.manifest import Sst, Table
+from ..store.objects import ObjectStore
+from ..store.types import HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
+from .findings import Checked, noted
+
+__all__ = ["placed", "reread", "row_faults"]
+
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
+    """Read a whole SST and look at every row.
+
+    Args:
+        store: the store of the manifest.
+        sst: the entry.
+        table: what its columns are declared to be.
+        partitions: the numbers of state partitions that the stage had while the SST may have been written; empty when
+            nobody knows.
+
+    Raises:
+        Unavailable: storage did not answer.
+    """
+    wrong: list[str] = []
+    faults: list[str] = []
+    with noted(wrong):
+        data = fetch(store, sst)
+        faults += _footer_faults(data, sst)
+        faults += row_faults(decode(data, sst, sst_schema(table)), sst, [column.name for column in table.key])
+        counts = frozenset(partitions)
+        if not placed(sst, counts):
+            said = " or ".join(map(str, sorted(counts)))
+            faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {said} state partitions")
+    yield Checked("objects", sst.object, tuple(wrong))
+    yield Checked("rows", sst.object, tuple(f"SST {sst.object}: {fault}" for fault in faults), 0 if wrong else sst.rows)
+
+
+def placed(sst: Sst, partitions: frozenset[int]) -> bool:
+    """Whether the SST's hashes are of one state partition, under one of these numbers of partitions, if any is known.
+
+    `Sst.partition` has no say: the number of partitions may change while the SSTs stay as they are. Ranges that are
+    none are not judged here.
+    """
+    if not partitions or not _INT64.start <= sst.hash_min <= sst.hash_max < _INT64.stop:
+        return True
+    ends = np.array([sst.hash_min, sst.hash_max], np.int64)
+    return any(np.ptp(partition_of(ends, count)) == 0 for count in partitions)
+
+
+def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:
+    """Whether what look-ups read first is where the manifest says."""
+    if not 0 < sst.footer_bytes <= len(data):
+        yield f"its footer has {sst.footer_bytes} bytes; expected 1 to {len(data)}"
+    elif (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
+        yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
+
+
+class _Rule(NamedTuple):
+    """What must hold for rows: where it does not, and what is found and expected there."""
+
+    name: str
+    broken: npt.NDArray[np.bool_]
+    says: str
+    """With `{}` for each of `values`."""
+    values: tuple[npt.NDArray[np.integer], ...] = ()
+
+
+def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) -> Iterator[str]:
+    """What is wrong with an SST's rows, which come in its order: of each kind the first. Pure."""
+    said: set[str] = set()
+    at = tombstones = 0
+    last: pa.Table | None = None
+    bounds: dict[str, tuple[int, int]] = {}
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        for rule in (*_value_rules(rows, sst, key), *_order_rules(last, rows, key)):
+            if rule.name not in said and rule.broken.any():
+                said.add(rule.name)
+                number = int(np.argmax(rule.broken))
+                (named,) = rows.select(key).slice(number, 1).to_pylist()
+                what = rule.says.format(*(values[number] for values in rule.values))
+                yield f"row {at + number}, {', '.join(f'{k} {v!r}' for k, v in named.items())}, {what}"
+        bounds |= {name: _wider(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows}
+        tombstones += int(np.count_nonzero(np.asarray(batch.column(OP)) == TOMBSTONE))
+        at += rows.num_rows
+        last = rows.slice(rows.num_rows - 1) if rows.num_rows else last
+    if tombstones != sst.tombstones:
+        yield f"it has {tombstones} tombstones; expected {sst.tombstones}"
+    for name, said_bounds in ((HASH, (sst.hash_min, sst.hash_max)), (SEQ, (sst.seq_min, sst.seq_max))):
+        found = bounds.get(name, said_bounds)
+        if found != said_bounds:
+            yield f"its {name} is {found[0]} to {found[1]}; expected {said_bounds[0]} to {said_bounds[1]}"
+
+
+def _wider(known: tuple[int, int] | None, values: npt.NDArray[np.integer]) -> tuple[int, int]:
+    low, high = int(values.min()), int(values.max())
+    return (low, high) if known is None else (min(low, known[0]), max(high, known[1]))
+
+
+def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule]:
+    hashes, seqs, ops = (rows[name].to_numpy() for name in (HASH, SEQ, OP))
+    right = hash_keys(rows, key)
+    yield _Rule("hash", hashes != right, "has _hash {}; its key hashes to {}", (hashes, right))
+    outside = (hashes < sst.hash_min) | (hashes > sst.hash_max)
+    yield _Rule("range", outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
+    outside = (seqs < sst.seq_min) | (seqs > sst.seq_max)
+    yield _Rule("seq", outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
+    yield _Rule("op", ~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
+
+
+def _order_rules(last: pa.Table | None, rows: pa.Table, key: Sequence[str]) -> Iterator[_Rule]:
+    """Sorted by (`_hash`, key), each key once: also with the last row of what came before."""
+    joined = rows if last is None else pa.concat_tables([last, rows]).combine_chunks()
+    order, repeats = sort_keys(joined[HASH].to_numpy(), joined.select(key))
+    skip = joined.num_rows - rows.num_rows
+    repeated = np.zeros(len(order), np.bool_)
+    repeated[order[repeats]] = True
+    yield _Rule("order", (order != np.arange(len(order)))[skip:], "is not in the order of (_hash, key)")
+    yield _Rule("once", repeated[skip:], "is there twice")

@@ -1,0 +1,157 @@
+"""Whether each version of a stage follows from the one before: nothing that was read or written is taken back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from ..store import history, keys
+from ..store.errors import ObjectNotFound
+from ..store.manifest import Input, Manifest, Output
+from ..store.objects import ObjectStore
+from .findings import Checked, noted
+from .timeline import before
+
+__all__ = ["Kept", "differences", "last_step", "whole_history"]
+
+_PARTITIONS = range(1, 1 << 31)
+"""Numbers of state partitions that there can be."""
+
+_RESTARTS = frozenset({"claim", "rescale"})
+"""Kinds by which a runner begins anew: its program may have changed, and offsets that were lost may be skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is kept of one stage's history."""
+
+    checked: Checked
+    first: int
+    """The oldest version; 0 when there is none."""
+    partitions: frozenset[int]
+    """Every number of state partitions that it had."""
+
+
+def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
+    """Whether a version follows from the one before, if that is kept. At most two requests."""
+    wrong: list[str] = []
+    earlier = None
+    with noted(wrong):
+        earlier = before(store, manifest)
+    if earlier is not None:
+        wrong += differences(earlier, manifest)
+    if earlier is not None or wrong:
+        yield Checked("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
+
+
+def whole_history(store: ObjectStore, app: str, stage: str, tell: Callable[[str], None]) -> Kept:
+    """Every kept version of a stage, and whether each follows from the one before. One request for each.
+
+    Raises:
+        Unavailable: storage did not answer.
+    """
+    wrong: list[str] = []
+    partitions = set()
+    earlier: Manifest | None = None
+    versions = _versions(store, app, stage)
+    for number, version in enumerate(versions):
+        if number and version != versions[number - 1] + 1:
+            missing = keys.manifest(app, stage, versions[number - 1] + 1)
+            wrong.append(f"{missing} is missing: {stage} has v{versions[number - 1]}, and next v{version}")
+            earlier = None
+        manifest = None
+        with noted(wrong):
+            manifest = _read(store, app, stage, version)
+        if manifest is not None and earlier is not None:
+            wrong += differences(earlier, manifest)
+        if manifest is not None and manifest.table is not None and manifest.table.partitions in _PARTITIONS:
+            partitions.add(manifest.table.partitions)
+        earlier = manifest
+        if number % 100 == 0:
+            tell(f"history of {stage}: v{version} of v{versions[-1]}")
+    return Kept(
+        Checked("history", stage, tuple(wrong), len(versions)), versions[0] if versions else 0, frozenset(partitions)
+    )
+
+
+def _versions(store: ObjectStore, app: str, stage: str) -> list[int]:
+    found = []
+    for info in store.list(keys.manifests(app, stage)):
+        try:
+            found.append(keys.version_of(info.key))
+        except ValueError:
+            continue  # left in the folder by somebody
+    return found
+
+
+def _read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
+    try:
+        return history.read_fresh(store, app, stage, version)
+    except ObjectNotFound:
+        return None  # collected since the listing
+
+
+def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
+    """What a version takes back of the one before it, one sentence each.
+
+    A clone's first version begins a history: it follows from nothing here.
+    """
+    if later.kind == "clone":
+        return
+    at = f"{later.app}/{later.stage} v{later.version}"
+    if later.version != earlier.version + 1:
+        yield f"{at} follows v{earlier.version}"
+    if later.time_ms <= earlier.time_ms:
+        yield f"{at} was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
+    if later.epoch < earlier.epoch:
+        yield f"{at} has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
+    for name in sorted(earlier.inputs):
+        if name in later.inputs:
+            wrong = _input_differences(earlier.inputs[name], later.inputs[name], later.kind in _RESTARTS)
+            yield from (f"{at}, input {name!r}: {each}" for each in wrong)
+        elif later.kind not in _RESTARTS:
+            yield f"{at} has no input {name!r}; the one before had"
+    for name in sorted(earlier.outputs):
+        if name in later.outputs:
+            wrong = _output_differences(earlier.outputs[name], later.outputs[name])
+            yield from (f"{at}, channel {name!r}: {each}" for each in wrong)
+        elif later.kind not in _RESTARTS:
+            yield f"{at} has no channel {name!r}; the one before had"
+
+
+def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:
+    # Offsets that Kafka lost may be skipped at a restart, also backwards: the topic was made again.
+    if not restarted:
+        yield from _gone_back("offset", earlier.offsets, later.offsets)
+    if later.version < earlier.version:
+        yield f"version {later.version} of {later.upstream!r} is consumed; before it was {earlier.version}"
+    if earlier.consumed and later.consumed:
+        yield from _gone_back("number of records consumed", earlier.consumed, later.consumed)
+        read = sum(later.consumed) - sum(earlier.consumed)
+    elif later.upstream or restarted:
+        return  # not known, or skipped
+    else:
+        # Partitions that a topic got since are read from their beginning.
+        read = sum(later.offsets) - sum(earlier.offsets)
+    if later.rows != read:
+        yield f"{later.rows} records read; expected {read}, by what was consumed before and after"
+
+
+def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
+    yield from _gone_back("end", earlier.ends, later.ends)
+    for snapshot, markers in sorted(later.markers.items()):
+        for partition, (start, marker, end) in enumerate(zip(earlier.ends, markers, later.ends, strict=False)):
+            if not start <= marker < end:
+                yield f"marker of {snapshot} at {later.topic}[{partition}]@{marker}; expected within {start}..{end}"
+    if earlier.sent and later.sent:
+        yield from _gone_back("number of records sent", earlier.sent, later.sent)
+        written = sum(later.sent) - sum(earlier.sent)
+        if later.rows != written:
+            yield f"{later.rows} records written; expected {written}, by what was sent before and after"
+
+
+def _gone_back(what: str, earlier: Sequence[int], later: Sequence[int]) -> Iterator[str]:
+    for partition, (old, new) in enumerate(zip_longest(earlier, later)):
+        if new is None:
+            yield f"{what} of partition {partition} is gone; it was {old}"
+        elif old is not None and new < old:
+            yield f"{what} of partition {partition} went back from {old} to {new}"

@@ -1,0 +1,191 @@
+"""Taking a snapshot of a running app: ask, see who has answered, and write it when all have.
+
+Each stage carries the version it recorded, and the channels whose marker it awaits, in its head manifest until the
+request is gone. So whoever completes the snapshot needs one look at each head, and anybody may.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ulid import ULID
+
+from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
+from ..store import apps, codec, history, keys
+from ..store.errors import Corruption, Refused
+from ..store.manifest import Manifest, Span
+from ..store.objects import ObjectStore
+from .capture import Captured, ChannelReader, capture, discard
+from .in_flight import InFlight, in_flight
+from .refs import check_snapshot_name
+from .requests import Request, check_not_asked, open_requests
+from .snapshots import Snapshot, create, find_snapshot, taken
+from .topology import Cut
+
+__all__ = ["Answer", "answers", "request", "try_complete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a stage's head says about a snapshot that is under way."""
+
+    version: int | None
+    """The version it recorded; None when no marker has reached it."""
+    awaited: tuple[str, ...]
+    """The channels whose marker has not arrived; empty when it has finished, or has not begun."""
+    head_ms: int
+    """When it last committed anything."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stage has done its part."""
+        return self.version is not None and not self.awaited
+
+
+def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
+    """Ask a running app for a snapshot; its stages answer one after the other.
+
+    Raises:
+        Usage: no snapshot can have this name.
+        NotFound: there is no such app.
+        Refused: the name is taken, or asked for already.
+    """
+    check_snapshot_name(name)
+    apps.read_app(store, app)
+    if (written := find_snapshot(store, app, name)) is not None:
+        raise taken(written)
+    check_not_asked(store, app, name)
+    ulid = ULID()
+    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by)
+    # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
+    store.put(keys.request(app, asked.id), codec.encode(asked))
+    return asked
+
+
+def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]:
+    """What each stage has answered. Reads each head once.
+
+    A stage that never committed a version has no part in any cut and is left out.
+    """
+    return {
+        stage: Answer(head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms)
+        for stage, head in _heads(store, app).items()
+    }
+
+
+def try_complete(
+    store: ObjectStore, app: str, request: Request, reader: ChannelReader | None = None
+) -> Snapshot | None:
+    """Write the snapshot if every stage has finished; None while one has not.
+
+    Anybody may call it, any number of times. Without a `reader`, a snapshot with records in flight is left to somebody
+    who has one.
+
+    Raises:
+        Refused: another snapshot took the name meanwhile, or a stage reads a channel that no stage has ever written, so
+            that no marker can reach it, or records in flight are gone from Kafka. The request is deleted where it can
+            never be answered.
+        Corruption: what the stages captured is not what the cut says is in flight.
+        Unavailable: storage or Kafka did not answer.
+    """
+    heads = _heads(store, app)
+    versions = _cut_by_markers(app, heads, request)
+    if versions is None:
+        # Once complete, the request goes and the stages forget: another completer may have been faster.
+        return _written(store, app, request)
+    cut = Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
+    flights = tuple(flight for flight in in_flight(store, cut) if flight.receiver)
+    _check_captures(heads, cut, flights, request)
+    if flights and reader is None:
+        return None
+    kept = capture(store, app, request.name, flights, reader) if reader is not None else ()
+    if all(other.id != request.id for other in open_requests(store, app)):
+        # Withdrawn, or completed by somebody else, meanwhile.
+        discard(store, kept)
+        return _written(store, app, request)
+    return _write(store, app, request, versions, kept)
+
+
+def _written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
+    written = find_snapshot(store, app, request.name)
+    return written if written is not None and written.id == request.id else None
+
+
+def _write(
+    store: ObjectStore, app: str, request: Request, versions: Mapping[str, int], kept: tuple[Captured, ...]
+) -> Snapshot:
+    snapshot = Snapshot(
+        name=request.name,
+        id=request.id,
+        app=app,
+        created_ms=request.created_ms,
+        completed_ms=time.time_ns() // 1_000_000,
+        kind="markers",
+        stages=dict(versions),
+        by=request.by,
+        channels=kept,
+    )
+    written = create(store, snapshot)
+    if written.channels != kept:
+        discard(store, kept)
+    store.delete(keys.request(app, request.id))
+    if written.id != request.id:
+        raise Refused(
+            f"snapshot {request.name!r} of {app} was taken by {written.by} while this one was under way",
+            hint="ask again with another name",
+        )
+    return written
+
+
+def _check_captures(heads: Mapping[str, Manifest], cut: Cut, flights: tuple[InFlight, ...], request: Request) -> None:
+    """See that what the stages captured, by the protocol, is what the cut's manifests say is in flight."""
+    said = {
+        (stage, channel): span
+        for stage, head in heads.items()
+        for channel, span in head.captured.get(request.id, {}).items()
+    }
+    # What came between may have been versions without a record.
+    due = {(flight.receiver, flight.channel): Span(flight.after, flight.up_to) for flight in flights}
+    for (stage, channel), span in due.items():
+        if (found := said.get((stage, channel))) != span:
+            raise Corruption(
+                f"snapshot {request.name!r} of {cut.app}: stage {stage!r} captured {_show(found)} of channel "
+                f"{channel!r}; the cut has {_show(span)} in flight",
+                object_key=keys.request(cut.app, request.id),
+            )
+
+
+def _show(span: Span | None) -> str:
+    return f"versions {span.after + 1} to {span.up_to}" if span else "nothing"
+
+
+def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
+    heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
+    return {stage: head for stage, head in heads.items() if head is not None}
+
+
+def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
+    """The version of each stage once the protocol says that the snapshot is complete, None before."""
+    if not heads:
+        return None
+    network = {
+        stage: Stage(
+            frozenset(name for name, source in head.inputs.items() if source.upstream), frozenset(head.outputs)
+        )
+        for stage, head in heads.items()
+    }
+    try:
+        injector = Injector(network)
+    except ProtocolError as error:
+        raise Refused(
+            f"no snapshot of {app} can complete: {error}",
+            hint="run every stage once, or take it with --instant",
+        ) from error
+    injector.receive(Take(request.id))
+    for stage, head in heads.items():
+        if request.id not in head.recorded or head.awaited.get(request.id):
+            continue
+        for action in injector.receive(StageFinished(request.id, stage, head.recorded[request.id])):
+            if isinstance(action, Complete):
+                return dict(action.versions)
+    return None

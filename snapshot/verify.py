@@ -1,0 +1,253 @@
+"""Proving a cut: recomputing from the objects themselves that it is consistent, complete and undamaged.
+
+Shallow, from manifests and the sizes of objects; deep, from every byte, and from Kafka where it still has the records.
+What damage does is in the report; an error is raised only for what cannot be looked at.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from ..store import history, keys
+from ..store.blocks import holder
+from ..store.counting import CountingStore
+from ..store.errors import Corruption, NotFound, Unavailable
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+from . import intact, kept, ledger, marked, sst_rows, succession
+from .capture import ChannelReader
+from .cut import cut_at, stages_of
+from .findings import Checked, Difference, Tally, as_sentence, noted, tally
+from .flights import flights
+from .in_flight import InFlight
+from .refs import Named, Ref, parse
+from .snapshots import Snapshot, read_snapshot
+from .topology import Cut, channels, violations
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Report", "Rereader", "verify"]
+
+
+class Rereader(ChannelReader, marked.MarkerReader, Protocol):
+    """What verifying deeply needs of Kafka; `pipeline` implements it."""
+
+
+class _Patient:
+    """Kafka, which is waited for once: after that it is away for as long as verifying lasts."""
+
+    def __init__(self, reader: Rereader) -> None:
+        self._reader = reader
+        self._away: Unavailable | None = None
+
+    def read(self, in_flight: InFlight, /) -> "Iterator[pa.Table]":
+        with self._waiting():
+            yield from self._reader.read(in_flight)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        with self._waiting():
+            return self._reader.marker(topic, partition, offset)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        if self._away is not None:
+            raise self._away
+        try:
+            yield
+        except Unavailable as error:
+            self._away = error
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What verifying a cut found."""
+
+    app: str
+    ref: str
+    """The cut in short, as `Cut.ref`."""
+    versions: dict[str, int]
+    """Of each stage whose manifest can be read, upstream first."""
+    snapshot: str
+    """The snapshot that names the cut, or empty."""
+    deep: bool
+    ledger: tuple[ledger.Entry, ...]
+    """Every channel, once for each stage that reads it."""
+    checks: tuple[Tally, ...]
+    differences: tuple[Difference, ...]
+    """Empty for a cut that is what it claims to be."""
+    not_reread: tuple[str, ...]
+    """What was to be read again and is not there any more, or not within reach. No difference."""
+    requests: int
+    """To the app's store root."""
+    bytes_read: int
+    """From the app's store root."""
+
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing was found that is not as it must be."""
+        return not self.differences
+
+
+def verify(
+    store: ObjectStore,
+    ref: str,
+    *,
+    now_ms: int,
+    deep: bool = False,
+    reader: Rereader | None = None,
+    tell: Callable[[str], None] = lambda _line: None,
+) -> Report:
+    """Check everything that must hold for the cut that a ref names.
+
+    Args:
+        store: the app's store.
+        ref: any ref.
+        now_ms: what relative refs count from.
+        deep: whether to read every byte, the whole kept history, and records in flight and markers from Kafka.
+        reader: Kafka; None when nothing says where it is.
+        tell: is told what is being read, now and then.
+
+    Raises:
+        Usage: `ref` is no ref.
+        NotFound: there is no such app, stage, snapshot or version.
+        Unavailable: storage did not answer.
+    """
+    # A store object of its own, so that what this process has read of the store before does not count.
+    counting = CountingStore(store)
+    reader = _Patient(reader) if reader is not None else None
+    found: list[Checked] = []
+    cut, snapshot = _open_cut(counting, parse(ref, now_ms=now_ms), found)
+    in_flight = flights(counting, cut)
+    found += _standing(counting, cut)
+    if snapshot is not None:
+        found += kept.promises(snapshot, in_flight)
+    not_reread: list[str] = []
+    if snapshot is not None and snapshot.kind == "markers":
+        found += marked.promised(snapshot, cut)
+        if deep:
+            found += marked.reread_markers(snapshot, cut, reader, not_reread)
+    found += map(intact.entry_faults, cut.stages.values())
+    rereads: dict[tuple[str, str], kept.Reread] = {}
+    if deep:
+        found += _reread_stages(counting, cut, tell)
+        rereads = _reread_kept(counting, cut, snapshot, tell)
+        found += (one for each in rereads.values() for one in each.checked)
+    else:
+        found += (one for manifest in cut.stages.values() for one in succession.last_step(counting, manifest))
+        found += _sizes(counting, cut, snapshot)
+    books = tuple(ledger.entries(cut, in_flight, kept.by_place(snapshot), rereads, reader, deep=deep))
+    found += map(ledger.balance, books)
+    not_reread += (
+        f"records in flight on {each.channel} to {each.receiver} were not re-read: {each.in_flight.not_reread}"
+        for each in books
+        if each.in_flight.not_reread
+    )
+    tallies, differences = tally(found)
+    return Report(
+        app=cut.app,
+        ref=cut.ref,
+        versions=cut.versions,
+        snapshot=cut.snapshot,
+        deep=deep,
+        ledger=books,
+        checks=tallies,
+        differences=differences,
+        not_reread=tuple(not_reread),
+        requests=counting.requests,
+        bytes_read=counting.bytes_read,
+    )
+
+
+def _open_cut(store: ObjectStore, ref: Ref, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
+    """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
+    snapshot = None
+    stages: dict[str, Manifest] = {}
+    try:
+        if isinstance(ref.moment, Named):
+            stages_of(store, ref.app, ref.stage)
+            snapshot = read_snapshot(store, ref.app, ref.moment.name)
+            for stage, version in sorted(snapshot.stages.items()):
+                stages |= _read(store, ref.app, stage, version, found)
+        else:
+            stages |= cut_at(store, ref).stages
+    except Corruption as error:
+        found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
+    cut = Cut(ref.app, stages, snapshot.name if snapshot else "")
+    if len(stages) == len(snapshot.stages if snapshot else stages):
+        found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
+    return cut, snapshot
+
+
+def _read(store: ObjectStore, app: str, stage: str, version: int, found: list[Checked]) -> dict[str, Manifest]:
+    key = keys.manifest(app, stage, version)
+    try:
+        return {stage: history.read(store, app, stage, version)}
+    except Corruption as error:
+        found.append(Checked("versions", key, (as_sentence(error),)))
+    except NotFound as error:
+        found.append(Checked("versions", key, (f"{key} is missing: {error.message}",)))
+    return {}
+
+
+def _standing(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
+    """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
+    for channel in channels(cut):
+        # Not known after records were skipped, nor of versions that are not kept.
+        if channel.input is None or not channel.input.consumed:
+            continue
+        wrong: list[str] = []
+        output = None
+        with noted(wrong), suppress(NotFound):
+            output = history.read(store, cut.app, channel.sender, channel.input.version).outputs.get(channel.name)
+        if output is not None:
+            at = f"{channel.receiver}@v{cut.stages[channel.receiver].version}"
+            ended = f"{channel.sender}@v{channel.input.version}"
+            for what, here, there in (
+                ("offsets", channel.input.offsets, output.ends),
+                ("counts", channel.input.consumed, output.sent),
+            ):
+                if there and here != there:
+                    wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")
+        yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
+
+
+def _reread_stages(store: ObjectStore, cut: Cut, tell: Callable[[str], None]) -> Iterator[Checked]:
+    for stage, manifest in sorted(cut.stages.items()):
+        past = succession.whole_history(store, cut.app, stage, tell)
+        yield past.checked
+        for number, sst in enumerate(manifest.ssts, 1):
+            tell(f"{stage}: SST {number} of {len(manifest.ssts)}")
+            if manifest.table is not None:
+                # Of what was written before the kept history, or came with a clone, nobody knows.
+                known = past.partitions if 0 < past.first <= sst.seq_max else frozenset()
+                yield from sst_rows.reread(store, sst, manifest.table, known)
+
+
+def _reread_kept(
+    store: ObjectStore, cut: Cut, snapshot: Snapshot | None, tell: Callable[[str], None]
+) -> dict[tuple[str, str], kept.Reread]:
+    found = {}
+    for place, captured in kept.by_place(snapshot).items():
+        tell(f"records in flight on {captured.channel} to {captured.receiver}")
+        markers = marked.markers_of(snapshot, cut, captured.channel, captured.sender)
+        found[place] = kept.reread(store, captured, markers)
+    return found
+
+
+def _sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
+    wanted: dict[ObjectStore, dict[str, int]] = {}
+    for manifest in cut.stages.values():
+        for sst in manifest.ssts:
+            wrong: list[str] = []
+            with noted(wrong):
+                wanted.setdefault(holder(store, sst), {})[sst.object] = sst.bytes
+            if wrong:
+                yield Checked("objects", sst.object, tuple(wrong))
+    for captured in snapshot.channels if snapshot else ():
+        for each in captured.objects:
+            wanted.setdefault(store, {})[each.key] = each.bytes
+    for held_by, expected in wanted.items():
+        yield from intact.sizes(held_by, expected)

@@ -1,0 +1,253 @@
+"""A diamond run without Spark and Kafka: real plans, real arrivals, real messages, real manifests.
+
+             moves          reads numbers 0, 1, 2, … from a topic without end
+               | moved
+        .------+------.
+      evens          odds
+        | even        | odd
+        '------+------'
+             joined
+
+What Spark and Kafka do in the product is done here by loops over lists; what decides is the product's own code. So a
+schedule of steps, crashes, zombies and snapshots takes milliseconds.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+from slackwater.pipeline.arrivals import Outcome, arrive
+from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
+from slackwater.pipeline.source import _ranges
+from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, split
+from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.requests import open_requests
+from slackwater.store import apps
+from slackwater.store.commit import claim, commit, successor
+from slackwater.store.manifest import AppInfo, Input, Manifest, Output
+from slackwater.store.memory import MemoryStore
+
+APP = "diamond"
+STAGES = ("moves", "evens", "odds", "joined")
+READS = {"moves": (), "evens": ("moved",), "odds": ("moved",), "joined": ("even", "odd")}
+WRITES = {"moves": ("moved",), "evens": ("even",), "odds": ("odd",), "joined": ()}
+SENDER = {channel: stage for stage, channels in WRITES.items() for channel in channels}
+PARTITIONS = {"moved": 3, "even": 2, "odd": 2}
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+class Message:
+    """A Kafka message as far as anybody looks at it."""
+
+    def __init__(self, value: bytes | None, header: bytes | None, at: tuple[str, int, int] = ("t", 3, 14)) -> None:
+        self._value, self._header, self._at = value, header, at
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return [("other", b"x"), ("slackwater", self._header)] if self._header is not None else None
+
+    def topic(self) -> str:
+        return self._at[0]
+
+    def partition(self) -> int:
+        return self._at[1]
+
+    def offset(self) -> int:
+        return self._at[2]
+
+
+class Logs:
+    """Topics in memory. Does what capturing asks of Kafka (`ChannelReader`)."""
+
+    def __init__(self) -> None:
+        self.topics = {channel: tuple([] for _ in range(PARTITIONS[channel])) for channel in SENDER}
+        self.topics: dict[str, tuple[list[Message], ...]]
+        self.lost = 0
+        """So many records are missing at the end of what is read in flight."""
+
+    def append(self, topic: str, partition: int, value: bytes, header: bytes) -> None:
+        log = self.topics[topic][partition]
+        log.append(Message(value, header, (topic, partition, len(log))))
+
+    def ends(self, topic: str) -> tuple[int, ...]:
+        return tuple(map(len, self.topics[topic]))
+
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        spans = zip(in_flight.starts, in_flight.ends, strict=True)
+        tables = [
+            table
+            for partition, (start, end) in enumerate(spans)
+            for table in decode_addressed(
+                self.topics[in_flight.topic][partition][start:end],  # type: ignore[arg-type]
+                frozenset(in_flight.attempts),
+            )
+        ]
+        if self.lost:
+            tables[-1] = tables[-1].slice(0, tables[-1].num_rows - self.lost)
+        yield from tables
+
+
+class Diamond:
+    """The app and its runners. `seen` is what each version of a stage has consumed since the stage began."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.logs = Logs()
+        self.heads: dict[str, Manifest] = {}
+        self.positions: dict[str, dict[str, Position]] = {}
+        self.handled: set[str] = set()
+        self.seen: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._attempts = count(1)
+        self._now = count(1)
+        apps.ensure_app(self.store, AppInfo(APP, 0))
+        for stage in STAGES:
+            self.start(stage)
+
+    def start(self, stage: str) -> None:
+        """Claim the stage and begin where its head is, as a runner does that is started, or started again."""
+        head = claim(
+            self.store,
+            APP,
+            stage,
+            writer=f"w{next(self._attempts)}",
+            by="test:1",
+            now_ms=next(self._now),
+            build=_at_birth,
+        )
+        before = self.seen.get((stage, head.version - 1), ())
+        self._committed(head, before)
+        self.positions[stage] = {
+            name: Position(name, read.offsets, read.version, read.consumed) for name, read in head.inputs.items()
+        }
+        if stage == "moves":
+            self.handled = set(head.recorded)
+
+    def step(self, stage: str, *, records: int = 3, max_records: int | None = None, crash: bool = False) -> Manifest:
+        """One micro-batch, from its plan to its commit; with `crash` it writes everything but the manifest."""
+        head, before = self.heads[stage], self.positions[stage]
+        asked = {request.id for request in open_requests(self.store, APP)}
+        if stage == "moves":
+            start = before["numbers"]
+            ids = tuple(sorted(asked - self.handled))
+            self.handled.update(ids)
+            end = start.offsets[0] + records
+            after = {"numbers": Position("numbers", (end,), snapshots=ids or (() if records else start.snapshots))}
+            rows = list(range(start.offsets[0], end))
+        else:
+            planners = {name: self.planner(name, max_records) for name in before}
+            after = {name: planners[name].latest(start) for name, start in before.items()}
+            rows = [n for name in before for n in self.read(name, before[name], after[name], planners[name])]
+        outcome = arrive(head, before, after, head.recorded.keys() - asked)
+        self.positions[stage] = after
+        if before == after and not outcome.changed:
+            return head
+        manifest = self._write(head, rows, after, outcome)
+        if crash:
+            self.start(stage)
+            return self.heads[stage]
+        commit(self.store, manifest)
+        self._committed(manifest, (*self.seen[stage, head.version], *rows))
+        return manifest
+
+    def step_all(self, **options: int) -> None:
+        for stage in STAGES:
+            self.step(stage, **options)
+
+    def settle(self) -> None:
+        """Let every stage go on, without new numbers, until nothing moves."""
+        for _ in range(200):
+            before = dict(self.heads)
+            self.step_all(records=0)
+            if before == self.heads:
+                return
+        raise AssertionError("the diamond does not come to rest")
+
+    def planner(self, channel: str, max_records: int | None = None) -> ChannelPlanner:
+        return ChannelPlanner(self.store, APP, SENDER[channel], channel, pace=Pace(0), max_records=max_records)
+
+    def read(self, channel: str, before: Position, after: Position, planner: ChannelPlanner) -> Iterator[int]:
+        """The numbers of a batch, read and counted as a source's tasks do."""
+        attempts = planner.attempts(before.version, after.version)
+        for part in _ranges(channel, before, after, attempts):
+            found = 0
+            messages = self.logs.topics[channel][part.partition][part.start : part.end]
+            for batch in decode(messages, part.attempts, SCHEMA):  # type: ignore[arg-type]
+                found += batch.num_rows
+                yield from batch["n"].to_pylist()
+            check_count(channel, part.partition, part.start, part.end, found, part.rows)
+
+    def zombie(self, stage: str, snapshot: str) -> None:
+        """A writer that lost its stage still writes rows and markers; no manifest ever names them."""
+        for channel in WRITES[stage]:
+            for partition in range(PARTITIONS[channel]):
+                rows = pa.table({"n": pa.array([10**9], pa.int64())})
+                for _, value in split(rows, np.zeros(1, np.int32)):
+                    self.logs.append(channel, partition, value, f"dead.{next(self._attempts)}".encode())
+                self.logs.append(channel, partition, b"", marker_header(snapshot))
+
+    def place(self, **versions: int) -> dict[str, tuple[int, ...]]:
+        return {stage: self.seen[stage, version] for stage, version in versions.items()}
+
+    def _committed(self, manifest: Manifest, seen: Sequence[int]) -> None:
+        self.heads[manifest.stage] = manifest
+        self.seen[manifest.stage, manifest.version] = tuple(seen)
+
+    def _write(self, head: Manifest, rows: Sequence[int], after: dict[str, Position], outcome: Outcome) -> Manifest:
+        """What `StageRunner` does: the rows, the markers behind them, and the manifest that names both."""
+        draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=next(self._now))
+        kept = {"evens": 0, "odds": 1}
+        sent = [n for n in rows if head.stage not in kept or n % 2 == kept[head.stage]]
+        outputs = {name: self._send(head, name, sent) for name in head.outputs}
+        for snapshot, name in outcome.markers:
+            for partition in range(PARTITIONS[name]):
+                self.logs.append(name, partition, b"", marker_header(snapshot))
+            ends = self.logs.ends(name)
+            markers = {**outputs[name].markers, snapshot: tuple(end - 1 for end in ends)}
+            outputs[name] = replace(outputs[name], ends=ends, markers=markers)
+        inputs = {
+            name: replace(read, offsets=after[name].offsets, version=after[name].version, consumed=after[name].consumed)
+            for name, read in draft.inputs.items()
+        }
+        return replace(
+            draft,
+            inputs=inputs,
+            outputs=outputs,
+            recorded=outcome.recorded,
+            awaited=outcome.awaited,
+            captured=outcome.captured,
+        )
+
+    def _send(self, head: Manifest, channel: str, numbers: Sequence[int]) -> Output:
+        before = head.outputs[channel]
+        attempt = f"{head.writer}.{head.version + 1}.{next(self._attempts)}"
+        targets = np.array([n // 2 % PARTITIONS[channel] for n in numbers], np.int32)
+        for partition, value in split(pa.table({"n": pa.array(numbers, pa.int64())}), targets):
+            self.logs.append(channel, partition, value, attempt.encode())
+        counts = np.bincount(targets, minlength=PARTITIONS[channel]).tolist()
+        return replace(
+            before,
+            ends=self.logs.ends(channel) if numbers else before.ends,
+            attempts=(attempt,) if numbers else (),
+            rows=len(numbers),
+            markers={},
+            sent=tuple(rows + more for rows, more in zip(before.sent, counts, strict=True)),
+        )
+
+
+def _at_birth(draft: Manifest) -> Manifest:
+    if draft.version > 1:
+        return draft
+    none = {channel: (0,) * partitions for channel, partitions in PARTITIONS.items()}
+    inputs = {name: Input(name, none[name], SENDER[name], consumed=none[name]) for name in READS[draft.stage]}
+    outputs = {name: Output(name, none[name], schema="n long", sent=none[name]) for name in WRITES[draft.stage]}
+    return replace(draft, inputs=inputs or {"numbers": Input("numbers", (0,))}, outputs=outputs)
+
+
+def markers_in(messages: Collection[Message]) -> list[str]:
+    """The snapshots of the markers among these messages, in order."""
+    headers = (header_of(message) for message in messages)  # type: ignore[arg-type]
+    return [header.removeprefix("marker ") for header in headers if header.startswith("marker ")]

@@ -1,0 +1,185 @@
+"""Two senders and a reader of both, and a snapshot by markers that keeps records in flight. No Spark, no Kafka.
+
+Rows are only counted: what the channels carry is a number.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pyarrow as pa
+from msgspec.structs import replace
+from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.snapshots import Snapshot
+from slackwater.snapshot.taking import request, try_complete
+from slackwater.store import apps, history
+from slackwater.store.commit import commit, successor
+from slackwater.store.errors import Refused, Unavailable
+from slackwater.store.manifest import AppInfo, Input, Kind, Manifest, Output, Span
+from slackwater.store.objects import ObjectStore
+
+CHANNELS = {"left": "by-left", "right": "by-right"}
+PARTITIONS = 2
+
+
+class Topics:
+    """Kafka in memory: the header and the number of rows of each message."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, list[list[tuple[str, int]]]] = {}
+        self.expired = self.away = False
+        self.asked = 0
+
+    def append(self, topic: str, partition: int, header: str, rows: int = 0) -> None:
+        self._partitions(topic)[partition].append((header, rows))
+
+    def ends(self, topic: str) -> tuple[int, ...]:
+        return tuple(map(len, self._partitions(topic)))
+
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        """See `ChannelReader`."""
+        self._ask()
+        if self.expired:
+            raise Refused(f"offsets of {in_flight.topic} are gone from Kafka")
+        for partition, messages in enumerate(self._partitions(in_flight.topic)):
+            for offset in range(in_flight.starts[partition], in_flight.ends[partition]):
+                header, rows = messages[offset]
+                if header in in_flight.attempts:
+                    yield records(partition, offset, rows)
+
+    def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
+        """See `MarkerReader`."""
+        self._ask()
+        messages = self._partitions(topic)[partition]
+        if self.expired or offset >= len(messages):
+            return None
+        header = messages[offset][0]
+        return header.removeprefix("marker ") if header.startswith("marker ") else ""
+
+    def _ask(self) -> None:
+        self.asked += self.away
+        if self.away:
+            raise Unavailable("Kafka does not answer")
+
+    def _partitions(self, topic: str) -> list[list[tuple[str, int]]]:
+        return self.messages.setdefault(topic, [[] for _ in range(PARTITIONS)])
+
+
+def records(partition: int, offset: int, rows: int, first: int = 0) -> pa.Table:
+    """The rows of one message with their addresses."""
+    numbers = pa.array(range(first, first + rows), pa.int32())
+    return pa.table(
+        {
+            "amount": numbers,
+            "_partition": pa.array([partition] * rows, pa.int32()),
+            "_offset": pa.array([offset] * rows, pa.int64()),
+            "_row": numbers,
+        }
+    )
+
+
+class FanIn:
+    """The app `bank`. Each call commits one version."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store, self.topics = store, Topics()
+        self.heads: dict[str, Manifest] = {}
+        self._attempts = count(1)
+        apps.ensure_app(store, AppInfo("bank", 1_000))
+        zeros = (0,) * PARTITIONS
+        outputs = {
+            stage: {name: Output(name, zeros, schema="amount int", sent=zeros)} for stage, name in CHANNELS.items()
+        }
+        reads = {name: Input(name, zeros, stage, 0, consumed=zeros) for stage, name in CHANNELS.items()}
+        for stage in (*CHANNELS, "join"):
+            inputs = reads if stage == "join" else {"events": Input("events", zeros)}
+            first = Manifest("bank", stage, 1, 1, "w", 1_000, "claim", inputs, outputs.get(stage, {}))
+            self._commit(first)
+
+    def send(self, stage: str, *rows: int, marker: str = "") -> Manifest:
+        """A version of a sender with so many rows for each partition, after those of an attempt that failed."""
+        name, attempt = CHANNELS[stage], f"attempt-{next(self._attempts)}"
+        for partition, number in enumerate(rows):
+            if number:
+                self.topics.append(name, partition, f"dead-{attempt}", number)
+                self.topics.append(name, partition, attempt, number)
+        markers = {marker: self.topics.ends(name)} if marker else {}
+        for partition in range(PARTITIONS if marker else 0):
+            self.topics.append(name, partition, f"marker {marker}")
+        draft = self._next(stage)
+        before = draft.outputs[name]
+        output = replace(
+            before,
+            ends=self.topics.ends(name),
+            attempts=(attempt,) if any(rows) else (),
+            rows=sum(rows),
+            markers=markers,
+            sent=tuple(map(sum, zip(before.sent, rows, strict=True))),
+        )
+        source = draft.inputs["events"]
+        offsets = tuple(map(sum, zip(source.offsets, rows, strict=True)))
+        recorded = draft.recorded | ({marker: draft.version} if marker else {})
+        read = replace(source, offsets=offsets, rows=sum(rows))
+        return self._commit(replace(draft, inputs={"events": read}, outputs={name: output}, recorded=recorded))
+
+    def join(
+        self,
+        left: int,
+        right: int,
+        *,
+        recorded: dict[str, int] | None = None,
+        awaited: dict[str, tuple[str, ...]] | None = None,
+        captured: dict[str, dict[str, Span]] | None = None,
+    ) -> Manifest:
+        """A version of the reader that consumes up to these versions of the senders."""
+        draft = self._next("join")
+        inputs = {}
+        for (stage, name), version in zip(CHANNELS.items(), (left, right), strict=True):
+            read, sent = draft.inputs[name], history.read(self.store, "bank", stage, version).outputs[name]
+            rows = sum(sent.sent) - sum(read.consumed)
+            inputs[name] = replace(read, offsets=sent.ends, version=version, rows=rows, consumed=sent.sent)
+        return self._commit(
+            replace(draft, inputs=inputs, recorded=recorded or {}, awaited=awaited or {}, captured=captured or {})
+        )
+
+    def restart(self, stage: str) -> Manifest:
+        """A claim."""
+        draft = self._next(stage, "claim")
+        return self._commit(replace(draft, epoch=draft.epoch + 1))
+
+    def snapshot(self, name: str = "good") -> Snapshot:
+        """By markers: the reader gets the left one first, and what comes from the right until then is in flight."""
+        asked = request(self.store, "bank", name, "ada@host")
+        left = self.send("left", 2, 1, marker=asked.id)
+        right = self.heads["right"]
+        at = {asked.id: self.heads["join"].version + 1}
+        awaited = {asked.id: ("by-right",)}
+        self.join(left.version, right.version, recorded=at, awaited=awaited)
+        self.send("right", 2, 2)
+        late = self.send("right", 1, 0, marker=asked.id)
+        spans = {asked.id: {"by-right": Span(right.version, late.version)}}
+        self.join(left.version, late.version, recorded=at, captured=spans)
+        self.send("right", 5, 5)
+        taken = try_complete(self.store, "bank", asked, self.topics)
+        assert taken is not None
+        return taken
+
+    def _next(self, stage: str, kind: Kind = "batch") -> Manifest:
+        head = self.heads[stage]
+        return successor(head, kind=kind, epoch=head.epoch, writer="w", by="test:1", now_ms=head.time_ms + 10)
+
+    def _commit(self, manifest: Manifest) -> Manifest:
+        commit(self.store, manifest)
+        self.heads[manifest.stage] = manifest
+        return manifest
+
+
+def bank(store: ObjectStore) -> FanIn:
+    """The app with some history before its snapshot `good`, and some after it."""
+    app = FanIn(store)
+    app.send("left", 3, 2)
+    app.send("right", 1, 4)
+    app.join(2, 2)
+    app.restart("right")
+    app.snapshot()
+    app.send("left", 1, 1)
+    return app

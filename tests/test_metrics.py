@@ -1,0 +1,78 @@
+"""What Prometheus is told of a running app."""
+
+import re
+import socket
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from slackwater.pipeline.metrics import Metrics
+from slackwater.pipeline.progress import Progress, StateFigures
+from slackwater.pipeline.task import Result
+from slackwater.store.errors import Refused
+from slackwater.store.manifest import Input, Manifest, Output, Sst
+
+DOCS = Path(__file__).parent.parent / "docs" / "tuning.md"
+
+
+def sst(name: str, *, size: int, level: int = 0, partition: int = 0) -> Sst:
+    return Sst(name, partition, level, 10, size, "", 0, 1, 1, 1)
+
+
+def manifest(version: int, *ssts: Sst, offset: int) -> Manifest:
+    read, written = Input("t", (offset,), rows=offset), Output("c", (offset,), rows=3)
+    return Manifest(
+        "a", "s", version, 4, "w", 1_000 * version, "batch", {"t": read}, {"c": written}, ssts=ssts, recorded={"x": 1}
+    )
+
+
+def commit() -> Progress:
+    old, flushed, merged = sst("old", size=100), sst("new", size=7), sst("merged", size=90, level=1, partition=1)
+    before, after = manifest(1, old, offset=0), manifest(2, flushed, old, merged, offset=5)
+    return Progress.of(before, after, (Result("w.2.0", 5, (flushed,)),), seconds=0.3, commit_seconds=0.02)
+
+
+def test_a_commit_is_counted_in_the_words_of_the_field() -> None:
+    assert commit().state == StateFigures(
+        files=3, bytes=197, l0_files=2, debt_bytes=0, flushed_bytes=7, compacted_bytes=90, snapshots_under_way=1
+    )
+
+
+def scrape(port: int) -> str:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_prometheus_gets_one_sample_a_stage() -> None:
+    metrics = Metrics()
+    port = metrics.serve(0)
+    for _ in range(2):
+        metrics.observe(commit())
+    said = scrape(port)
+    labels = '{app="a",stage="s"}'
+    for line in (
+        f"slackwater_rows_read_total{labels} 10.0",
+        f"slackwater_flushed_bytes_total{labels} 14.0",
+        f"slackwater_compaction_written_bytes_total{labels} 180.0",
+        f"slackwater_l0_files{labels} 2.0",
+        f"slackwater_epoch{labels} 4.0",
+        f"slackwater_batch_seconds_count{labels} 2.0",
+        f"slackwater_last_commit_timestamp_seconds{labels} 2.0",
+    ):
+        assert line in said
+
+
+def test_every_metric_is_documented() -> None:
+    metrics = Metrics()
+    metrics.observe(commit())
+    names = set(re.findall(r"^# TYPE (slackwater_\w+)", scrape(metrics.serve(0)), re.MULTILINE))
+    documented = set(re.findall(r"`(slackwater_\w+)`", DOCS.read_text()))
+    assert {name for name in names if not name.endswith("_created")} == documented
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:  # noqa: S104  as the metrics' own
+        port = taken.getsockname()[1]
+        with pytest.raises(Refused, match=f"port {port}") as refused:
+            Metrics().serve(port)
+    assert "--metrics" in refused.value.hint

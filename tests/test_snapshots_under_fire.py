@@ -1,0 +1,64 @@
+"""Snapshots of running apps under load, overlapping, with stages killed between marker and commit: every cut is whole.
+
+The laws of tests/test_chandy_lamport_laws.py on the real thing: broker, Spark, store. Every table of every snapshot,
+with what was kept of records in flight, equals SQL over the input that the cut's first stage had read.
+"""
+
+import signal
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.snapshots import list_snapshots
+from slackwater.snapshot.taking import request
+from slackwater.store import history
+from slackwater.store.open import open_store
+
+from .running import DIAMOND, LEDGER, Ledger, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("program", "killed"),
+    [(LEDGER, ("entries", "accounts")), (DIAMOND, ("moves", "debits", "deposits"))],
+    ids=["chain and fan-out", "diamond"],
+)
+def test_fifteen_snapshots_are_whole_though_stages_are_killed(
+    kafka: EmbeddedKafka, tmp_path: Path, program: Path, killed: tuple[str, ...]
+) -> None:
+    app = Ledger(kafka.bootstrap, tmp_path, program=program)
+    store = open_store(app.store)
+    app.send(3_000)
+    with app.fed():
+        for stage in killed:
+            with app.running("--max-records", "500", sabotage=stage) as running:
+                # It may die of the request before, which is open still.
+                running.await_commit()
+                request(store, app.app, f"killed-{stage}", "tests")
+                assert running.process.wait(120) == -signal.SIGKILL
+            # Who takes over finds the request, and the snapshot completes.
+            assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
+        with app.running("--max-records", "500") as running:
+            running.await_commit(app.last_stage)
+            for number in range(15 - len(killed)):
+                # Two and three at a time: they overlap.
+                request(store, app.app, f"under-load-{number}", "tests")
+                running.await_commit(app.last_stage)
+            eventually(lambda: not open_requests(store, app.app), "every snapshot completes")
+            running.interrupt()
+    taken = list_snapshots(store, app.app)
+    assert len(taken) == 15
+    for snapshot in taken:
+        app.check_snapshot(snapshot.name)
+    for stage in history.list_stages(store, app.app):
+        # A snapshot's marker is written once by each stage: news only once, also after a restart.
+        marked = [
+            name
+            for version in history.after(store, app.app, stage, 0)
+            for output in list(version.outputs.values())[:1]
+            for name in output.markers
+        ]
+        assert len(marked) == len(set(marked))

@@ -1,0 +1,212 @@
+"""One batch of a stage, from Spark's plan to the manifest, on a real broker; only Spark's job is left to a loop."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.app import Repartition, Stage, topic
+from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.checkpoint import Checkpoint
+from slackwater.pipeline.planner import Position
+from slackwater.pipeline.progress import Progress
+from slackwater.pipeline.schemas import Shape
+from slackwater.pipeline.stage_runner import Limits, StageRunner
+from slackwater.pipeline.task import Places, Result, Sent
+from slackwater.pipeline.wire import header_of, split
+from slackwater.store import history
+from slackwater.store.cache import SstCache
+from slackwater.store.commit import claim
+from slackwater.store.errors import Fenced
+from slackwater.store.local import LocalStore
+from slackwater.store.manifest import Input, Manifest, Output, Span
+
+pytestmark = pytest.mark.kafka
+
+ROWS = StructType([StructField("n", LongType())])
+SNAPSHOT = "s1"
+
+
+class Looped(StageRunner):
+    """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts."""
+
+    def _compute(self, rows: list[int], version: int) -> tuple[Result, ...]:  # type: ignore[override]
+        ((channel, name, partitions),) = (self._target(channel) for channel in self.stage.writes)
+        results = []
+        for task in range(2):
+            mine = [n for n in rows if n // 10 % 2 == task]
+            if mine:
+                attempt = f"w.{version}.{task}"
+                messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
+                ends = kafka_client.send(self._places.kafka, name, messages, attempt.encode(), patience_s=30)
+                sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
+                results.append(Result(attempt, len(mine), sent={channel.name: sent}))
+        return tuple(results)
+
+
+class Running:
+    """A stage that reads channels `left` and `right`, or the topic `events`, and writes `out` in two partitions."""
+
+    def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str) -> None:
+        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        self.store = LocalStore(folder / "store")
+        self.topic = f"out-{uuid4().hex[:8]}"
+        kafka_client.create_topic(self.kafka, self.topic, 2)
+        self.scratch = folder / "scratch"
+        self.told: list[Progress] = []
+        self.at: dict[str, Position] = {}
+        stage = Stage(
+            name="s",
+            transform=lambda frame: frame,
+            reads=reads or (topic("events"),),
+            writes=(Repartition("out", ("n",), 2),),
+            state=None,
+            key=(),
+            partitions=1,
+            max_records=None,
+            trigger=None,
+        )
+        inputs = {name: Input(name, (0, 0), f"writer-of-{name}", consumed=(0, 0)) for name in reads}
+        claimed = claim(
+            self.store,
+            "a",
+            "s",
+            writer="w",
+            by="test:1",
+            now_ms=1,
+            build=lambda draft: replace(
+                draft,
+                inputs=inputs or {"events": Input("events", (0, 0))},
+                outputs={"out": Output(self.topic, (0, 0), schema="n long", sent=(0, 0))},
+            ),
+        )
+        self.runner = Looped(
+            stage,
+            Shape(dict.fromkeys(reads, ROWS), ROWS, (), None, None),
+            claimed,
+            places=Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20), 30),
+            limits=Limits(None, 0),
+            store=self.store,
+            cache=SstCache(folder / "cache", 1 << 20),
+            checkpoint=Checkpoint(self.scratch),
+            on_commit=self.told.append,
+        )
+        self.batch = 1
+        self.at = {name: Position(name, (0, 0), 0, (0, 0) if reads else ()) for name in claimed.inputs}
+        Checkpoint(self.scratch).write(1, tuple(self.at.values()))
+
+    def run(self, rows: list[int], *ends: Position) -> Manifest:
+        """Have Spark log where the inputs end, and run the batch; the head that this gives."""
+        self.at |= {end.input: end for end in ends}
+        self.batch += 1
+        lines = "\n".join(json.dumps(position.json()) for position in self.at.values())
+        (self.scratch / "offsets" / str(self.batch)).write_text(f"v1\n{{}}\n{lines}")
+        self.runner._on_batch(rows, self.batch)  # type: ignore[arg-type]
+        head = history.head(self.store, "a", "s")
+        assert head is not None
+        assert head == self.runner.head
+        return head
+
+    def headers(self) -> list[list[str]]:
+        """What lies in each partition of the output."""
+        ends = kafka_client.offsets(self.kafka, self.topic)[1]
+        return [
+            [
+                header_of(message)
+                for chunk in kafka_client.read_range(self.kafka, self.topic, p, 0, end, patience_s=30)
+                for message in chunk
+            ]
+            for p, end in enumerate(ends)
+        ]
+
+
+def at(name: str, version: int, rows: int, *snapshots: str) -> Position:
+    """Read up to a version, with as many messages and `rows` rows in each partition."""
+    return Position(name, (version, version), version, (rows, rows), snapshots)
+
+
+@pytest.fixture
+def joined(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
+    running = Running(kafka, tmp_path, "left", "right")
+    yield running
+    running.runner.close()
+
+
+@pytest.fixture
+def source(kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
+    running = Running(kafka, tmp_path)
+    yield running
+    running.runner.close()
+
+
+def test_a_commit_says_what_was_read_and_what_was_sent(joined: Running) -> None:
+    head = joined.run([0, 2, 11, 13], at("left", 3, 2))
+    assert (head.version, head.kind) == (2, "batch")
+    read = head.inputs["left"]
+    assert (read.offsets, read.version, read.consumed, read.rows) == ((3, 3), 3, (2, 2), 4)
+    assert head.inputs["right"] == Input("right", (0, 0), "writer-of-right", consumed=(0, 0))
+    out = head.outputs["out"]
+    assert (out.ends, out.sent, out.rows, out.attempts) == ((1, 1), (2, 2), 4, ("w.2.0", "w.2.1"))
+    head = joined.run([4, 12], at("left", 4, 3))
+    out = head.outputs["out"]
+    assert (out.ends, out.sent, out.rows, out.attempts) == ((3, 1), (4, 2), 2, ("w.3.0", "w.3.1"))
+    assert [(told.version, told.rows_in, told.rows_out) for told in joined.told] == [(2, 4, 4), (3, 2, 2)]
+
+
+def test_a_commit_says_how_far_each_input_was_read(joined: Running) -> None:
+    head = joined.run([0, 1], at("left", 3, 2), at("right", 5, 4))
+    for name, version, rows in (("left", 3, 2), ("right", 5, 4)):
+        read = head.inputs[name]
+        assert (read.offsets, read.version, read.consumed) == ((version, version), version, (rows, rows))
+        assert (read.rows, read.upstream) == (2 * rows, f"writer-of-{name}")
+
+
+def test_the_marker_goes_behind_the_rows_of_its_version_into_every_partition(joined: Running) -> None:
+    head = joined.run([0, 10, 2], at("left", 3, 2, SNAPSHOT))  # nothing for partition 1
+    assert [sorted(headers[:-1]) for headers in joined.headers()] == [["w.2.0", "w.2.1"], []]
+    assert [headers[-1] for headers in joined.headers()] == [f"marker {SNAPSHOT}"] * 2
+    out = head.outputs["out"]
+    assert (out.ends, out.markers, out.rows, out.sent) == ((3, 1), {SNAPSHOT: (2, 0)}, 3, (3, 0))
+    assert (head.recorded, head.awaited, head.captured) == ({SNAPSHOT: 2}, {SNAPSHOT: ("right",)}, {})
+    assert joined.told[-1].snapshots == (SNAPSHOT,)
+    assert joined.run([1], at("left", 4, 3)).outputs["out"].markers == {}, "a marker belongs to one version"
+
+
+def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks_for_it(joined: Running) -> None:
+    joined.run([1], at("left", 3, 2, SNAPSHOT))
+    assert joined.run([2], at("right", 5, 4)).captured == {SNAPSHOT: {"right": Span(0, 5)}}
+    head = joined.run([], at("right", 6, 4, SNAPSHOT))
+    assert (head.recorded, head.awaited) == ({SNAPSHOT: 2}, {})
+    assert head.captured == {SNAPSHOT: {"right": Span(0, 6)}}
+    joined.runner.closed_snapshots = frozenset({SNAPSHOT})
+    head = joined.run([3], at("right", 7, 5))
+    assert (head.recorded, head.awaited, head.captured) == ({}, {}, {})
+    assert [headers.count(f"marker {SNAPSHOT}") for headers in joined.headers()] == [1, 1]
+
+
+def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Running) -> None:
+    head = source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,)))
+    assert (head.version, head.recorded) == (2, {SNAPSHOT: 2})
+    assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
+    source.runner.closed_snapshots = frozenset({SNAPSHOT})
+    assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
+    head = source.run([8], Position("events", (1, 0)))
+    assert (head.version, head.recorded, head.inputs["events"].rows) == (3, {}, 1)
+    # A partition that the topic was given meanwhile.
+    assert source.run([9], Position("events", (1, 0, 2))).inputs["events"].rows == 2
+
+
+def test_what_was_not_committed_is_named_by_no_manifest(joined: Running) -> None:
+    other = claim(joined.store, "a", "s", writer="other", by="test:2", now_ms=2)
+    with pytest.raises(Fenced):
+        joined.run([0, 1], at("left", 3, 2, SNAPSHOT))
+    assert history.head(joined.store, "a", "s") == other
+    assert isinstance(joined.runner.error, Fenced)
+    assert joined.headers() == [["w.2.0", f"marker {SNAPSHOT}"]] * 2
+    assert joined.told == []
