@@ -3,7 +3,6 @@
 A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from ..snapshot.topology import order
 from ..store import apps, history
 from ..store.manifest import Manifest, Origin
 from ..store.objects import ObjectStore
+from ..store.runs import deltas
 
 __all__ = ["AppOverview", "EndOffsets", "InputOverview", "StageOverview", "overview"]
 
@@ -91,7 +91,6 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets) -> AppOverview:
 
 
 def _stage(head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets) -> StageOverview:
-    runs = Counter(sst.partition for sst in head.ssts)
     return StageOverview(
         stage=head.stage,
         version=head.version,
@@ -101,7 +100,7 @@ def _stage(head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets) -> S
         time_ms=head.time_ms,
         rows=sum(source.rows for source in head.inputs.values()),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
-        keys_exact=all(num_runs == 1 for num_runs in runs.values()),
+        keys_exact=not deltas(head.ssts),
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(_input(name, head, heads, ends_of) for name in head.inputs),

@@ -136,7 +136,9 @@ class App:
             state: `aggregate(...)`, `upsert(...)` or `update(...)`; the table is named after the stage.
             key: The state's key columns; default the key of the repartition topics that are read, which is then the
                 same for all of them.
-            partitions: State partitions: tasks that work on the state at once, and SSTs a version writes at most.
+            partitions: State partitions the table is born with: tasks that work on the state at once, and SSTs a
+                version writes at most. Of a table that there is already, the stored number counts and this one does
+                not; `slackwater rescale` changes it.
             max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
             name: Default the function's name.

@@ -50,7 +50,7 @@ class Claimer:
             NotFound: An input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
-        _check_table(stage, shape.table, head)
+        _agreed(stage, shape.table, head)
         self._inputs(stage, head)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
@@ -58,11 +58,11 @@ class Claimer:
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
-            _check_table(stage, shape.table, known)
+            table = _agreed(stage, shape.table, known)
             ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in shape.emits)
             return replace(
                 draft,
-                table=shape.table,
+                table=table,
                 inputs=self._inputs(stage, known),
                 outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
             )
@@ -146,9 +146,10 @@ class Claimer:
         )
 
 
-def _check_table(stage: Stage, table: Table | None, head: Manifest | None) -> None:
+def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
+    """The declared table, with the stored number of state partitions: the code only says how many at first."""
     if head is None or (stored := head.table) == table:
-        return
+        return table
     if stored is None or table is None:
         raise Refused(
             f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
@@ -163,9 +164,6 @@ def _check_table(stage: Stage, table: Table | None, head: Manifest | None) -> No
                 f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
                 hint=hint,
             )
-    if stored.partitions != table.partitions:
-        raise Refused(
-            f"stage {stage.name!r} asks for {table.partitions} state partitions; its state has {stored.partitions}",
-            hint=f"say partitions={stored.partitions}",
-        )
-    raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)
+    if stored.state != table.state:
+        raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)
+    return stored

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
 
 from ..store.compaction import pick
 from ..store.manifest import Manifest
+from ..store.runs import by_partition
 from .task import Result
 
 __all__ = ["Progress", "StateFigures"]
@@ -41,12 +41,13 @@ class StateFigures:
         flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
         known = {sst.object for sst in before.ssts}
         new = {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}
-        l0 = Counter(sst.partition for sst in manifest.ssts if sst.level == 0)
+        partitions = manifest.table.partitions if manifest.table else 1
+        l0 = by_partition((sst for sst in manifest.ssts if sst.level == 0), partitions)
         return cls(
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
-            l0_files=max(l0.values(), default=0),
-            debt_bytes=sum(sst.bytes for picked in pick(manifest.ssts) for sst in picked.inputs),
+            l0_files=max(map(len, l0.values()), default=0),
+            debt_bytes=sum(sst.bytes for picked in pick(manifest.ssts, partitions) for sst in picked.inputs),
             flushed_bytes=sum(flushed.values()),
             compacted_bytes=sum(size for name, size in new.items() if name not in flushed),
             snapshots_under_way=len(manifest.recorded),

@@ -209,9 +209,9 @@ class StageRunner:
         targets = tuple(self._target(channel) for channel in self.stage.writes)
         writer = self.head.writer
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
-        if self._shape.bound is None or self._shape.table is None:
+        if self._shape.bound is None or self.head.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets))
-        task = StateTask(self._places, writer, version, targets, self._shape.bound, self._shape.table, self.head.ssts)
+        task = StateTask(self._places, writer, version, targets, self._shape.bound, self.head.table, self.head.ssts)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:

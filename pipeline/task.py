@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from ..store import index, sst
+from ..store import index, runs, sst
 from ..store.cache import SstCache
 from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
 from ..store.manifest import Sst, Table
@@ -176,7 +176,7 @@ class StateTask:
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
         store, cache = _storage(self.places.store, self.places.patience_s, *self.places.cache)
-        ssts = [one for one in self.ssts if one.partition == partition]
+        ssts = runs.touching(self.ssts, partition, self.table.partitions)
         old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys)
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
         deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)

@@ -15,6 +15,7 @@ __all__ = [
     "lookup",
     "operations",
     "refs",
+    "rescale",
     "snapshots",
     "tables",
     "topology",

@@ -210,7 +210,7 @@ class _Search:
         rows = self._bad_rows
         stage, last_good, first_bad = between.last_step()
         if first_bad.stages[stage].kind not in ("batch", "clone"):
-            raise _unsteady()  # claims and compactions change no row
+            raise _unsteady()  # claims, compactions and rescales change no row
         contradictions = tuple(self._contradictions(good, bad))
         before, after = last_good.stages.get(stage), first_bad.stages[stage]
         return Verdict(

@@ -123,5 +123,5 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def carries_data(manifest: Manifest) -> bool:
-    """Whether this version read any record: claims, compactions and commits for a marker alone do not."""
+    """Whether this version read any record: claims, compactions, rescales and commits for a marker alone do not."""
     return manifest.kind == "batch" and any(source.rows for source in manifest.inputs.values())

@@ -3,11 +3,12 @@
 Version N is committed by creating manifest N where there is none. Whoever creates it has won; numbers have no
 gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
 committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
-number or an earlier one, so it fails and finds the newer epoch there.
+number or an earlier one, so it fails and finds the newer epoch there. A rescale is a claim by nobody who goes on.
 """
 
 from collections.abc import Callable
 from itertools import count
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -91,10 +92,11 @@ def claim(
     writer: str,
     by: str,
     now_ms: int,
+    kind: Literal["claim", "rescale"] = "claim",
     build: Callable[[Manifest], Manifest] | None = None,
     known: int = 0,
 ) -> Manifest:
-    """Take a stage over: commit a version of kind "claim" with the next epoch, and return it.
+    """Take a stage over: commit a version with the next epoch, and return it.
 
     Args:
         store: where the app lives.
@@ -103,6 +105,7 @@ def claim(
         writer: unique id of the claimer; its later commits carry it too.
         by: host:pid, for messages to people.
         now_ms: the wall clock.
+        kind: what for.
         build: gets the claim as it would be committed (everything carried on from the head; when there is
             none, `version` 1 without inputs, outputs and table) and returns it with inputs, outputs, table or
             other content replaced. May raise to refuse, and is called again with another head when a race is
@@ -120,10 +123,10 @@ def claim(
     for attempt in count(1):
         head = history.head(store, app, stage, known=known)
         if head is None:
-            draft = Manifest(app, stage, 1, 1, writer, now_ms, "claim", by=by)
+            draft = Manifest(app, stage, 1, 1, writer, now_ms, kind, by=by)
         else:
             known = head.version
-            draft = successor(head, kind="claim", epoch=head.epoch + 1, writer=writer, by=by, now_ms=now_ms)
+            draft = successor(head, kind=kind, epoch=head.epoch + 1, writer=writer, by=by, now_ms=now_ms)
         claimed = draft if build is None else build(draft)
         if _identity(claimed) != _identity(draft):
             raise ValueError(
@@ -170,9 +173,12 @@ def _author(manifest: Manifest) -> str:
 
 
 def _fenced(newer: Manifest, epoch: int) -> Fenced:
+    done, hint = "taken over", "let the newer runner go on, or stop it and start this one again"
+    if newer.kind == "rescale":
+        done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
     return Fenced(
-        f"stage {newer.app}/{newer.stage} was taken over: v{newer.version} has epoch {newer.epoch}, "
+        f"stage {newer.app}/{newer.stage} was {done}: v{newer.version} has epoch {newer.epoch}, "
         f"written by {_author(newer)}; this writer has epoch {epoch} and must stop",
         version=newer.version,
-        hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
+        hint=f"nothing committed is lost; {hint}",
     )

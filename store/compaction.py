@@ -5,22 +5,27 @@
 newest first, are merged into one, so each row is rewritten O(log(state / batch)) times and the large oldest
 run only when the newer ones have grown to a good part of its size.
 
+After a rescale an SST may reach beyond the partition that is compacted. Of such an input, the part inside is merged,
+and the rest is cut at the partitions' bounds, an SST for each: cutting changes the order of nothing, so those
+partitions need not be looked at. What was written under another number of partitions so comes apart bit by bit, as it
+is merged anyway.
+
 `run` streams: the inputs are memory-mapped and merged one slice of the hash range at a time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .blocks import Block
-from .cache import Mapped, SstCache
+from .cache import SstCache
 from .hashing import sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
+from .runs import bounds, by_partition, sorted_runs, touched, touching
 from .sst import SstWriter
 from .types import HASH, OP, TOMBSTONE
 
@@ -34,8 +39,11 @@ _SLICE_ROWS = 1 << 18
 class Compaction:
     """Neighbouring runs of one state partition, to become one."""
 
+    partition: int
+    partitions: int
+    """The table's number of state partitions."""
     inputs: tuple[Sst, ...]
-    """At least one; newest first."""
+    """At least one; newest first. All SSTs of these runs, also those that reach into other partitions."""
     drops_tombstones: bool
     """Whether the partition's oldest run is among them: nothing is left that a tombstone could shadow."""
 
@@ -45,12 +53,13 @@ class Done:
     """A compaction that was carried out; it counts once a manifest says so."""
 
     compaction: Compaction
-    output: Sst | None
-    """None when no row was left."""
+    outputs: tuple[Sst, ...]
+    """The merged SST, if a row was left, and one for each piece of an input beyond the partition."""
 
 
 def pick(
     ssts: Sequence[Sst],
+    partitions: int,
     *,
     trigger: int = 8,
     size_ratio: float = 1.0,
@@ -58,20 +67,24 @@ def pick(
     max_merge_width: int = 64,
     max_space_amplification: float = 1.0,
 ) -> tuple[Compaction, ...]:
-    """What to merge now: at most one compaction for each state partition.
+    """What to merge now: at most one compaction for each state partition, and no SST in two of them.
 
-    A partition with fewer than `trigger` runs is left alone. Else the first of these that applies, as in
+    A partition with fewer than `trigger` SSTs is left alone. Else the first of these that applies, as in
     RocksDB:
 
     1. The runs but the oldest take more than `max_space_amplification` times the oldest's bytes: merge all.
     2. Starting from the newest run that allows it, the longest row of runs in which each takes at most
        `1 + size_ratio` times the bytes of those before it together: merge these, if they are
        `min_merge_width`.
-    3. Merge the newest runs, as many as bring their number below `trigger`.
+    3. Merge the newest runs, as many as bring the number of SSTs below `trigger`.
+
+    A run is one SST; see `runs.sorted_runs` for the exception. Of an SST that reaches beyond the partition, only its
+    share of the bytes counts. Each compaction leaves fewer SSTs in its partition, and no more in any other.
 
     Args:
-        ssts: the runs of a manifest, in any order.
-        trigger: the number of runs from which on a partition is compacted; at least 2.
+        ssts: those of a manifest, in any order.
+        partitions: the table's number of state partitions.
+        trigger: the number of SSTs from which on a partition is compacted; at least 2.
         size_ratio: how much larger than those before it a run may be; the larger, the fewer and wider merges.
         min_merge_width: fewest runs to merge by rule 2.
         max_merge_width: most runs to merge by rules 2 and 3.
@@ -81,80 +94,91 @@ def pick(
         ValueError: `trigger` is below 2.
     """
     if trigger < 2:
-        raise ValueError(f"expected a trigger of at least 2 runs, found {trigger}")
-    picked = []
-    for _, runs in groupby(sorted(ssts, key=_partition_then_newest), key=lambda sst: sst.partition):
-        newest_first = tuple(runs)
-        if len(newest_first) < trigger:
+        raise ValueError(f"expected a trigger of at least 2 SSTs, found {trigger}")
+    picked: list[Compaction] = []
+    taken: set[Sst] = set()
+    for partition, mine in by_partition(ssts, partitions).items():
+        if len(mine) < trigger:
             continue
-        sizes = [sst.bytes for sst in newest_first]
+        runs = sorted_runs(mine)
+        sizes = [sum(_bytes_within(sst, partition, partitions) for sst in run) for run in runs]
         if sum(sizes[:-1]) > max_space_amplification * sizes[-1]:
-            start, end = 0, len(sizes)
+            start, end = 0, len(runs)
         else:
-            fewest = (0, min(len(sizes) - trigger + 2, max_merge_width))
+            fewest = (0, min(_fewest([len(run) for run in runs], trigger), max_merge_width))
             start, end = _similar(sizes, size_ratio, min_merge_width, max_merge_width) or fewest
-        picked.append(Compaction(newest_first[start:end], drops_tombstones=end == len(sizes)))
+        inputs = tuple(sst for run in runs[start:end] for sst in run)
+        # What reaches into a partition that was looked at before is left to that one for now.
+        if taken.isdisjoint(inputs):
+            taken.update(inputs)
+            picked.append(Compaction(partition, partitions, inputs, drops_tombstones=end == len(runs)))
     return tuple(picked)
 
 
 def run(store: ObjectStore, cache: SstCache, app: str, stage: str, table: Table, compaction: Compaction) -> Done:
-    """Merge the inputs and put the result into the store, under a new name (one request), and into the cache.
+    """Merge the inputs and put the result into the store, under new names (a request each), and into the cache.
 
-    Keeps the newest row of each key. Holds in memory one slice of the inputs and the encoded result.
+    Keeps the newest row of each key of the partition, and all rows beyond it. Holds in memory one slice of the inputs
+    and one encoded result.
 
     Raises:
         Corruption: an input is missing or damaged.
         Unavailable: the store did not answer.
     """
-    inputs = [cache.open(store, sst, table) for sst in compaction.inputs]
-    writer = SstWriter(table)
-    for rows in _merged(inputs, table, drop_tombstones=compaction.drops_tombstones):
-        writer.append(rows)
-    if not writer.num_rows:
-        return Done(compaction, None)
-    sst, data = writer.finish(
-        app=app,
-        stage=stage,
-        partition=compaction.inputs[0].partition,
-        level=max(sst.level for sst in compaction.inputs) + 1,
-    )
-    store.put(sst.object, data)
-    cache.add_encoded(sst, table, data)
-    return Done(compaction, sst)
+    rows = [cache.open(store, sst, table).table for sst in compaction.inputs]
+    partitions = compaction.partitions
+
+    def put(parts: Iterable[pa.Table], partition: int, inputs: Sequence[Sst]) -> Iterator[Sst]:
+        writer = SstWriter(table)
+        for part in parts:
+            writer.append(part)
+        if writer.num_rows:
+            level = max(sst.level for sst in inputs) + 1
+            sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
+            store.put(sst.object, data)
+            cache.add_encoded(sst, table, data)
+            yield sst
+
+    inside = [_within(all_of_it, compaction.partition, partitions) for all_of_it in rows]
+    merged = _merged(inside, table, drop_tombstones=compaction.drops_tombstones)
+    outputs = [*put(merged, compaction.partition, compaction.inputs)]
+    for sst, all_of_it in zip(compaction.inputs, rows, strict=True):
+        for other in touched(sst, partitions):
+            if other != compaction.partition:
+                outputs += put([_within(all_of_it, other, partitions)], other, [sst])
+    return Done(compaction, tuple(outputs))
 
 
 def apply(ssts: Sequence[Sst], done: Sequence[Done]) -> tuple[Sst, ...]:
-    """The runs of a manifest with each result in the place of its inputs.
+    """The SSTs of a manifest with each result in the place of its inputs.
 
-    The manifest may be newer than the one that was compacted: runs added since stay, before the result. A
+    The manifest may be newer than the one that was compacted: SSTs added since stay, before the result. A
     result that does not fit any more is left out, since its inputs were merged or dropped otherwise: when an
-    input is gone, when a run came to lie between the inputs, or when tombstones were dropped and there is an
-    older run now.
+    input is gone, when one came to lie between the inputs, or when tombstones were dropped and there is an
+    older one now.
     """
     current = tuple(ssts)
     for one in done:
         if _fits(current, one.compaction):
-            inputs = {sst.object for sst in one.compaction.inputs}
-            first = next(i for i, sst in enumerate(current) if sst.object in inputs)
-            output = () if one.output is None else (one.output,)
-            rest = tuple(sst for sst in current[first:] if sst.object not in inputs)
-            current = (*current[:first], *output, *rest)
+            first = next(i for i, sst in enumerate(current) if sst in one.compaction.inputs)
+            rest = tuple(sst for sst in current[first:] if sst not in one.compaction.inputs)
+            current = (*current[:first], *one.outputs, *rest)
     return current
 
 
 def _fits(ssts: tuple[Sst, ...], compaction: Compaction) -> bool:
-    partition = compaction.inputs[0].partition
-    runs = sorted((sst for sst in ssts if sst.partition == partition), key=_partition_then_newest)
-    names = [sst.object for sst in runs]
-    inputs = [sst.object for sst in compaction.inputs]
-    if inputs[0] not in names:
+    if not set(compaction.inputs) <= set(ssts):
         return False
-    start = names.index(inputs[0])
-    end = start + len(inputs)
-    return names[start:end] == inputs and (end == len(names) or not compaction.drops_tombstones)
+    oldest = min(sst.seq_min for sst in compaction.inputs)
+    newest = max(sst.seq_max for sst in compaction.inputs)
+    return all(
+        sst.seq_min > newest or (sst.seq_max < oldest and not compaction.drops_tombstones)
+        for sst in touching(ssts, compaction.partition, compaction.partitions)
+        if sst not in compaction.inputs
+    )
 
 
-def _merged(inputs: Sequence[Mapped], table: Table, *, drop_tombstones: bool) -> Iterator[pa.Table]:
+def _merged(inputs: Sequence[pa.Table], table: Table, *, drop_tombstones: bool) -> Iterator[pa.Table]:
     """The newest row of each key, in the order of an SST; inputs are given newest first."""
     key_names = [column.name for column in table.key]
     for parts in _slices(inputs):
@@ -167,27 +191,50 @@ def _merged(inputs: Sequence[Mapped], table: Table, *, drop_tombstones: bool) ->
         yield rows.take(pa.array(keep))
 
 
-def _slices(inputs: Sequence[Mapped]) -> Iterator[list[pa.Table]]:
+def _slices(inputs: Sequence[pa.Table]) -> Iterator[list[pa.Table]]:
     """All inputs cut at the same hashes into slices of about `_SLICE_ROWS`; equal hashes stay together."""
-    largest = max(inputs, key=lambda mapped: mapped.table.num_rows)
-    num_slices = -(-sum(mapped.table.num_rows for mapped in inputs) // _SLICE_ROWS)
-    sample = np.arange(1, num_slices) * largest.table.num_rows // num_slices
-    bounds = np.unique(largest.table.column(HASH).take(pa.array(sample)).to_numpy())
-    cuts = [np.concatenate(([0], _positions(mapped.blocks, bounds), [mapped.table.num_rows])) for mapped in inputs]
-    for i in range(len(bounds) + 1):
-        yield [mapped.table.slice(cut[i], cut[i + 1] - cut[i]) for mapped, cut in zip(inputs, cuts, strict=True)]
+    largest = max(inputs, key=lambda rows: rows.num_rows)
+    num_slices = -(-sum(rows.num_rows for rows in inputs) // _SLICE_ROWS)
+    sample = np.arange(1, num_slices) * largest.num_rows // num_slices
+    slice_bounds = np.unique(largest.column(HASH).take(pa.array(sample)).to_numpy())
+    cuts = [np.concatenate(([0], _positions(rows, slice_bounds), [rows.num_rows])) for rows in inputs]
+    for i in range(len(slice_bounds) + 1):
+        yield [rows.slice(cut[i], cut[i + 1] - cut[i]) for rows, cut in zip(inputs, cuts, strict=True)]
 
 
-def _positions(blocks: Sequence[Block], bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The row of an SST at which hashes from each bound on begin."""
-    positions = np.zeros(len(bounds), np.int64)
-    for block in blocks:
-        positions += np.searchsorted(block.hashes, bounds)
+def _within(rows: pa.Table, partition: int, partitions: int) -> pa.Table:
+    """The rows of an SST that are in a state partition."""
+    low, high = bounds(partition, partitions)
+    (start,) = _positions(rows, np.array([low]))
+    (end,) = _positions(rows, np.array([high]), side="right")
+    return rows.slice(start, end - start)
+
+
+def _positions(
+    rows: pa.Table, hashes: npt.NDArray[np.int64], *, side: Literal["left", "right"] = "left"
+) -> npt.NDArray[np.int64]:
+    """How many rows of an SST come before each of these hashes; with side="right" also those of the hash itself."""
+    positions = np.zeros(len(hashes), np.int64)
+    for chunk in rows.column(HASH).chunks:
+        positions += np.searchsorted(np.asarray(chunk), hashes, side=side)
     return positions
 
 
-def _partition_then_newest(sst: Sst) -> tuple[int, int]:
-    return sst.partition, -sst.seq_max
+def _bytes_within(sst: Sst, partition: int, partitions: int) -> int:
+    """About how many of the SST's bytes are of a state partition: hashes are spread evenly."""
+    low, high = bounds(partition, partitions)
+    inside = min(high, sst.hash_max) - max(low, sst.hash_min) + 1
+    return sst.bytes * inside // (sst.hash_max - sst.hash_min + 1)
+
+
+def _fewest(widths: Sequence[int], trigger: int) -> int:
+    """How many runs, newest first, must become one SST so that there are fewer than `trigger`."""
+    left = sum(widths)
+    for num, width in enumerate(widths, start=1):
+        left -= width
+        if left + 1 < trigger:
+            return num
+    return len(widths)
 
 
 def _similar(sizes: Sequence[int], size_ratio: float, min_width: int, max_width: int) -> tuple[int, int] | None:

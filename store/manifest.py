@@ -10,8 +10,9 @@ from msgspec import Struct
 
 __all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Span", "Sst", "Table"]
 
-Kind = Literal["claim", "batch", "compaction", "clone"]
-"""Why a version exists: a writer claimed the stage, a micro-batch, a compaction, or it was cloned."""
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale"]
+"""Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, or its number of state
+partitions was changed."""
 
 
 class Column(Struct, frozen=True):
@@ -27,17 +28,19 @@ class Table(Struct, frozen=True):
     key: tuple[Column, ...]
     values: tuple[Column, ...]
     partitions: int
-    """Number of state partitions; partition p holds the p-th equal range of `_hash`."""
+    """Number of state partitions; partition p holds the p-th equal range of `_hash`. SSTs from before it was changed
+    keep to the ranges that there were then."""
     state: str
     """How the state was declared, in one line; a change of meaning is refused at start."""
 
 
 class Sst(Struct, frozen=True):
-    """One immutable Parquet object with rows of one state partition, sorted by (`_hash`, key)."""
+    """One immutable Parquet object, rows sorted by (`_hash`, key), of one state partition as it was then."""
 
     object: str
     """Key under the store root."""
     partition: int
+    """The state partition it was written for. Where it belongs since a rescale, its hashes say: `store.runs`."""
     level: int
     """0 as a batch wrote it; a compaction's output is one more than the highest of its inputs."""
     rows: int

@@ -1,13 +1,12 @@
 """A table at one version, as a DuckDB view over its SSTs: the newest row of each key, without deleted ones.
 
-Merge on read. Of each state partition the oldest run holds nearly all rows; the newer ones, the deltas, are
+Merge on read. Of the runs over some hashes the oldest holds nearly all rows; the newer ones, the deltas, are
 small. A row is shadowed when a delta has its key with a larger `_seq`, so one anti join of all runs with the
 deltas leaves the newest rows. DuckDB builds its hash table over the deltas only and streams all runs past it,
 reading of them the columns the query asks for, the key, `_hash` and `_seq`. The join is by `_hash`, which is
 cheap and nearly always decides; where hashes meet the keys are compared, because hashes do collide.
 """
 
-from itertools import groupby
 from pathlib import Path
 
 import duckdb
@@ -16,6 +15,7 @@ from .cache import SstCache
 from .errors import Usage
 from .manifest import Manifest, Sst, Table
 from .objects import ObjectStore
+from .runs import deltas
 from .types import HASH, OP, PUT, SEQ, arrow_schema, sst_schema
 
 __all__ = ["register"]
@@ -69,25 +69,19 @@ def _visible(table: Table, *, with_seq: bool) -> list[str]:
 def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
     selected = ", ".join(f"run.{_quoted(column)}" for column in columns)
     sql = f"SELECT {selected} FROM {_scan(ssts, paths)} run"
-    deltas = _deltas(ssts)
-    if deltas:
+    newer = deltas(ssts)
+    if newer:
         # Written with NOT it filters rows of the same hash; IS NOT DISTINCT FROM would be one more column to hash.
         same_key = " AND ".join(
             f"NOT (newer.{key} IS DISTINCT FROM run.{key})" for key in (_quoted(column.name) for column in table.key)
         )
         sql += (
-            f" ANTI JOIN {_scan(deltas, paths)} newer"
+            f" ANTI JOIN {_scan(newer, paths)} newer"
             f" ON newer.{HASH} = run.{HASH} AND newer.{SEQ} > run.{SEQ} AND {same_key}"
         )
     if any(sst.tombstones for sst in ssts):
         sql += f" WHERE run.{OP} = {PUT}"
     return sql
-
-
-def _deltas(ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
-    """All runs but the oldest of each state partition."""
-    ordered = sorted(ssts, key=lambda sst: (sst.partition, sst.seq_max))
-    return tuple(sst for _, runs in groupby(ordered, key=lambda sst: sst.partition) for sst in list(runs)[1:])
 
 
 def _scan(ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:

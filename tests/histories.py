@@ -10,7 +10,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.rescale import rescale
 from slackwater.store import apps, history, sst
 from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
@@ -259,20 +260,29 @@ class FlightsApp:
             by="test:1",
             now_ms=self.clock.tick(stage),
         )
-        table = TABLES[stage]
-        merged: list[Sst] = []
-        for partition in range(STATE_PARTITIONS):
-            runs = [run for run in head.ssts if run.partition == partition]
-            newest: dict[str, dict[str, object]] = {}
-            for run in runs:
-                for row in _sst_rows(self.store, run):
-                    newest.setdefault(str(row[table.key[0].name]), row)
-            # Nothing older is left that a tombstone would have to hide.
-            kept = [row for row in newest.values() if not row["_op"]]
-            if kept:
-                rows = pa.Table.from_pylist(kept, schema=sst_schema(table))
-                merged.append(write_sst(self.store, self.name, stage, partition, rows, level=1))
+        table = self.table(stage)
+        newest: dict[str, dict[str, Any]] = {}
+        for run in head.ssts:
+            for row in _sst_rows(self.store, run):
+                known = newest.setdefault(str(row[table.key[0].name]), row)
+                known.update(max(known, row, key=lambda row: row["_seq"]))
+        # Nothing older is left that a tombstone would have to hide.
+        kept = [row for row in newest.values() if not row["_op"]]
+        rows = pa.Table.from_pylist(kept, schema=sst_schema(table))
+        merged = write_parts(self.store, self.name, stage, table, rows, level=1)
         return self.commit(replace(draft, ssts=tuple(merged)))
+
+    def rescale(self, stage: str, partitions: int) -> Manifest:
+        """Give the stage so many state partitions, and start its writer again."""
+        now_ms = self.clock.tick(stage)
+        rescale(self.store, self.name, stage, partitions, by="ada@host", now_ms=now_ms)
+        return self.claim(stage)
+
+    def table(self, stage: str) -> Table:
+        """The stage's table as it is stored."""
+        table = self.heads[stage].table
+        assert table is not None
+        return table
 
     def delete(self, stage: str, *names: str) -> Manifest:
         """Commit a version that deletes these keys."""
@@ -288,7 +298,10 @@ class FlightsApp:
         for name in names:
             del self.state[stage][name]
         columns = {column.name: np.zeros(len(names), np.int64) for column in TOTALS}
-        runs = write_columns(self.store, self.name, stage, draft.version, pa.array(names), columns, op=TOMBSTONE)
+        table = self.table(stage)
+        runs = write_columns(
+            self.store, self.name, stage, draft.version, pa.array(names), columns, op=TOMBSTONE, table=table
+        )
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def load(self, stage: str, num_keys: int) -> Manifest:
@@ -305,7 +318,7 @@ class FlightsApp:
         numbers = np.arange(num_keys, dtype=np.int64)
         names = pc.binary_join_element_wise("K", pa.array(numbers).cast(pa.string()), "")
         columns = {"flights": np.ones_like(numbers), "delay": numbers, "_squares": numbers}
-        runs = write_columns(self.store, self.name, stage, draft.version, names, columns)
+        runs = write_columns(self.store, self.name, stage, draft.version, names, columns, table=self.table(stage))
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
     def version(self, stage: str, version: int) -> Manifest:
@@ -412,7 +425,8 @@ class FlightsApp:
             return []
         values = np.array(list(changed.values()), np.int64)
         columns = {column.name: values[:, index] for index, column in enumerate(TOTALS)}
-        return write_columns(self.store, self.name, stage, version, pa.array(list(changed)), columns)
+        names = pa.array(list(changed))
+        return write_columns(self.store, self.name, stage, version, names, columns, table=self.table(stage))
 
 
 _WRITES: dict[str, dict[str, Callable[[Flight], str]]] = {
@@ -435,25 +449,33 @@ def write_columns(
     columns: Mapping[str, npt.NDArray[np.int64]],
     *,
     op: int = PUT,
+    table: Table | None = None,
 ) -> list[Sst]:
     """One L0 SST for each state partition that has rows of these keys."""
-    table = TABLES[stage]
+    table = table or TABLES[stage]
     keys = pa.table({table.key[0].name: names})
     hashes = hash_keys(keys, keys.schema.names)
     filled = {"_seq": np.full(len(names), version), "_op": np.full(len(names), op, np.uint8)}
     rows = pa.table({"_hash": hashes, **dict(zip(keys.schema.names, keys.columns, strict=True)), **columns, **filled})
-    partitions = partition_of(hashes, table.partitions)
+    return write_parts(store, app, stage, table, rows)
+
+
+def write_parts(store: ObjectStore, app: str, stage: str, table: Table, rows: pa.Table, level: int = 0) -> list[Sst]:
+    """One SST for each state partition that has rows."""
+    partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return [
-        write_sst(store, app, stage, partition, rows.filter(pa.array(partitions == partition)))
-        for partition in range(table.partitions)
-        if (partitions == partition).any()
+        sst.write(
+            store,
+            None,
+            app=app,
+            stage=stage,
+            table=table,
+            partition=partition,
+            rows=rows.filter(pa.array(partitions == partition)),
+            level=level,
+        )
+        for partition in np.unique(partitions).tolist()
     ]
-
-
-def write_sst(store: ObjectStore, app: str, stage: str, partition: int, rows: pa.Table, level: int = 0) -> Sst:
-    return sst.write(
-        store, None, app=app, stage=stage, table=TABLES[stage], partition=partition, rows=rows, level=level
-    )
 
 
 def rows_of(store: ObjectStore, manifest: Manifest) -> dict[str, Totals]:
@@ -474,7 +496,7 @@ def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5)
     return [Flight(f"N{number % aircraft:03}", f"C{number % aircraft % carriers}", delay) for number in range(count)]
 
 
-def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, object]]:
+def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, Any]]:
     return pq.read_table(pa.BufferReader(holder(store, run).get(run.object))).to_pylist()
 
 

@@ -340,7 +340,9 @@ PREDICATES: dict[str, Callable[[int], str]] = {
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(["send", "claim", "compact", *STAGES]), st.integers(1, 3)), max_size=40),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["send", "claim", "compact", "rescale", *STAGES]), st.integers(1, 3)), max_size=40
+    ),
     skew_ms=st.fixed_dictionaries({stage: st.sampled_from([-5_500, 0, 5_500]) for stage in STAGES}),
     predicate=st.sampled_from(sorted(PREDICATES)),
     least=st.integers(1, 6),
@@ -357,6 +359,8 @@ def test_whatever_the_history_the_verdict_proves_itself(
                 app.claim(STAGES[count - 1])
             case "compact":
                 app.compact(STAGES[1 + count % 2])
+            case "rescale":
+                app.rescale("carriers", 1 + app.heads["carriers"].version % 5)
             case stage:
                 app.step(stage, max_versions=count)
     where = PREDICATES[predicate](least)

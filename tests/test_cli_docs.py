@@ -33,7 +33,7 @@ def section(words: str) -> str:
 
 
 def test_all_the_verbs_are_looked_at() -> None:
-    expected = {"run", "status", "log", "snapshot take", "query", "get", "bisect", "clone", "dev up"}
+    expected = {"run", "status", "log", "snapshot take", "query", "get", "bisect", "clone", "rescale", "dev up"}
     assert {f"slackwater {verb}" for verb in expected} <= VERBS.keys()
 
 

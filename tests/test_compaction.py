@@ -1,4 +1,5 @@
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store import compaction, sst
 from slackwater.store.cache import SstCache
-from slackwater.store.compaction import Compaction, Done, apply, pick, run
+from slackwater.store.compaction import Compaction, Done, apply, run
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Corruption
 from slackwater.store.manifest import Sst
 from slackwater.store.memory import MemoryStore
+from slackwater.store.runs import bounds, by_partition, touched
 
 from .state_rows import ROUTES, Hashes, Key, Values, write_version
 
@@ -28,10 +30,26 @@ def cache(tmp_path: Path) -> SstCache:
     return SstCache(tmp_path / "cache", LARGE)
 
 
-def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0) -> Sst:
-    """A run that only says how large it is."""
-    name = f"{partition}/{seq_min}-{seq_max}"
-    return Sst(name, partition, 0, size, size, "", 0, 0, seq_min, seq_max)
+PARTITIONS = 4
+"""State partitions that runs without content are picked among."""
+pick = partial(compaction.pick, partitions=PARTITIONS)
+
+
+def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
+    """A run that only says how large it is, and where."""
+    name = f"{partition}of{partitions}/{seq_min}-{seq_max}"
+    return Sst(name, partition, 0, size, size, "", *bounds(partition, partitions), seq_min, seq_max)
+
+
+def compaction_of(
+    inputs: tuple[Sst, ...], *, drops_tombstones: bool, partition: int = 0, partitions: int = PARTITIONS
+) -> Compaction:
+    return Compaction(partition, partitions, inputs, drops_tombstones=drops_tombstones)
+
+
+def whole(inputs: tuple[Sst, ...], *, drops_tombstones: bool) -> Compaction:
+    """Of the only state partition."""
+    return compaction_of(inputs, drops_tombstones=drops_tombstones, partitions=1)
 
 
 def runs_of(*sizes: int) -> tuple[Sst, ...]:
@@ -44,7 +62,67 @@ def merged(done: Compaction, size: int | None = None) -> Done:
     """As if it had been carried out."""
     inputs = done.inputs
     size = sum(entry.bytes for entry in inputs) if size is None else size
-    return Done(done, a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition))
+    return Done(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))
+
+
+def cut(one: Compaction) -> Done:
+    """As if it had been carried out, with keys everywhere."""
+    count = one.partitions
+    pieces = [(entry, p) for entry in one.inputs for p in touched(entry, count) if p != one.partition]
+    oldest, newest = min(entry.seq_min for entry in one.inputs), max(entry.seq_max for entry in one.inputs)
+    size = sum(entry.bytes for entry in one.inputs)
+    outputs = [a_run(oldest, newest, size, one.partition, count)]
+    for number, (piece, p) in enumerate(pieces):
+        low, high = bounds(p, count)
+        low, high = max(low, piece.hash_min), min(high, piece.hash_max)
+        outputs.append(replace(piece, object=f"{piece.object}/{number}", partition=p, hash_min=low, hash_max=high))
+    return Done(one, tuple(outputs))
+
+
+def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
+    large = a_run(0, 0, 1000, partitions=1)
+    small = tuple(a_run(i, i, 10, partitions=1) for i in range(6, 0, -1))
+    assert pick((*small, large)) == ()
+    new = tuple(a_run(8, 8, 10, partition) for partition in (1, 2))
+    # The other partition has its turn when these are cut: no SST is in two compactions.
+    assert pick((*new, *small, large)) == (compaction_of((new[0], *small), drops_tombstones=False, partition=1),)
+
+
+def test_runs_that_lay_side_by_side_are_one_run_when_their_partitions_are() -> None:
+    left = (a_run(6, 9, 10, 0), a_run(1, 5, 100, 0))
+    right = (a_run(9, 9, 10, 1), a_run(7, 8, 10, 1), a_run(1, 6, 100, 1))
+    newer, beyond = a_run(10, 10, 10, partitions=2), a_run(1, 9, 1000, 3)
+    ssts = (newer, *left, *right, beyond)
+    assert compaction.pick(ssts, 2, trigger=7) == ()
+    (one,) = compaction.pick(ssts, 2, trigger=6)
+    assert one.inputs[0] == newer
+    assert set(one.inputs) == {newer, *left, *right}
+    assert one.drops_tombstones
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(1, 10**6), st.integers(0, 12)), min_size=1, max_size=8),
+    st.integers(2, 9),
+)
+def test_whatever_the_rescales_merging_ends_with_few_ssts_in_every_partition(
+    eras: list[tuple[int, int, int]], trigger: int
+) -> None:
+    ssts: tuple[Sst, ...] = ()
+    seq = 0
+    for partitions, size, batches in eras:
+        for _ in range(batches):
+            seq += 1
+            ssts = (*(a_run(seq, seq, size, p, partitions) for p in range(partitions)), *ssts)
+        counts = {p: len(mine) for p, mine in by_partition(ssts, partitions).items()}
+        while picked := compaction.pick(ssts, partitions, trigger=trigger):
+            inputs = [sst for one in picked for sst in one.inputs]
+            assert len(inputs) == len(set(inputs))
+            ssts = apply(ssts, [cut(one) for one in picked])
+            fewer = {p: len(mine) for p, mine in by_partition(ssts, partitions).items()}
+            assert all(fewer[p] <= counts[p] for p in counts)
+            assert all(fewer[one.partition] < counts[one.partition] for one in picked)
+            counts = fewer
+        assert all(count < trigger for count in counts.values())
 
 
 def test_few_runs_are_left_alone() -> None:
@@ -54,35 +132,39 @@ def test_few_runs_are_left_alone() -> None:
 
 
 def test_a_trigger_that_can_never_be_met_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 runs, found 1"):
+    with pytest.raises(ValueError, match="at least 2 SSTs, found 1"):
         pick((), trigger=1)
 
 
 def test_deltas_that_outgrow_the_oldest_run_are_merged_into_it() -> None:
     ssts = runs_of(*[100] * 7, 600)
-    assert pick(ssts) == (Compaction(ssts, drops_tombstones=True),)
+    assert pick(ssts) == (compaction_of(ssts, drops_tombstones=True),)
 
 
 def test_runs_of_similar_size_are_merged_and_the_large_one_is_left() -> None:
     ssts = runs_of(*[10] * 7, 10_000)
-    assert pick(ssts) == (Compaction(ssts[:7], drops_tombstones=False),)
+    assert pick(ssts) == (compaction_of(ssts[:7], drops_tombstones=False),)
 
 
 def test_similar_runs_behind_a_small_one_are_found() -> None:
     ssts = runs_of(1, 100, 110, 10_000)
-    assert pick(ssts, trigger=4, size_ratio=0.2) == (Compaction(ssts[1:3], drops_tombstones=False),)
+    assert pick(ssts, trigger=4, size_ratio=0.2) == (compaction_of(ssts[1:3], drops_tombstones=False),)
 
 
 def test_when_no_sizes_are_similar_the_newest_runs_make_room() -> None:
     ssts = runs_of(1, 10, 100, 1000, 10_000)
-    assert pick(ssts, trigger=4) == (Compaction(ssts[:3], drops_tombstones=False),)
+    assert pick(ssts, trigger=4) == (compaction_of(ssts[:3], drops_tombstones=False),)
 
 
 def test_each_partition_is_picked_for_by_itself_in_any_order_of_runs() -> None:
     busy = tuple(a_run(i, i, 10, partition=3) for i in range(8))
     idle = tuple(a_run(i, i, 10, partition=1) for i in range(7))
     newest_first = tuple(reversed(busy))
-    assert pick((*idle, *busy)) == pick((*newest_first, *idle)) == (Compaction(newest_first, drops_tombstones=True),)
+    assert (
+        pick((*idle, *busy))
+        == pick((*newest_first, *idle))
+        == (compaction_of(newest_first, drops_tombstones=True, partition=3),)
+    )
 
 
 @given(st.lists(st.integers(1, 10**9), max_size=40), st.integers(2, 12), st.integers(2, 8))
@@ -132,34 +214,34 @@ def test_the_newest_row_of_each_key_is_kept(store: CountingStore, cache: SstCach
     old = write_version(store, None, ROUTES, {("a", "x"): (1, None, None), ("b", "x"): (1, None, None)}, 1)
     new = write_version(store, cache, ROUTES, {("a", "x"): (2, None, None), ("c", "x"): (2, None, None)}, 2)
     before = store.counts["put"]
-    done = run(store, cache, "app", "stage", ROUTES, Compaction((*new, *old), drops_tombstones=True))
-    assert done.output is not None
+    done = run(store, cache, "app", "stage", ROUTES, whole((*new, *old), drops_tombstones=True))
+    (output,) = done.outputs
     assert store.counts["put"] == before + 1
-    kept = cache.peek(done.output, ROUTES)
+    kept = cache.peek(output, ROUTES)
     assert kept is not None
     found = {row["origin"]: (row["flights"], row["_seq"]) for row in kept.table.to_pylist()}
     assert found == {"a": (2, 2), "b": (1, 1), "c": (2, 2)}
-    assert (done.output.seq_min, done.output.seq_max, done.output.level, done.output.rows) == (1, 2, 1, 3)
-    assert done.output.object not in (old[0].object, new[0].object)
+    assert (output.seq_min, output.seq_max, output.level, output.rows) == (1, 2, 1, 3)
+    assert output.object not in (old[0].object, new[0].object)
 
 
 def test_tombstones_stay_while_an_older_run_may_have_the_key(store: CountingStore, cache: SstCache) -> None:
     mid = write_version(store, cache, ROUTES, {("a", "x"): (1, None, None), ("b", "x"): None}, 2)
     new = write_version(store, cache, ROUTES, {("a", "x"): None}, 3)
-    done = run(store, cache, "app", "stage", ROUTES, Compaction((*new, *mid), drops_tombstones=False))
-    assert done.output is not None
-    assert (done.output.rows, done.output.tombstones) == (2, 2)
-    gone = run(store, cache, "app", "stage", ROUTES, Compaction((done.output,), drops_tombstones=True))
-    assert gone.output is None
-    assert apply((done.output,), [gone]) == ()
+    done = run(store, cache, "app", "stage", ROUTES, whole((*new, *mid), drops_tombstones=False))
+    (output,) = done.outputs
+    assert (output.rows, output.tombstones) == (2, 2)
+    gone = run(store, cache, "app", "stage", ROUTES, whole((output,), drops_tombstones=True))
+    assert gone.outputs == ()
+    assert apply((output,), [gone]) == ()
 
 
 def test_the_level_is_one_more_than_the_highest_input(store: CountingStore, cache: SstCache) -> None:
     old = write_version(store, cache, ROUTES, {("a", "x"): (1, None, None)}, 1)[0]
     new = write_version(store, cache, ROUTES, {("b", "x"): (1, None, None)}, 2)[0]
-    done = run(store, cache, "app", "stage", ROUTES, Compaction((new, replace(old, level=4)), drops_tombstones=True))
-    assert done.output is not None
-    assert done.output.level == 5
+    done = run(store, cache, "app", "stage", ROUTES, whole((new, replace(old, level=4)), drops_tombstones=True))
+    (output,) = done.outputs
+    assert output.level == 5
 
 
 def test_a_damaged_input_is_told_and_nothing_is_written(store: CountingStore, cache: SstCache) -> None:
@@ -167,7 +249,7 @@ def test_a_damaged_input_is_told_and_nothing_is_written(store: CountingStore, ca
     store.put(old.object, b"")
     before = store.counts["put"]
     with pytest.raises(Corruption):
-        run(store, cache, "app", "stage", ROUTES, Compaction((old,), drops_tombstones=True))
+        run(store, cache, "app", "stage", ROUTES, whole((old,), drops_tombstones=True))
     assert store.counts["put"] == before
 
 
@@ -199,11 +281,12 @@ def test_merging_changes_nothing_but_the_number_of_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "_SLICE_ROWS", slice_rows)
         patch.setattr("slackwater.store.blocks.BLOCK_ROWS", 7)
-        done = run(store, cache, "app", "stage", ROUTES, Compaction(ssts, drops_tombstones=drop))
-    if done.output is None:
+        done = run(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
+    if not done.outputs:
         assert not expected
         return
-    table = cache.open(store, done.output, ROUTES).table
+    (output,) = done.outputs
+    table = cache.open(store, output, ROUTES).table
     found = {
         (row["origin"], row["dest"]): (
             None if row["_op"] else (row["flights"], row["delay"], row["_sum"]),
@@ -212,7 +295,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
         for row in table.to_pylist()
     }
     assert found == expected
-    assert done.output.rows == len(expected)
+    assert output.rows == len(expected)
     # In the order of an SST, which preparing it again would not change.
     assert sst.prepare(table, ROUTES) == table
 
@@ -225,23 +308,26 @@ def test_a_result_lands_the_same_whether_newer_runs_came_before_or_after_it(
     other = tuple(a_run(i, i, 5, partition=1) for i in range(3))
     start = data.draw(st.integers(0, len(ssts) - 2))
     end = data.draw(st.integers(start + 2, len(ssts)))
-    done = merged(Compaction(ssts[start:end], drops_tombstones=end == len(ssts)))
+    done = merged(compaction_of(ssts[start:end], drops_tombstones=end == len(ssts)))
     if data.draw(st.booleans()):
-        done = Done(done.compaction, None)
+        done = Done(done.compaction, ())
     newer = tuple(a_run(len(ssts) + i, len(ssts) + i, 7) for i in range(num_newer, 0, -1))
     assert apply((*newer, *ssts, *other), [done]) == (*newer, *apply((*ssts, *other), [done]))
 
 
 def test_results_of_several_partitions_land_together() -> None:
     left, right = runs_of(1, 1), tuple(a_run(i, i, 1, partition=1) for i in (2, 1))
-    done = [merged(Compaction(left, drops_tombstones=True)), merged(Compaction(right, drops_tombstones=True))]
-    assert apply((*left, *right), done) == (done[0].output, done[1].output)
+    done = [
+        merged(compaction_of(left, drops_tombstones=True)),
+        merged(compaction_of(right, drops_tombstones=True, partition=1)),
+    ]
+    assert apply((*left, *right), done) == (*done[0].outputs, *done[1].outputs)
 
 
 def test_a_result_whose_inputs_are_gone_is_left_out() -> None:
     ssts = runs_of(1, 1, 1, 1)
-    first = merged(Compaction(ssts[1:3], drops_tombstones=False))
-    second = merged(Compaction(ssts[:2], drops_tombstones=False))
+    first = merged(compaction_of(ssts[1:3], drops_tombstones=False))
+    second = merged(compaction_of(ssts[:2], drops_tombstones=False))
     after = apply(ssts, [first])
     assert apply(after, [second]) == after
     assert apply((), [first]) == ()
@@ -249,12 +335,12 @@ def test_a_result_whose_inputs_are_gone_is_left_out() -> None:
 
 def test_a_result_between_whose_inputs_a_run_lies_now_is_left_out() -> None:
     newest, between, oldest = runs_of(1, 1, 1)
-    done = merged(Compaction((newest, oldest), drops_tombstones=True))
+    done = merged(compaction_of((newest, oldest), drops_tombstones=True))
     assert apply((newest, between, oldest), [done]) == (newest, between, oldest)
 
 
 def test_a_result_without_tombstones_is_left_out_when_there_is_an_older_run() -> None:
     newest, older, oldest = runs_of(1, 1, 1)
-    done = merged(Compaction((newest, older), drops_tombstones=True))
+    done = merged(compaction_of((newest, older), drops_tombstones=True))
     assert apply((newest, older, oldest), [done]) == (newest, older, oldest)
-    assert apply((newest, older), [done]) == (done.output,)
+    assert apply((newest, older), [done]) == done.outputs

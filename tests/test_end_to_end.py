@@ -109,6 +109,22 @@ def test_a_second_runner_fences_the_first_and_nothing_is_lost(ledger: Ledger) ->
     ledger.check_tables()
 
 
+def test_a_stopped_app_is_rescaled_and_goes_on_with_the_new_numbers(ledger: Ledger) -> None:
+    ledger.send(1_500)
+    ledger.catch_up(max_records=500)
+    for stage, partitions in (("accounts", 5), ("branches", 1)):
+        ledger.slackwater("rescale", f"{ledger.app}/{stage}", "--partitions", str(partitions))
+    ledger.send(1_500)
+    ledger.catch_up(max_records=500)
+    ledger.check_tables()
+    store = open_store(ledger.store)
+    for stage, partitions in (("accounts", 5), ("branches", 1), ("latest", 2)):
+        found = history.head(store, ledger.app, stage)
+        assert found is not None
+        assert found.table is not None
+        assert found.table.partitions == partitions
+
+
 def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
     ledger.send(3_000)
     for stage in ("entries", "accounts", "latest", "branches"):

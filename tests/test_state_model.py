@@ -1,22 +1,28 @@
-"""The store's data plane beside a dictionary: whatever is written, deleted and merged, and whenever it is looked at."""
+"""The store's data plane beside a dictionary.
+
+Whatever is written, deleted, merged and rescaled, and whenever it is looked at.
+"""
 
 import math
 import shutil
 import tempfile
 from datetime import UTC, datetime
 from decimal import Context, Decimal
+from itertools import combinations
 from pathlib import Path
 
 import duckdb
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from msgspec.structs import replace
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, Done, apply, pick, run
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore
 from slackwater.store.relation import register
+from slackwater.store.runs import by_partition, sorted_runs, touched
 
 from .state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 
@@ -118,26 +124,47 @@ class StateModel(RuleBasedStateMachine):
 
     @rule(target=merges, trigger=st.integers(2, 4))
     def merge_what_is_picked(self, trigger: int) -> object:
-        done = [self.merge(one) for one in pick(self.ssts, trigger=trigger)]
+        done = [self.merge(one) for one in pick(self.ssts, self.table.partitions, trigger=trigger)]
         return multiple(*done)
+
+    @rule(trigger=st.integers(2, 4))
+    def merge_until_nothing_is_picked(self, trigger: int) -> None:
+        while picked := pick(self.ssts, self.table.partitions, trigger=trigger):
+            self.ssts = apply(self.ssts, [self.merge(one) for one in picked])
+        assert all(len(mine) < trigger for mine in by_partition(self.ssts, self.table.partitions).values())
+
+    @rule(partitions=st.integers(1, 6))
+    def rescale(self, partitions: int) -> None:
+        self.table = replace(self.table, partitions=partitions)
+        self.version += 1
 
     @rule(target=merges, data=st.data())
     def merge_any_neighbours(self, data: st.DataObject) -> object:
         if not self.ssts:
             return multiple()
-        partition = data.draw(st.sampled_from(sorted({entry.partition for entry in self.ssts})))
-        runs = tuple(entry for entry in self.ssts if entry.partition == partition)
+        partitions = self.table.partitions
+        partition, mine = data.draw(st.sampled_from(sorted(by_partition(self.ssts, partitions).items(), key=repr)))
+        runs = sorted_runs(mine)
         start = data.draw(st.integers(0, len(runs) - 1))
         end = data.draw(st.integers(start + 1, len(runs)))
-        return self.merge(Compaction(runs[start:end], drops_tombstones=end == len(runs)))
+        inputs = tuple(entry for run in runs[start:end] for entry in run)
+        return self.merge(Compaction(partition, partitions, inputs, drops_tombstones=end == len(runs)))
 
     def merge(self, one: Compaction) -> Done:
-        return run(self.store, self.cache, "app", "stage", self.table, one)
+        done = run(self.store, self.cache, "app", "stage", self.table, one)
+        assert all(len(touched(output, one.partitions)) == 1 for output in done.outputs)
+        return done
 
     @rule(done=consumes(merges))
     def land(self, done: Done) -> None:
         self.ssts = apply(self.ssts, [done])
         self.version += 1
+
+    @invariant()
+    def ssts_that_share_hashes_share_no_seq(self) -> None:
+        for one, other in combinations(getattr(self, "ssts", ()), 2):
+            if one.hash_min <= other.hash_max and other.hash_min <= one.hash_max:
+                assert one.seq_max < other.seq_min or other.seq_max < one.seq_min
 
     @invariant()
     def look_ups_equal_the_dictionary(self) -> None:

@@ -1,0 +1,103 @@
+"""Giving a stage's table another number of state partitions, by one commit that copies nothing.
+
+The new version is the head with another number in it. The SSTs stay as they are: readers go by their hashes, and
+compaction cuts them at the new bounds as it merges them (`store.runs`, `store.compaction`). It has the next epoch, like
+a claim, so that no batch that was planned for the old number can be committed after it; a runner claims the stage
+again.
+"""
+
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ..store import commit, history
+from ..store.errors import Refused, Usage
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+from .cut import stages_of
+from .operations import record
+
+__all__ = ["MAX_PARTITIONS", "Rescaled", "rescale"]
+
+MAX_PARTITIONS = 1 << 16
+"""Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """What a rescale did, or would do."""
+
+    app: str
+    stage: str
+    version: int
+    """The version that has the new number; the head when that has it already."""
+    before: int
+    """State partitions until then."""
+    partitions: int
+    """State partitions from now on; the same as `before` when there was nothing to do."""
+    ssts: int
+    """SSTs of the table, which stay as they are."""
+
+
+def rescale(
+    store: ObjectStore, app: str, stage: str, partitions: int, *, by: str, now_ms: int, dry_run: bool = False
+) -> Rescaled:
+    """Let a stage's table have so many state partitions from its next version on.
+
+    Snapshots under way are carried on. A runner of the stage is fenced off, and goes on with the new number when it is
+    started again. One manifest, one entry in the app's log, and nothing at all when the table has that number already.
+
+    Args:
+        store: the store of the app.
+        app: the app's name.
+        stage: the stage's name.
+        partitions: how many, 1 to `MAX_PARTITIONS`.
+        by: user@host, for the manifest and the log.
+        now_ms: the wall clock.
+        dry_run: check everything and commit nothing.
+
+    Raises:
+        Usage: no table can have so many, or so few.
+        NotFound: there is no such app or stage; the nearest names are told.
+        Refused: the stage keeps no table.
+        CommitConflict: others kept winning the race for the next version.
+        Unavailable: storage did not answer; the rescale may have been committed.
+    """
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise Usage(f"a table has 1 to {MAX_PARTITIONS} state partitions; asked for {partitions}")
+    stages_of(store, app, stage)
+    head = history.head(store, app, stage)
+    if head is None or head.table is None:
+        raise _no_table(app, stage)
+    before, version = head.table.partitions, head.version
+    if before != partitions:
+        version += 1
+        if not dry_run:
+            done = commit.claim(
+                store,
+                app,
+                stage,
+                writer=str(ULID()),
+                by=by,
+                now_ms=now_ms,
+                kind="rescale",
+                build=lambda draft: _with(draft, partitions),
+                known=head.version,
+            )
+            version = done.version
+            record(store, app, "rescale", f"{stage} to {partitions} state partitions, from {before}", by)
+    return Rescaled(app, stage, version, before, partitions, len(head.ssts))
+
+
+def _with(draft: Manifest, partitions: int) -> Manifest:
+    if draft.table is None:
+        raise _no_table(draft.app, draft.stage)
+    return replace(draft, table=replace(draft.table, partitions=partitions))
+
+
+def _no_table(app: str, stage: str) -> Refused:
+    return Refused(
+        f"stage {app}/{stage} keeps no table, so it has no state partitions",
+        hint=f"`slackwater status {app}` tells the keys of those that keep one",
+    )

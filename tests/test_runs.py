@@ -1,0 +1,73 @@
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.store.hashing import partition_of
+from slackwater.store.manifest import Sst
+from slackwater.store.runs import bounds, by_partition, deltas, sorted_runs, touched, touching
+
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+hashes = st.integers(LOWEST, HIGHEST)
+counts = st.integers(1, 20) | st.integers(1, 1 << 20)
+
+
+def an_sst(hash_min: int, hash_max: int, seq_min: int = 1, seq_max: int = 1, name: str = "") -> Sst:
+    return Sst(name, 0, 0, 1, 1, "", hash_min, hash_max, seq_min, seq_max)
+
+
+ssts = st.builds(
+    lambda ends, seqs: an_sst(min(ends), max(ends), min(seqs), max(seqs)),
+    st.tuples(hashes, hashes),
+    st.tuples(st.integers(1, 30), st.integers(1, 30)),
+)
+
+
+@given(counts, st.data())
+def test_the_bounds_of_a_partition_are_its_first_and_last_hash(partitions: int, data: st.DataObject) -> None:
+    partition = data.draw(st.integers(0, partitions - 1))
+    low, high = bounds(partition, partitions)
+    assert set(partition_of(np.array([low, high]), partitions).tolist()) == {partition}
+    assert low == LOWEST or partition_of(np.array([low - 1]), partitions)[0] == partition - 1
+    assert high == HIGHEST or partition_of(np.array([high + 1]), partitions)[0] == partition + 1
+
+
+@given(hashes, hashes, counts)
+def test_an_sst_touches_the_partitions_of_its_hashes_and_those_between(one: int, other: int, partitions: int) -> None:
+    low, high = sorted((one, other))
+    first, last = partition_of(np.array([low, high]), partitions).tolist()
+    assert touched(an_sst(low, high), partitions) == range(first, last + 1)
+
+
+@given(st.lists(ssts, max_size=8), st.integers(1, 7))
+def test_the_ssts_of_a_partition_are_those_that_touch_it(some: list[Sst], partitions: int) -> None:
+    found = by_partition(some, partitions)
+    assert list(found) == sorted(found)
+    for partition in range(partitions):
+        expected = [sst for sst in some if partition in touched(sst, partitions)]
+        assert found.get(partition, []) == list(touching(some, partition, partitions)) == expected
+
+
+@given(st.lists(ssts, max_size=12))
+def test_sorted_runs_never_overlap_in_seq_and_are_as_many_as_can_be(some: list[Sst]) -> None:
+    runs = sorted_runs(some)
+    assert sorted((sst for run in runs for sst in run), key=repr) == sorted(some, key=repr)
+    for newer, older in pairwise(runs):
+        assert min(sst.seq_min for sst in newer) > max(sst.seq_max for sst in older)
+    for run in runs:
+        for at in range(1, len(run)):
+            assert max(sst.seq_max for sst in run[at:]) >= min(sst.seq_min for sst in run[:at])
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
+def test_deltas_are_the_ssts_over_an_older_one(ranges: list[tuple[int, int]]) -> None:
+    some = [an_sst(min(ends), max(ends), seq, seq) for seq, ends in enumerate(ranges)]
+    expected = [
+        sst
+        for sst in some
+        if any(
+            sst.hash_min <= other.hash_max and other.hash_min <= sst.hash_max and other.seq_max < sst.seq_max
+            for other in some
+        )
+    ]
+    assert list(deltas(some)) == expected
