@@ -1,4 +1,4 @@
-"""Snapshots of running apps under load, overlapping, with stages killed between marker and commit: every cut is whole.
+"""Snapshots of running apps under load, overlapping, with stages killed and rescaled on the way: every cut is whole.
 
 The laws of tests/test_chandy_lamport_laws.py on the real thing: broker, Spark, store. Every table of every snapshot,
 with what was kept of records in flight, equals SQL over the input that the cut's first stage had read.
@@ -39,8 +39,9 @@ def test_fifteen_snapshots_are_whole_though_stages_are_killed(
                 running.await_commit()
                 request(store, app.app, f"killed-{stage}", "tests")
                 assert running.process.wait(120) == -signal.SIGKILL
-            # Who takes over finds the request, and the snapshot completes.
+            # Who takes over finds the request, and the snapshot completes; also when the state was rescaled meanwhile.
             assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
+            app.slackwater("rescale", f"{app.app}/{app.last_stage}", "--partitions", str(3 + len(stage) % 3))
         with app.running("--max-records", "500") as running:
             running.await_commit(app.last_stage)
             for number in range(15 - len(killed)):
