@@ -12,6 +12,7 @@ import threading
 import time
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, TypedDict
 
 from .events import PARTITIONS, TOPIC
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import slackwater as sw
     from slackwater.pipeline.progress import Progress
 
-DEPTH = 3
+LONGEST = ("events", "odd", "legs")
+"""The stages on a longest path; `odd` and `even` are alike."""
 PHASE_S = 25.0
 EVERY_S = 5.0
 WARM_UP_S = 40.0
@@ -28,10 +30,11 @@ BATCH = 25_000
 
 
 class Measured(TypedDict):
-    """Seconds: of the last stage's batches, and from each request to its snapshot."""
+    """Seconds: of the last stage's batches, of every stage's on average, and from each request to its snapshot."""
 
     without: list[float]
     with_: list[float]
+    batches: dict[str, float]
     latencies: list[float]
 
 
@@ -90,6 +93,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
 
     store = open_store(str(folder / "store"))
     seconds: dict[str, list[float]] = {"without": [], "with": []}
+    batches: dict[str, list[float]] = {stage: [] for stage in LONGEST}
     phase = {"name": "warm up", "taken": 0}
     done = threading.Event()
 
@@ -107,6 +111,8 @@ def _run(bootstrap: str, folder: Path) -> Measured:
                     return
 
     def note(progress: Progress) -> None:
+        if progress.stage in batches and progress.rows_in and phase["name"] == "with":
+            batches[progress.stage].append(progress.seconds)
         if progress.stage == "legs" and progress.rows_in and phase["name"] in seconds:
             seconds[str(phase["name"])].append(progress.seconds)
 
@@ -126,7 +132,12 @@ def _run(bootstrap: str, folder: Path) -> Measured:
     taken = list_snapshots(store, "diamond")
     assert len(taken) >= int(phase["taken"]) - 1
     latencies = [(one.completed_ms - one.created_ms) / 1000 for one in taken]
-    return {"without": seconds["without"], "with_": seconds["with"], "latencies": latencies}
+    return {
+        "without": seconds["without"],
+        "with_": seconds["with"],
+        "batches": {stage: median(taken) for stage, taken in batches.items()},
+        "latencies": latencies,
+    }
 
 
 if __name__ == "__main__":

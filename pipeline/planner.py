@@ -67,20 +67,28 @@ class Position:
 
 
 class Pace:
-    """The trigger interval of a stage: not two batches sooner than that, unless a snapshot asks.
+    """When a stage may start a batch: not two within its trigger interval, and none while `held` says so.
 
-    Batches start at whole multiples of the interval on the wall clock, as Structured Streaming's do, so that the
-    inputs of a stage, each of which is planned in a process of its own, come due together.
+    A snapshot that asks overrules both. Batches start at whole multiples of the interval on the wall clock, as
+    Structured Streaming's do, so that the inputs of a stage, each of which is planned in a process of its own, come due
+    together.
     """
 
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        interval_s: float,
+        clock: Callable[[], float] = time.time,
+        *,
+        held: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._interval_s = interval_s
         self._clock = clock
+        self._held = held
         self._next = 0.0
 
     def due(self) -> bool:
         """Whether a batch may start now."""
-        return self._clock() >= self._next
+        return self._clock() >= self._next and not self._held()
 
     def started(self) -> None:
         """A batch starts now."""
@@ -153,13 +161,14 @@ class TopicPlanner:
         asked: tuple[str, ...] = ()
         if self._look_at_requests.now():
             asked = tuple(name for name in self._requests() if name not in self._handled)
-        if not asked and not self._pace.due():
+        if asked:
+            # At once, and without records: the snapshot need not wait for one more batch.
+            self._handled.update(asked)
+            return replace(start, snapshots=asked)
+        if not self._pace.due():
             return start
         self._refresh()
         ends = admit(start.offsets, self._ends, self._max_records) if self._ends else start.offsets
-        if asked:
-            self._handled.update(asked)
-            return replace(start, offsets=ends, snapshots=asked)
         if ends == start.offsets:
             return start
         self._pace.started()

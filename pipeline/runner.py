@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,8 @@ from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
 from ..store.open import open_store
 from . import kafka as kafka_client
-from .app import App
+from .app import App, Stage
+from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
 from .claiming import Claimer
 from .options import Options
@@ -91,7 +92,13 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         for stage in stages:
             claimer.check(stage, known[stage.name])
         scratch = Path(stack.enter_context(_scratch()))
-        runners = []
+        runners: list[StageRunner] = []
+        backpressure = Backpressure(scratch / "held", _readers(stages, limits))
+
+        def on_commit(progress: Progress) -> None:
+            backpressure.look({runner.stage.name: runner.head for runner in runners})
+            on_progress(progress)
+
         for stage in stages:
             claimed = claimer.claim(stage, known[stage.name], time.time_ns() // 1_000_000)
             places = Places(
@@ -110,12 +117,23 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 limits=limits[stage.name],
                 store=store,
                 cache=SstCache(options.cache_folder, options.cache_bytes),
-                checkpoint=Checkpoint(scratch / stage.name),
-                on_commit=on_progress,
+                checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
+                hold=backpressure.flag(stage.name),
+                on_commit=on_commit,
             )
             stack.callback(runner.close)
             runners.append(runner)
+        backpressure.look({runner.stage.name: runner.head for runner in runners})
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
+
+
+def _readers(stages: Iterable[Stage], limits: Mapping[str, Limits]) -> tuple[Reader, ...]:
+    """The stages that read channels under an admission limit."""
+    return tuple(
+        Reader(stage.name, stage.channels, limit)
+        for stage in stages
+        if stage.channels and (limit := limits[stage.name].max_records) is not None
+    )
 
 
 @contextmanager

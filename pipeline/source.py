@@ -1,8 +1,9 @@
 """Structured Streaming sources in Python: a user's Kafka topic, and a repartition topic.
 
 Options follow Structured Streaming's Kafka source: `kafka.*` for the client, `subscribe`, `maxOffsetsPerTrigger`.
-Those of our own: `store`, `app`, `input`, `upstream`, `handled` (snapshot ids, comma between), `triggerMs` and
-`patienceS`. Planning runs in one process per source on the driver, reading in Spark's Python workers.
+Those of our own: `store`, `app`, `input`, `upstream`, `handled` (snapshot ids, comma between), `triggerMs`, `hold` (a
+file; while it is there, no batch starts) and `patienceS`. Planning runs in one process per source on the driver,
+reading in Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -96,7 +98,9 @@ class _Reader(DataSourceStreamReader):
         return int(limit) if limit else None
 
     def _pace(self) -> Pace:
-        return Pace(int(self._options.get("triggerms", 0)) / 1000)
+        flag = self._options.get("hold", "")
+        held = Path(flag).exists if flag else lambda: False
+        return Pace(int(self._options.get("triggerms", 0)) / 1000, held=held)
 
     def _plan(self) -> Any:
         raise NotImplementedError

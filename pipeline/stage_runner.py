@@ -26,6 +26,8 @@ from .schemas import Shape, apply
 from .task import Places, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -52,6 +54,7 @@ class StageRunner:
         store: Where manifests go.
         cache: The SST cache of this machine.
         checkpoint: Scratch for Spark.
+        hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
     """
 
@@ -66,6 +69,7 @@ class StageRunner:
         store: ObjectStore,
         cache: SstCache,
         checkpoint: Checkpoint,
+        hold: Path,
         on_commit: Callable[[Progress], None],
     ) -> None:
         self.stage = stage
@@ -79,6 +83,7 @@ class StageRunner:
         self._limits = limits
         self._store = store
         self._checkpoint = checkpoint
+        self._hold = hold
         self._on_commit = on_commit
         self._commit_lock = threading.Lock()
         self._busy = threading.Lock()
@@ -134,6 +139,7 @@ class StageRunner:
             "input": name,
             "patienceS": self._places.patience_s,
             "triggerMs": self._limits.trigger_ms,
+            "hold": self._hold,
         }
         if self._limits.max_records is not None:
             options["maxOffsetsPerTrigger"] = self._limits.max_records

@@ -308,8 +308,8 @@ FAULTS = (
     Fault(
         "a request waits for the trigger interval",
         _PLANNER,
-        "if not asked and not self._pace.due():",
-        "if not self._pace.due():",
+        "if asked:\n            # At once",
+        "if asked and self._pace.due():\n            # At once",
         PLANNER,
     ),
     # Ranges and counts.

@@ -95,6 +95,7 @@ class Running:
             store=self.store,
             cache=SstCache(folder / "cache", 1 << 20),
             checkpoint=Checkpoint(self.scratch),
+            hold=folder / "held",
             on_commit=self.told.append,
         )
         self.batch = 1

@@ -1,0 +1,72 @@
+"""A stage does not run far ahead of those that read it, where they run in the same runner.
+
+What lies in a channel must be read before a marker behind it is reached, so a backlog delays every snapshot, and every
+instant cut has it in flight. A reader with an admission limit takes at most so many rows a batch: while more than one
+such batch waits for it, its writer starts none. Readers without a limit take all there is, and need no help.
+
+Planners live in processes of their own: they learn of it by a file that is there or not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..store.manifest import Manifest
+
+__all__ = ["Backpressure", "Reader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A stage that reads channels under an admission limit: rows of each input a batch."""
+
+    stage: str
+    channels: tuple[str, ...]
+    max_records: int
+
+
+class Backpressure:
+    """Holds writers back. Safe with many threads.
+
+    Args:
+        folder: Scratch; has a file of a stage's name while that stage is held.
+        readers: The stages of this runner that have an admission limit.
+    """
+
+    def __init__(self, folder: Path, readers: Sequence[Reader]) -> None:
+        self._folder = folder
+        self._readers = tuple(readers)
+        self._lock = threading.Lock()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def flag(self, stage: str) -> Path:
+        """The file that is there while the stage is held."""
+        return self._folder / stage
+
+    def look(self, heads: Mapping[str, Manifest]) -> None:
+        """Hold the writers whose readers lag, and let the others go on, by the newest version of each stage."""
+        with self._lock:
+            held = set(self._held(heads))
+            for stage in heads:
+                if stage in held:
+                    self.flag(stage).touch()
+                else:
+                    self.flag(stage).unlink(missing_ok=True)
+
+    def _held(self, heads: Mapping[str, Manifest]) -> list[str]:
+        return [
+            writer
+            for reader in self._readers
+            for channel in reader.channels
+            for writer, head in heads.items()
+            if channel in head.outputs and _backlog(head, heads[reader.stage], channel) > reader.max_records
+        ]
+
+
+def _backlog(writer: Manifest, reader: Manifest, channel: str) -> int:
+    """Rows sent and not consumed; 0 where that is not known."""
+    sent, consumed = writer.outputs[channel].sent, reader.inputs[channel].consumed
+    return sum(sent) - sum(consumed) if sent and consumed else 0

@@ -1,0 +1,44 @@
+"""Writers wait for readers that lag, in one runner: who is held, and when it goes on."""
+
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.backpressure import Backpressure, Reader
+from slackwater.pipeline.planner import Pace
+from slackwater.store.manifest import Input, Manifest, Output
+
+
+def writer(sent: int) -> Manifest:
+    return Manifest("a", "w", 1, 1, "x", 1, "batch", outputs={"c": Output("t", (sent, 0), sent=(sent, 0))})
+
+
+def reader(consumed: int | None, name: str = "r") -> Manifest:
+    counts = () if consumed is None else (consumed, 0)
+    return Manifest("a", name, 1, 1, "x", 1, "batch", inputs={"c": Input("t", (0, 0), "w", consumed=counts)})
+
+
+@pytest.fixture
+def backpressure(tmp_path: Path) -> Backpressure:
+    return Backpressure(tmp_path / "held", [Reader("r", ("c",), 100)])
+
+
+def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
+    held = Pace(0, held=backpressure.flag("w").exists)
+    for sent, consumed, waits in ((100, 0, False), (101, 0, True), (500, 300, True), (500, 400, False)):
+        backpressure.look({"w": writer(sent), "r": reader(consumed)})
+        assert held.due() is not waits
+
+
+def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
+    backpressure = Backpressure(tmp_path, [Reader("r", ("c",), 100), Reader("s", ("c",), 100)])
+    backpressure.look({"w": writer(300), "r": reader(300), "s": reader(0, "s")})
+    assert backpressure.flag("w").exists()
+    assert not backpressure.flag("r").exists()
+
+
+def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(backpressure: Backpressure) -> None:
+    backpressure.look({"w": writer(900), "r": reader(None)})
+    assert not backpressure.flag("w").exists()
+    elsewhere = Backpressure(backpressure.flag("w").parent, [])
+    elsewhere.look({"w": writer(900)})
+    assert not elsewhere.flag("w").exists()
