@@ -29,7 +29,8 @@ format: $(READY) ## format the code and mend what ruff can mend
 bench: $(READY) ## speed beside Spark's own state, and what a snapshot costs (about ten minutes)
 	@$(BIN)/python -m bench
 
-soak: $(READY) ## the protocol under 100,000 random schedules, and a diamond under 3,200
+soak: $(READY) ## 30 snapshots of real apps whose stages are killed; the protocol under 100,000 random schedules
+	@$(BIN)/python -m pytest -q -m soak
 	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/test_chandy_lamport_laws.py tests/test_diamond_law.py
 
 mutants: $(READY) ## faults planted in the protocol, one at a time: do the tests notice? (a few minutes)

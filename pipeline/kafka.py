@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from ..store.errors import NotFound, Refused, Unavailable
 from .outage import Patience
 
-__all__ = ["admin", "create_topic", "end_offsets", "offsets", "read_range", "send", "topics"]
+__all__ = ["commit_offsets", "create_topic", "end_offsets", "offsets", "read_range", "send", "topics"]
 
 Kafka = Mapping[str, str]
 """librdkafka client properties; `bootstrap.servers` at least."""
@@ -71,8 +71,7 @@ def _kept(kind: str, kafka: Kafka, *more: object) -> tuple[object, ...]:
     return (os.getpid(), kind, tuple(sorted(kafka.items())), *more)
 
 
-def admin(kafka: Kafka) -> AdminClient:
-    """The process's admin client of these brokers."""
+def _admin(kafka: Kafka) -> AdminClient:
     key = _kept("admin", kafka)
     if key not in _clients:
         _clients[key] = AdminClient(_properties(kafka))
@@ -82,7 +81,7 @@ def admin(kafka: Kafka) -> AdminClient:
 def topics(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
     """Number of partitions by name of topic. Raises `Unavailable`."""
     try:
-        listed = admin(kafka).list_topics(timeout=timeout_s).topics
+        listed = _admin(kafka).list_topics(timeout=timeout_s).topics
     except KafkaException as error:
         raise _unavailable(kafka, error) from None
     return {name: len(meta.partitions) for name, meta in listed.items()}
@@ -107,7 +106,7 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
 
 
 def _offsets(kafka: Kafka, topic: str, timeout_s: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    client = admin(kafka)
+    client = _admin(kafka)
     meta = client.list_topics(topic, timeout=timeout_s).topics.get(topic)
     if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in _GONE):
         raise NotFound("Kafka topic", topic, (name for name in topics(kafka) if not name.startswith("__")))
@@ -144,7 +143,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
     new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"})
     try:
-        admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
+        _admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
     except KafkaException as error:
         code = error.args[0].code()
         if code == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -306,6 +305,27 @@ def send(
         _clients.pop(key, None)
         raise Unavailable(f"{_server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
     return ends
+
+
+def commit_offsets(kafka: Kafka, group: str, positions: Mapping[str, tuple[int, ...]], *, wait: bool) -> None:
+    """Set a consumer group's offsets, by topic and partition; nobody is a member of the group.
+
+    Through a consumer: the admin client's call for it ends the whole process when a broker goes away in the middle
+    (an assertion in librdkafka).
+
+    Raises:
+        KafkaException: Kafka refuses it, or does not answer. Without `wait` nobody is told.
+    """
+    key = _kept("group", kafka, group)
+    if key not in _clients:
+        _clients[key] = Consumer(_properties(kafka, **{"group.id": group, "enable.auto.commit": False}))
+    consumer: Consumer = _clients[key]
+    places = [
+        TopicPartition(topic, partition, offset)
+        for topic, offsets in positions.items()
+        for partition, offset in enumerate(offsets)
+    ]
+    consumer.commit(offsets=places, asynchronous=not wait)
 
 
 def wait_for(kafka: Kafka, patience_s: float) -> None:

@@ -75,7 +75,7 @@ class Watch:
                 self._look_after()
             finally:
                 self._halt()
-                self._announcer.close(self._positions())
+                self._announcer.look(self._positions())
             if not self._stop.is_set():
                 self._raise_failures()
             self._complete_snapshots()

@@ -39,7 +39,7 @@ def ledger(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
 
 def test_a_killed_app_goes_on_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
     ledger.send(12_000)
-    for commits in (2, 5, 9):
+    for commits in (2, 7):
         with ledger.running("--max-records", "700") as app:
             for _ in range(commits):
                 app.await_commit()
@@ -51,8 +51,8 @@ def test_a_killed_app_goes_on_and_no_record_is_lost_or_counted_twice(ledger: Led
     for stage in history.list_stages(store, ledger.app):
         versions = list(history.after(store, ledger.app, stage, 0))
         assert [one.version for one in versions] == list(range(1, len(versions) + 1))
-        assert versions[-1].epoch == 4
-        assert sum(one.kind == "claim" for one in versions) == 4
+        assert versions[-1].epoch == 3
+        assert sum(one.kind == "claim" for one in versions) == 3
 
 
 def test_a_snapshot_of_a_running_app_holds_the_same_entries_in_every_stage(ledger: Ledger) -> None:
@@ -93,7 +93,7 @@ def test_kafkas_own_tools_see_how_far_each_stage_has_read(ledger: Ledger) -> Non
         asked = ConsumerGroupTopicPartitions(group_of(app, "entries"))
         (answer,) = admin.list_consumer_group_offsets([asked]).values()
         found = {place.partition: place.offset for place in answer.result().topic_partitions}
-        assert found == dict(enumerate(offsets(ledger.kafka, ledger.topic)[1]))
+        assert found == dict(enumerate(offsets(ledger.kafka, ledger.topic)[1])), app
 
 
 def test_a_second_runner_fences_the_first_and_nothing_is_lost(ledger: Ledger) -> None:

@@ -70,18 +70,6 @@ def test_inputs_that_do_not_come_together_are_refused(
     assert not history.list_stages(open_store(diamond.store), diamond.app)
 
 
-def test_snapshots_of_a_running_diamond_hold_every_record_once(diamond: Ledger) -> None:
-    names = ("first", "second", "third")
-    with diamond.fed(), diamond.running("--max-records", "400") as app:
-        app.await_commit("branches")
-        for name in names:
-            diamond.slackwater("snapshot", "take", diamond.app, name)
-    for name in names:
-        diamond.check_snapshot(name)
-    for moment in ("", "@~3"):
-        diamond.verify(diamond.app + moment)
-
-
 def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
     diamond.send(2_000)
     diamond.catch_up(max_records=700)
