@@ -21,7 +21,7 @@ from . import codec, keys
 from .errors import ObjectExists, ObjectNotFound, Refused
 from .objects import ObjectStore, documents
 
-__all__ = ["MIN_AGE_MS", "Boundary", "Moment", "Sights", "all_of", "newest", "propose", "settle", "sights"]
+__all__ = ["MIN_AGE_MS", "Boundary", "Moment", "Sights", "all_of", "newest", "overtaken", "propose", "settle", "sights"]
 
 MIN_AGE_MS = 3_600_000
 """A version younger than this, by storage's clock, is never collected."""
@@ -104,12 +104,12 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
         store.put_if_absent(keys.boundary(app, boundary.number), codec.encode(boundary))
     except ObjectExists:
         if _read(store, app, boundary.number) != boundary:
-            raise _overtaken(app) from None
+            raise overtaken(app) from None
         # Our own write, whose answer was lost.
     # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
     if (after := newest(store, app)) is None or after.number != boundary.number:
         store.delete(keys.boundary(app, boundary.number))
-        raise _overtaken(app)
+        raise overtaken(app)
 
 
 def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
@@ -128,7 +128,8 @@ def _read(store: ObjectStore, app: str, number: int) -> Boundary | None:
         return None
 
 
-def _overtaken(app: str) -> Refused:
+def overtaken(app: str) -> Refused:
+    """The error for a collection that another one went ahead of."""
     return Refused(
         f"another collection of {app} went on at the same time; this one has deleted nothing that was to be kept",
         hint="let it end, then run `slackwater gc` again if need be",
