@@ -18,7 +18,7 @@ from .errors import Corruption, NotFound, ObjectNotFound
 from .manifest import Manifest
 from .objects import ObjectStore
 
-__all__ = ["after", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
+__all__ = ["after", "find", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
@@ -89,6 +89,14 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
         return _get(store, app, stage, version)
     except ObjectNotFound:
         raise _missing(store, app, stage, version) from None
+
+
+def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
+    """One version, or None when there is none. Raises `Corruption` as `read`. One request, or none."""
+    try:
+        return _get(store, app, stage, version)
+    except ObjectNotFound:
+        return None
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
