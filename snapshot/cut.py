@@ -184,9 +184,7 @@ def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
     return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
 
 
-def _left(
-    store: ObjectStore, app: str, limit: Boundary, time_ms: int, pinned: Manifest | None
-) -> dict[str, Manifest]:
+def _left(store: ObjectStore, app: str, limit: Boundary, time_ms: int, pinned: Manifest | None) -> dict[str, Manifest]:
     if pinned is None:
         moment = limit.at(time_ms)
     else:

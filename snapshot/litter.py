@@ -25,7 +25,7 @@ __all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]
 
 
 def last_word_ms(survey: Survey, stage: str) -> int:
-    """When, by storage's clock, the stage last committed a version that names all that was finished before; 0: never."""
+    """When, by storage's clock, the stage last committed what names all that was finished before; 0: never."""
     there = survey.known.stages.get(stage)
     if there is None:
         return 0

@@ -40,7 +40,8 @@ class Entry:
 def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
     """The newest `limit` versions of the app, or of one stage, newest first.
 
-    Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for each stage, and the snapshots written since the oldest of them.
+    Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
+    each stage, and the snapshots written since the oldest of them.
 
     Raises:
         NotFound: there is no such app or stage.

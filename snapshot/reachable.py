@@ -140,10 +140,12 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
     """
     found = Reachable(known)
     _whole(found, retention, read)
-    kept: list[Moment] = []
-    for snapshot in known.snapshots:
-        if all(known.exists(stage, version) for stage, version in snapshot.stages.items()):
-            kept.append(_keep(found, snapshot.stages, _pinned(snapshot), read))
+    kept = [
+        _keep(found, snapshot.stages, _pinned(snapshot), read)
+        for snapshot in known.snapshots
+        # A pin of what was collected before it was made: its maker is about to give it up.
+        if all(known.exists(stage, version) for stage, version in snapshot.stages.items())
+    ]
     starts = {stage: found.first(stage) for stage in known.stages}
     lost = [stage for stage, start in starts.items() if start > 1]
     whole_ms = max((read(stage, starts[stage]).time_ms for stage in lost), default=0)
@@ -173,8 +175,8 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
         for name in sorted(head.outputs):
             if (stage, name) not in reads:
                 mine.append((known.first, Reason("unread", f"no stage has begun to read the channel {name}")))
-        for version in head.recorded.values():
-            mine.append((version, Reason("request", "a snapshot under way has recorded it")))
+        recorded = Reason("request", "a snapshot under way has recorded it")
+        mine += ((version, recorded) for version in head.recorded.values())
         for spans in head.captured.values():
             for name, span in spans.items():
                 sender = head.inputs[name].upstream if name in head.inputs else ""

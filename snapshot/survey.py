@@ -56,9 +56,7 @@ class Survey:
 
     def again(self) -> Known:
         """The same with the snapshots that there are now."""
-        return Known(
-            self.known.now_ms, self.known.stages, list_snapshots(self.store, self.app), last=self.known.last
-        )
+        return Known(self.known.now_ms, self.known.stages, list_snapshots(self.store, self.app), last=self.known.last)
 
 
 def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Survey:
@@ -151,9 +149,7 @@ def _manifests(store: ObjectStore, app: str, stage: str) -> dict[int, ObjectInfo
     return dict(sorted(found.items()))
 
 
-def _first(
-    store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary | None
-) -> int:
+def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary | None) -> int:
     """From where on the history is whole; raises `Corruption` where it is not."""
     first = last.first.get(stage, 0) if last is not None else 0
     if not first:

@@ -18,9 +18,7 @@ def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
     return history.find(store, manifest.app, manifest.stage, manifest.version - 1)
 
 
-def newest_first(
-    store: ObjectStore, app: str, stages: Iterable[str], *, thinned: bool = False
-) -> Iterator[Manifest]:
+def newest_first(store: ObjectStore, app: str, stages: Iterable[str], *, thinned: bool = False) -> Iterator[Manifest]:
     """The versions of all these stages in one line, newest commit first; reads one ahead per stage.
 
     Of a stage whose history was collected those from which on it is whole; with `thinned` then also those left before.

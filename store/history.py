@@ -56,9 +56,9 @@ _recent: WeakKeyDictionary[ObjectStore, _Recent] = WeakKeyDictionary()
 def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
     """The newest version, or None when the stage has none.
 
-    `known` is a version that the caller has seen, lately: less than half an hour ago. With it, this takes one request and one for each version
-    since (one more when the known manifest was not read lately). Without it, or many versions later: a
-    listing and a read, and at 100,000 versions another listing and some 13 requests of a byte each.
+    `known` is a version that the caller has seen within the last half hour. With it, this takes one request and one
+    for each version since (one more when the known manifest was not read lately). Without it, or many versions later:
+    a listing and a read, and at 100,000 versions two more listings and some 13 requests of a byte each.
 
     Raises:
         Corruption: the newest manifest is not readable.

@@ -134,9 +134,9 @@ class LocalStore:
         """Temporary files: of puts under way, and of puts that were killed. Of which keys, is not known."""
         scratch = self._root / _SCRATCH
         with self._translated("list", prefix):
-            for name in sorted(os.listdir(scratch)) if scratch.is_dir() else ():
+            for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
                 with suppress(FileNotFoundError):
-                    yield Leftover(f"{_SCRATCH}/{name}", name, (scratch / name).stat().st_mtime_ns // 1_000_000)
+                    yield Leftover(f"{_SCRATCH}/{path.name}", path.name, path.stat().st_mtime_ns // 1_000_000)
 
     def discard(self, leftover: Leftover) -> None:
         """Remove a temporary file; no error when it is not there."""

@@ -151,17 +151,19 @@ class S3Store:
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
         """Uploads in parts of keys under `prefix` that were neither completed nor aborted. A request for each 1,000."""
-        extra: dict[str, Any] = {}
+        given: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + prefix}
+
+        def ask(s3: "S3Client") -> Any:
+            return s3.list_multipart_uploads(**given)
+
         while True:
-            page: Any = self._call(
-                lambda s3: s3.list_multipart_uploads(Bucket=self._bucket, Prefix=self._base + prefix, **extra)
-            )
+            page = self._call(ask)
             for entry in page.get("Uploads", ()):
                 begun_ms = int(entry["Initiated"].timestamp() * 1000)
                 yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
             if not page.get("IsTruncated"):
                 return
-            extra = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            given |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def discard(self, leftover: Leftover) -> None:
         """Abort an upload; no error when it has ended."""
