@@ -50,7 +50,7 @@ class StageKnown:
     """From here on its history is whole."""
     head: Manifest
     young: int
-    """From here on its versions are too young to go."""
+    """From here on its versions are too young to go; after the head when none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,8 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
         mine = wanted[stage]
         mine.append((head.version, Reason("head", "it is the newest version of its stage")))
         mine += _retained(found.known, stage, retention, read)
-        mine.append((known.young, Reason("young", "it is less than an hour old")))
+        if known.young <= head.version:
+            mine.append((known.young, Reason("young", "it is less than an hour old")))
         for name in sorted(head.outputs):
             if (stage, name) not in reads:
                 mine.append((known.first, Reason("unread", f"no stage has begun to read the channel {name}")))

@@ -89,7 +89,7 @@ def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Surve
             for version, info in versions.items()
             if version >= first and info.modified_ms > clock_ms - MIN_AGE_MS
         )
-        there[stage] = StageKnown(first, head, min(young, default=head.version))
+        there[stage] = StageKnown(first, head, min(young, default=head.version + 1))
     known = Known(now_ms, there, list_snapshots(store, app), last)
     _check_kept(app, known, manifests)
     return Survey(store, app, clock_ms, ssts, manifests, boundaries, known, seen)
