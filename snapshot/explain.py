@@ -14,6 +14,12 @@ from .survey import Survey, named
 
 __all__ = ["Explanation", "explain"]
 
+_THINNED = {
+    "hourly": "of moments that retention keeps hourly",
+    "daily": "of moments that retention keeps daily",
+}
+"""There may be hundreds of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -89,7 +95,7 @@ def _sst(seen: Survey, plan: Reachable, stage: str, info: ObjectInfo, margin_ms:
         for version, names in named(seen, stage, plan.versions(stage)):
             if info.key in names:
                 for reason in plan.why(stage, version):
-                    naming.setdefault(reason.detail, []).append(version)
+                    naming.setdefault(_THINNED.get(reason.rule, reason.detail), []).append(version)
     if naming:
         said = (
             f"{stage}@{_versions(found)} {'names' if len(found) == 1 else 'name'} it: {why}"

@@ -42,6 +42,9 @@ class Reason:
     """The same as half a sentence."""
 
 
+_EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
+
+
 @dataclass(frozen=True, slots=True)
 class StageKnown:
     """What there is of one stage."""
@@ -146,6 +149,8 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
         # A pin of what was collected before it was made: its maker is about to give it up.
         if all(known.exists(stage, version) for stage, version in snapshot.stages.items())
     ]
+    if retention.keeps_everything and known.last is not None:
+        kept += [_keep(found, moment.stages, _EVERYTHING, read) for moment in known.last.moments]
     starts = {stage: found.first(stage) for stage in known.stages}
     lost = [stage for stage, start in starts.items() if start > 1]
     whole_ms = max((read(stage, starts[stage]).time_ms for stage in lost), default=0)
@@ -202,7 +207,7 @@ def _clamp(found: Reachable, stage: str, wanted: Iterable[tuple[int, Reason]]) -
 def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
     there = known.stages[stage]
     if retention.keeps_everything:
-        yield there.first, Reason("retention", "no rule of retention is set: everything stays")
+        yield there.first, _EVERYTHING
     since_ms = retention.whole_from_ms(known.now_ms)
     if since_ms is not None:
         at = _at(known, stage, since_ms, read)
