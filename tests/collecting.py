@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 
+from slackwater.store.counting import CountingStore
 from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectInfo
+from slackwater.store.objects import ObjectInfo, ObjectStore
 
 from .histories import START_MS, Clock, FlightsApp, Kafka
 
-__all__ = ["HOUR_MS", "AgingStore", "Killed", "aging_app", "keys_of"]
+__all__ = ["HOUR_MS", "AgingStore", "Killed", "aging_app", "fresh", "keys_of"]
 
 HOUR_MS = 3_600_000
 
@@ -84,6 +85,11 @@ def aging_app(name: str = "flights", *, step_ms: int = 60_000, store: AgingStore
     """An app in a store that ages, one commit a minute."""
     store = store or AgingStore()
     return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms))
+
+
+def fresh(store: ObjectStore) -> ObjectStore:
+    """The store as another process sees it: with no manifest in memory."""
+    return CountingStore(store)
 
 
 def keys_of(store: MemoryStore, prefix: str = "") -> set[str]:

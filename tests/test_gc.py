@@ -23,7 +23,7 @@ from slackwater.store.commit import commit, successor
 from slackwater.store.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.store.manifest import Manifest
 
-from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, keys_of
+from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from .histories import STAGES, START_MS, FlightsApp, flights, rows_of
 
 FEW = Retention(versions=3)
@@ -59,12 +59,13 @@ def at(hours: float) -> str:
 
 def check_whole(app: FlightsApp) -> None:
     """Every version of the history names only SSTs that are there, and its state can be read."""
+    store = fresh(app.store)
     for stage in STAGES:
-        for version in history.versions(app.store, app.name, stage):
-            rows_of(app.store, app.version(stage, version))
-        head = history.head(app.store, app.name, stage)
+        for version in history.versions(store, app.name, stage):
+            rows_of(store, history.read(store, app.name, stage, version))
+        head = history.head(store, app.name, stage)
         assert head is not None
-        assert rows_of(app.store, head) == app.state[stage]
+        assert rows_of(store, head) == app.state[stage]
 
 
 def test_without_rules_all_history_stays_and_only_litter_goes() -> None:
@@ -149,6 +150,7 @@ def test_a_thinned_history_answers_for_each_hour_with_the_state_at_its_begin() -
     states = {hour: {name: rows_of(store, m) for name, m in cut.tables.items()} for hour, cut in wanted.items()}
     flying = {hour: in_flight(store, cut) for hour, cut in wanted.items()}
     assert sum(each.versions for each in gc(app, rules).stages) > 100
+    store = fresh(store)
     for hour, cut in wanted.items():
         found = resolve(store, f"flights@{at(hour + 0.3)}", now_ms=now_ms)
         if hour < 3:
@@ -172,10 +174,11 @@ def test_a_version_that_stayed_names_its_moment_and_one_that_went_is_not_found()
     limit = boundary.newest(app.store, "flights")
     assert limit is not None
     moment = limit.moments[1]
-    found = resolve(app.store, f"flights/carriers@v{moment.stages['carriers']}", now_ms=0)
+    store = fresh(app.store)
+    found = resolve(store, f"flights/carriers@v{moment.stages['carriers']}", now_ms=0)
     assert found.versions == moment.stages
     with pytest.raises(NotFound, match=r"there are .* of v"):
-        resolve(app.store, "flights/carriers@v2", now_ms=0)
+        resolve(store, "flights/carriers@v2", now_ms=0)
     stays = sum(len(history.versions(app.store, "flights", stage)) for stage in STAGES)
     assert len(entries(app.store, "flights", 10_000)) == stays
 
@@ -245,20 +248,22 @@ def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
     app.run(flights(30))
     cut = resolve(app.store, "flights", now_ms=0)
     states = {name: rows_of(app.store, manifest) for name, manifest in cut.tables.items()}
+    flying = in_flight(app.store, cut)
     pin(app.store, cut, "early")
     app.run(flights(60))
     app.compact("carriers")
     wait(app)
     app.run(flights(10))
     gc(app)
-    found = resolve(app.store, "flights@early", now_ms=0)
-    assert {name: rows_of(app.store, manifest) for name, manifest in found.tables.items()} == states
-    assert in_flight(app.store, found) == in_flight(app.store, cut)
-    assert resolve(app.store, f"flights/carriers@v{cut.versions['carriers']}", now_ms=0).versions == cut.versions
+    store = fresh(app.store)
+    found = resolve(store, "flights@early", now_ms=0)
+    assert {name: rows_of(store, manifest) for name, manifest in found.tables.items()} == states
+    assert in_flight(store, found) == flying
+    assert resolve(store, f"flights/carriers@v{cut.versions['carriers']}", now_ms=0).versions == cut.versions
     remove(app.store, "flights", "early")
     assert gc(app).objects > 0
     with pytest.raises(NotFound):
-        resolve(app.store, f"flights/carriers@v{cut.versions['carriers']}", now_ms=0)
+        resolve(fresh(app.store), f"flights/carriers@v{cut.versions['carriers']}", now_ms=0)
 
 
 def test_a_clone_lives_on_whatever_its_source_and_it_collect() -> None:

@@ -14,7 +14,7 @@ from slackwater.snapshot.snapshots import list_snapshots, of_snapshot, pin, remo
 from slackwater.store import history, keys
 from slackwater.store.errors import NotFound
 
-from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, keys_of
+from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from .histories import STAGES, FlightsApp, Totals, flights, rows_of
 
 States = dict[str, dict[str, Totals]]
@@ -175,21 +175,24 @@ class Collection(RuleBasedStateMachine):
     @invariant()
     def every_version_of_the_history_holds_what_it_held(self) -> None:
         for name, app in getattr(self, "apps", {}).items():
+            store = fresh(self.store)
             for stage in STAGES:
-                versions = history.versions(self.store, name, stage)
+                versions = history.versions(store, name, stage)
                 assert versions[-1] == app.heads[stage].version
                 for version in {*versions[:2], *versions[-2:], versions[len(versions) // 2]}:
-                    assert rows_of(self.store, app.version(stage, version)) == self.states[name, stage, version]
+                    manifest = history.read(store, name, stage, version)
+                    assert rows_of(store, manifest) == self.states[name, stage, version]
 
     @invariant()
     def every_snapshot_holds_what_it_held(self) -> None:
         if not hasattr(self, "apps"):
             return
+        store = fresh(self.store)
         for app in self.apps:
-            for snapshot in list_snapshots(self.store, app):
-                cut: Any = of_snapshot(self.store, snapshot)
-                found = {stage: rows_of(self.store, manifest) for stage, manifest in cut.stages.items()}
-                flying = in_flight(self.store, cut)
+            for snapshot in list_snapshots(store, app):
+                cut: Any = of_snapshot(store, snapshot)
+                found = {stage: rows_of(store, manifest) for stage, manifest in cut.stages.items()}
+                flying = in_flight(store, cut)
                 assert self.pinned.get((app, snapshot.name), (found, flying)) == (found, flying)
 
 
