@@ -188,7 +188,9 @@ def _fix(seen: Survey, names: set[str], plan: Reachable, retention: Retention, b
     store, app, last = seen.store, seen.app, seen.known.last
     number = max((each.number for each in seen.boundaries), default=0) + 1
     proposal = plan.boundary(number, by, final=False)
-    if _content(proposal) == _content(last or Boundary(0, final=True)):
+    # A proposal that is left of a collection that was killed hides what it did not get to take: replace it.
+    settled = not seen.boundaries or seen.boundaries[-1].final
+    if settled and _content(proposal) == _content(last or Boundary(0, final=True)):
         return plan
     boundary.propose(store, app, proposal)
     try:

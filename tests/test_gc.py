@@ -246,9 +246,13 @@ def test_what_an_open_request_recorded_stays() -> None:
 def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
     app = aging_app()
     app.run(flights(30))
+    for _ in range(4):
+        app.send(*flights(5))
+        app.step("legs")
     cut = resolve(app.store, "flights", now_ms=0)
     states = {name: rows_of(app.store, manifest) for name, manifest in cut.tables.items()}
     flying = in_flight(app.store, cut)
+    assert flying[0].rows == 20
     pin(app.store, cut, "early")
     app.run(flights(60))
     app.compact("carriers")
@@ -413,6 +417,22 @@ def test_killed_anywhere_it_leaves_a_whole_history_and_the_next_one_ends_it() ->
         check_whole(app)
         assert _shape(keys_of(store_of(app))) == kept
     assert requests > 50
+
+
+def test_what_a_killed_collection_only_proposed_comes_back() -> None:
+    app = old_app()
+    before = history.versions(app.store, "flights", "legs")
+
+    def kill() -> None:
+        raise Killed
+
+    store = store_of(app)
+    store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", kill))
+    with pytest.raises(Killed):
+        gc(app)
+    assert history.versions(store, "flights", "legs") != before
+    gc(app, Retention())
+    assert history.versions(store, "flights", "legs") == before
 
 
 def _shape(found: set[str]) -> tuple[set[str], int]:

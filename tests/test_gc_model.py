@@ -127,16 +127,25 @@ class Collection(RuleBasedStateMachine):
             self.states[name, stage, first] = self.states[name, stage, first + 1] = dict(made.state[stage])
         self.apps[name] = made
 
-    @rule(data=st.data(), retention=RULES)
-    def gc(self, data: st.DataObject, retention: Retention) -> None:
+    @rule(data=st.data(), retention=RULES, long_after=st.booleans())
+    def gc(self, data: st.DataObject, retention: Retention, long_after: bool) -> None:
         app = self.any_app(data)
+        if long_after:
+            # All that is there has had its time, and two batches of every stage have come since.
+            for _ in range(2):
+                self.wait(70)
+                app.send(*flights(3))
+                for stage in STAGES:
+                    app.step(stage)
+                    self.remember(app, stage)
+            self.wait(70)
         before = {stage: history.versions(self.store, app.name, stage) for stage in STAGES}
         collect(self.store, app.name, retention, by="test")
         self.check_grace(app)
         after = {stage: history.versions(self.store, app.name, stage) for stage in STAGES}
         if retention.keeps_everything and not self.pinned:
-            # Without the last of a removed snapshot.
-            assert before == after or self.removed
+            # But for what a removed snapshot kept; there may be more again, which a killed collection had proposed.
+            assert self.removed or all(set(before[stage]) <= set(after[stage]) for stage in STAGES)
 
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 120))
     def gc_that_is_killed(self, data: st.DataObject, retention: Retention, requests: int) -> None:
@@ -197,4 +206,4 @@ class Collection(RuleBasedStateMachine):
 
 
 TestCollection = Collection.TestCase
-TestCollection.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestCollection.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
