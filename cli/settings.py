@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from .retention import check
 
 if TYPE_CHECKING:
     from ..pipeline.channels import KafkaChannels
+    from ..snapshot.retention import Retention
     from ..store.cache import SstCache
     from ..store.objects import ObjectStore
 
@@ -19,7 +21,7 @@ __all__ = ["FILE", "Settings", "load"]
 
 FILE = "slackwater.toml"
 
-_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "store")
+_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "retention", "store")
 _CACHE_MAX_BYTES = 10 << 30
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
@@ -35,6 +37,18 @@ class Settings:
     """Client properties of librdkafka. They may hold secrets: never printed."""
     cache_folder: Path
     cache_max_bytes: int
+    retention_table: Mapping[str, Any] = field(default_factory=dict)
+    """`[retention]` of the file, checked, with a table for each app that has rules of its own."""
+
+    def retention(self, app: str, **said: "str | int | None") -> "Retention":
+        """What of an app's history to keep: the app's own table in the file, else the common one, then what is said.
+
+        Raises:
+            Usage: what is said is no span of time.
+        """
+        from .retention import retention_of
+
+        return retention_of(self.retention_table, app, said)
 
     def store_root(self) -> str:
         """The store root. Raises `Usage` when nothing names one."""
@@ -102,6 +116,7 @@ def load(
         kafka_properties=properties,
         cache_folder=Path(cache) if cache else _user_cache(environ),
         cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),
+        retention_table=values.get("retention", {}),
     )
 
 
@@ -130,6 +145,8 @@ def _read(path: Path) -> dict[str, Any]:
     size = values.get("cache_max_bytes", 0)
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
+    if "retention" in values:
+        check(path, values["retention"])
     values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
     return values
 

@@ -129,6 +129,14 @@ def bisect(
         if cut.app != app:
             raise Refused(f"{ref} is a moment of app {cut.app!r}; expected one of {app!r}")
     first = {stage: history.first_version(store, app, stage) for stage in high.stages}
+    for ref, cut in ((good, low), (bad, high)):
+        if before := [stage for stage, m in cut.stages.items() if m.version < first.get(stage, 0)]:
+            stage = before[0]
+            raise Refused(
+                f"{ref} lies where the history of {app} was thinned out: {stage}@v{cut.stages[stage].version} is left, "
+                f"but from there to v{first[stage]} versions were collected, and the search needs them all",
+                hint=f"choose moments from {app}/{stage}@v{first[stage]} on; leave --good away to search all of those",
+            )
     asks = names_channels(where)
     watched = frozenset(high.stages) if asks else _named(where, high)
     between = Between(low, high, partial(history.read, store, app), first, watched, asks)

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
-from ..store import apps, history
+from ..store import apps, boundary, history
+from ..store.boundary import Boundary
 from ..store.errors import NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
@@ -162,13 +163,35 @@ def _latest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
 
 
 def _instant(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
-    """Every stage as of `time_ms`, made consistent; `pinned` is in the cut exactly as it is."""
+    """Every stage as of `time_ms`, made consistent; `pinned` is in the cut exactly as it is.
+
+    Where the history is not whole any more, the newest cut left that is as old (and has `pinned`); empty without one.
+    """
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    # After the versions: what was collected while they were searched is said there.
+    limit = boundary.newest(store, app)
     if pinned is not None:
         found[pinned.stage] = pinned
         first = partial(history.first_version, store, app)
         found = lower_receivers(found, pinned.stage, _reader(store, app), first)
+    if limit is not None and not _whole(limit, found):
+        return Cut(app, _left(store, app, limit, time_ms, pinned))
     return Cut(app, raise_senders(found, _reader(store, app)))
+
+
+def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
+    """Whether every stage that lost versions is there with one of its whole history."""
+    return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
+
+
+def _left(store: ObjectStore, app: str, limit: Boundary, time_ms: int, pinned: Manifest | None) -> dict[str, Manifest]:
+    if pinned is None:
+        moment = limit.at(time_ms)
+    else:
+        having = (each for each in limit.moments if each.stages.get(pinned.stage) == pinned.version)
+        moment = next(having, None)
+    versions = moment.stages if moment else {}
+    return {stage: history.read(store, app, stage, version) for stage, version in versions.items()}
 
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
@@ -188,7 +211,9 @@ def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -
 
 def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFound:
     where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
-    firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in stages]
+    limit = boundary.newest(store, ref.app)
+    lost = limit.first if limit else {}
+    firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in (lost or stages)]
     times = [history.read(store, ref.app, stage, version).time_ms for stage, version in firsts if version]
     if not times:
         return NotFound(
@@ -197,11 +222,25 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
             found=f"{where} has no version yet",
             hint="`slackwater run` starts it",
         )
-    # Up to the next millisecond that a ref can say: the time named must itself be found.
-    earliest = datetime.fromtimestamp(min(times) / 1_000, UTC).isoformat(timespec="milliseconds")
+    if limit is not None and lost:
+        whole, left = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]
+        before = f"; before that, {len(left)} moments are left, from {left[0]} to {left[-1]}" if left else ""
+        return NotFound(
+            "moment",
+            ref.text,
+            found=f"the history of {ref.app} is whole from {whole} on{before}",
+            hint=f"the earliest is {where}@{left[0] if left else whole}; older versions were collected (slackwater gc)",
+        )
+    earliest = _shown(min(times))
     return NotFound(
         "moment",
         ref.text,
-        found=f"the history of {where} begins at {earliest.replace('+00:00', 'Z')}",
-        hint=f"the earliest is {where}@{earliest.replace('+00:00', 'Z')}",
+        found=f"the history of {where} begins at {earliest}",
+        hint=f"the earliest is {where}@{earliest}",
     )
+
+
+def _shown(time_ms: int) -> str:
+    """A time as a ref takes it: to the millisecond, so that the very moment is found."""
+    shown = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")
+    return shown.replace("+00:00", "Z")

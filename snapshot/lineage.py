@@ -83,16 +83,16 @@ def _sources(store: ObjectStore, low: Manifest, high: Manifest) -> list[Window]:
         after = earlier.version if earlier else 0
         if source.upstream and source.version > after:
             sent = history.read(store, high.app, source.upstream, source.version)
-            first = history.first_version(store, high.app, source.upstream)
-            sent_before = history.read(store, high.app, source.upstream, max(after, first))
-            found += _sources(store, sent_before, sent)
+            sent_before = history.find(store, high.app, source.upstream, after) if after else None
+            found += _sources(store, sent_before or _first(store, sent), sent)
     return found
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:
     if before(store, manifest) is None:
         return manifest
-    return history.read(store, manifest.app, manifest.stage, history.first_version(store, manifest.app, manifest.stage))
+    first = history.first_version(store, manifest.app, manifest.stage)
+    return history.read(store, manifest.app, manifest.stage, min(first, manifest.version))
 
 
 def _merged(found: Iterable[Window]) -> tuple[Window, ...]:

@@ -40,13 +40,14 @@ class Entry:
 def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
     """The newest `limit` versions of the app, or of one stage, newest first.
 
-    Reads the manifests it shows, one more for each stage, and the snapshots written since the oldest of them.
+    Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
+    each stage, and the snapshots written since the oldest of them.
 
     Raises:
         NotFound: there is no such app or stage.
     """
     stages = stages_of(store, app, stage)
-    manifests = tuple(islice(newest_first(store, app, stages), limit))
+    manifests = tuple(islice(newest_first(store, app, stages, thinned=True), limit))
     if not manifests:
         return ()
     names = _names(store, app, manifests)

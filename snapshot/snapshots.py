@@ -6,8 +6,8 @@ from typing import Literal
 from msgspec import Struct
 from ulid import ULID
 
-from ..store import apps, codec, history, keys
-from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused
+from ..store import apps, boundary, codec, history, keys
+from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
 from ..store.objects import ObjectStore, documents
 from ..store.open import open_store
 from .capture import Captured, ChannelReader, capture, discard
@@ -163,6 +163,7 @@ def pin(
 
     Raises:
         Usage: no snapshot can have this name.
+        NotFound: a version of the cut was collected meanwhile, or is about to be.
         Refused: the name is asked for or taken by other versions; the cut is empty or not consistent; records in flight
             are gone.
         Corruption: records in flight are not as many as their writers' manifests say.
@@ -174,7 +175,7 @@ def pin(
         raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
     check_not_asked(store, cut.app, name)
     if (found := find_snapshot(store, cut.app, name)) is not None:
-        return _same_or_taken(found, cut, kind, clone, clone_root)
+        return _not_collected(store, _same_or_taken(found, cut, kind, clone, clone_root))
     kept = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
     channels = kept or channels
     ulid = ULID()
@@ -194,7 +195,44 @@ def pin(
     written = create(store, snapshot)
     if written != snapshot:
         discard(store, kept)
-    return _same_or_taken(written, cut, kind, clone, clone_root)
+        return _not_collected(store, _same_or_taken(written, cut, kind, clone, clone_root))
+    try:
+        _not_collected(store, written)
+        _check_there(store, kept)
+    except SlackwaterError:
+        store.delete(keys.snapshot(cut.app, name))
+        discard(store, kept)
+        raise
+    return written
+
+
+def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
+    """The snapshot, if nothing of it is about to be collected.
+
+    A collection lists snapshots after it has written what it is about to take; this looks there after the snapshot is
+    written. So one of the two sees the other.
+    """
+    limit = boundary.newest(store, written.app)
+    for stage, version in written.stages.items():
+        if limit is not None and not limit.allows(stage, version):
+            raise NotFound(
+                f"moment of app {written.app!r}",
+                written.name,
+                found=f"{stage}@v{version} was collected before it could be pinned",
+                hint=f"choose a later moment; `slackwater log {written.app}` shows what there is",
+            )
+    return written
+
+
+def _check_there(store: ObjectStore, kept: tuple[Captured, ...]) -> None:
+    """See that kept records are still there: until a snapshot names them they are litter, and this may take long."""
+    for one in (one for captured in kept for one in captured.objects):
+        try:
+            store.get_range(one.key, 0, 1)
+        except ObjectNotFound:
+            raise Refused(
+                f"it took so long to keep the records in flight that {one.key} was collected", hint="take it again"
+            ) from None
 
 
 def _same_or_taken(written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str) -> Snapshot:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
-from ..store import history
-from ..store.errors import NotFound
+from ..store import boundary, history
+from ..store.boundary import Boundary
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 
@@ -15,22 +15,30 @@ def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
     """The version before this one, or None where the stage's kept history begins."""
     if manifest.version == 1 or manifest.kind == "clone":
         return None
-    try:
-        return history.read(store, manifest.app, manifest.stage, manifest.version - 1)
-    except NotFound:
-        return None
+    return history.find(store, manifest.app, manifest.stage, manifest.version - 1)
 
 
-def newest_first(store: ObjectStore, app: str, stages: Iterable[str]) -> Iterator[Manifest]:
-    """The versions of all these stages in one line, newest commit first; reads one ahead per stage."""
+def newest_first(store: ObjectStore, app: str, stages: Iterable[str], *, thinned: bool = False) -> Iterator[Manifest]:
+    """The versions of all these stages in one line, newest commit first; reads one ahead per stage.
+
+    Of a stage whose history was collected those from which on it is whole; with `thinned` then also those left before.
+    """
+    limit = boundary.newest(store, app)
     heads = (history.head(store, app, stage) for stage in stages)
     ahead = [(-head.time_ms, head.stage, head) for head in heads if head is not None]
     heapify(ahead)
     while ahead:
         _, stage, manifest = heappop(ahead)
         yield manifest
-        if earlier := before(store, manifest):
+        if earlier := _earlier(store, manifest, limit, thinned):
             heappush(ahead, (-earlier.time_ms, stage, earlier))
+
+
+def _earlier(store: ObjectStore, manifest: Manifest, limit: Boundary | None, thinned: bool) -> Manifest | None:
+    if limit is None or manifest.version > limit.first.get(manifest.stage, 0):
+        return before(store, manifest)
+    left = [version for version in limit.kept.get(manifest.stage, ()) if version < manifest.version]
+    return history.find(store, manifest.app, manifest.stage, left[-1]) if thinned and left else None
 
 
 def newest_where(

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from . import codec, history, keys
+from . import boundary, codec, history, keys
 from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound
 from .manifest import Kind, Manifest
 from .objects import ObjectStore
@@ -54,10 +54,13 @@ def successor(
 def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Make a manifest its stage's version, durably. One request, unless the number is taken.
 
+    One more, a listing, where this process has not committed the version before within the last half hour: a writer
+    that was away for so long could re-create a number that others have used and garbage collection has freed.
+
     After `Unavailable` the outcome is not known: calling this again with the very same manifest settles it.
 
     Raises:
-        Fenced: the number is taken by a writer with a newer epoch; this writer must stop.
+        Fenced: the number is taken by a writer with a newer epoch, or was and is collected; this writer must stop.
         CommitConflict: the number is taken by another commit; read the head and see.
         Unavailable: storage did not answer.
         Corruption: the number is taken by something that cannot be read.
@@ -65,14 +68,17 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
+    began = boundary.sights(store).now()
     try:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
         existing = _taken_by(store, manifest)
     else:
+        existing = manifest
+    if existing == manifest:  # created, or our own write, whose answer was lost
+        _check_not_collected(store, manifest)
+        boundary.sights(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
         return
-    if existing == manifest:
-        return  # our own write, whose answer was lost
     if existing.epoch > manifest.epoch:
         raise _fenced(existing, manifest.epoch)
     whom = "this writer itself, with other content," if existing.writer == manifest.writer else _author(existing)
@@ -121,7 +127,9 @@ def claim(
     keys.check_name("app", app)
     keys.check_name("stage", stage)
     for attempt in count(1):
+        began = boundary.sights(store).now()
         head = history.head(store, app, stage, known=known)
+        boundary.sights(store).saw_free(app, stage, head.version + 1 if head else 1, began)
         if head is None:
             draft = Manifest(app, stage, 1, 1, writer, now_ms, kind, by=by)
         else:
@@ -141,6 +149,21 @@ def claim(
         else:
             break
     return claimed
+
+
+def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
+    """Undo a create under a number that was used and collected while this writer was away."""
+    if boundary.sights(store).is_fresh(manifest.app, manifest.stage, manifest.version):
+        return
+    limit = boundary.newest(store, manifest.app)
+    if limit is not None and not limit.allows(manifest.stage, manifest.version):
+        store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
+        raise Fenced(
+            f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
+            f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
+            version=manifest.version,
+            hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
+        )
 
 
 def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:

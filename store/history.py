@@ -1,7 +1,8 @@
 """Reading a stage's versions: the newest, a given one, those that follow, the one of a moment.
 
-Manifests never change and their numbers have no gaps, so the newest is found by asking which numbers exist: a
-listing while there are few, a search over the numbers (galloping, Bentley and Yao 1976) when there are many.
+Manifests never change, and their numbers have no gaps from a stage's first version on; of those before it, garbage
+collection may have left some (`boundary`). So the newest is found by asking which numbers exist: a listing while there
+are few, a search over the numbers (galloping, Bentley and Yao 1976) when there are many.
 Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
 """
 
@@ -12,12 +13,12 @@ from itertools import islice
 from threading import Lock
 from weakref import WeakKeyDictionary
 
-from . import apps, codec, keys
+from . import apps, boundary, codec, keys
 from .errors import Corruption, NotFound, ObjectNotFound
 from .manifest import Manifest
 from .objects import ObjectStore
 
-__all__ = ["after", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh"]
+__all__ = ["after", "find", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
@@ -55,9 +56,9 @@ _recent: WeakKeyDictionary[ObjectStore, _Recent] = WeakKeyDictionary()
 def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
     """The newest version, or None when the stage has none.
 
-    `known` is a version that the caller has seen. With it, this takes one request and one for each version
-    since (one more when the known manifest was not read lately). Without it, or many versions later: a
-    listing and a read, and at 100,000 versions another listing and some 13 requests of a byte each.
+    `known` is a version that the caller has seen within the last half hour. With it, this takes one request and one
+    for each version since (one more when the known manifest was not read lately). Without it, or many versions later:
+    a listing and a read, and at 100,000 versions two more listings and some 13 requests of a byte each.
 
     Raises:
         Corruption: the newest manifest is not readable.
@@ -88,6 +89,14 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
         return _get(store, app, stage, version)
     except ObjectNotFound:
         raise _missing(store, app, stage, version) from None
+
+
+def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
+    """One version, or None when there is none. Raises `Corruption` as `read`. One request, or none."""
+    try:
+        return _get(store, app, stage, version)
+    except ObjectNotFound:
+        return None
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
@@ -124,9 +133,11 @@ def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Ma
 
 
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
-    """The newest version committed at `time_ms` or before, or None when all that are kept are later.
+    """The newest version committed at `time_ms` or before, or None when all are later from the first on.
 
-    A binary search, since commit times increase with versions: the requests of `head`, and a read a halving.
+    A binary search, since commit times increase with versions: the requests of `head`, and a read a halving. Versions
+    that garbage collection left before the first are not looked at: which of them belong together, a boundary's
+    moments say.
 
     Raises:
         Corruption: a manifest on the way is not readable.
@@ -151,8 +162,22 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
 
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
-    """The oldest version that is still kept, 0 when the stage has none. One or two requests."""
+    """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
+    limit = boundary.newest(store, app)
+    if limit is not None and stage in limit.first:
+        return limit.first[stage]
     return 1 if _exists(store, app, stage, 1) else next(_versions(store, app, stage), 0)
+
+
+def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
+    """All versions that belong to the history, ascending: those left of what was collected, and the whole rest.
+
+    By listing: a request for each 1,000, and those of `boundary.newest`.
+    """
+    limit = boundary.newest(store, app)
+    found = _versions(store, app, stage)
+    # One that is doomed may still be there, or be again, for a while.
+    return tuple(version for version in found if limit is None or limit.allows(stage, version))
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
@@ -185,14 +210,24 @@ def _versions(store: ObjectStore, app: str, stage: str, version: int = 0) -> Ite
 def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
     """The largest version, given that `low` exists or is 0."""
     # A disk tells in microseconds whether a file exists, and lists a long history in a fifth of a second.
-    on_disk = store.local_path(keys.manifest(app, stage, 1)) is not None
-    if on_disk and (low or _exists(store, app, stage, 1)):
-        return _search(store, app, stage, low or 1, within=1)
+    if store.local_path(keys.manifest(app, stage, 1)) is not None:
+        low = max(low, _whole_from(store, app, stage)) or 1
+        if _exists(store, app, stage, low):
+            return _search(store, app, stage, low, within=1)
+        low = 0
     while True:
         page = tuple(islice(_versions(store, app, stage, low), _PAGE))
         if len(page) < _PAGE:
             return page[-1] if page else low
-        low = _search(store, app, stage, page[-1], within=_PAGE)
+        # Before the history is whole there are gaps, in which a search would end.
+        low = max(page[-1], _whole_from(store, app, stage))
+        low = _search(store, app, stage, low, within=_PAGE)
+
+
+def _whole_from(store: ObjectStore, app: str, stage: str) -> int:
+    """The first version after those that were thinned out; 0 when none was."""
+    limit = boundary.newest(store, app)
+    return limit.first.get(stage, 0) if limit is not None else 0
 
 
 def _search(store: ObjectStore, app: str, stage: str, low: int, *, within: int) -> int:
@@ -220,5 +255,10 @@ def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound
     newest = head(store, app, stage)
     if newest is None:
         return NotFound(f"version of {app}/{stage}", f"v{version}")
-    found = f"there are v{first_version(store, app, stage)} to v{newest.version}"
+    first = first_version(store, app, stage)
+    limit = boundary.newest(store, app)
+    before = [f"v{number}" for number in (limit.kept.get(stage, ()) if limit else ())]
+    if len(before) > 1:
+        before = [f"{len(before)} of {before[0]} to {before[-1]}"]
+    found = "there are " + " and ".join([*before, f"v{first} to v{newest.version}"])
     return NotFound(f"version of {app}/{stage}", f"v{version}", found=found)

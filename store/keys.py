@@ -6,10 +6,13 @@ from .errors import Refused, Usage
 
 __all__ = [
     "app_info",
+    "boundaries",
+    "boundary",
     "captured",
     "channels",
     "check_key",
     "check_name",
+    "collection",
     "manifest",
     "manifests",
     "operations",
@@ -19,6 +22,7 @@ __all__ = [
     "snapshot_objects",
     "snapshots",
     "sst",
+    "ssts",
     "stages",
     "version_of",
 ]
@@ -62,6 +66,21 @@ def channels(app: str) -> str:
     return f"{app}/channels.json"
 
 
+def boundaries(app: str) -> str:
+    """Prefix of what may exist of the app's versions."""
+    return f"{app}/boundaries/"
+
+
+def boundary(app: str, number: int) -> str:
+    """One boundary; names sort as numbers do."""
+    return f"{app}/boundaries/{number:020}.json"
+
+
+def collection(app: str) -> str:
+    """What a collection writes first, to learn the time of storage's clock."""
+    return f"{app}/gc.json"
+
+
 def stages(app: str) -> str:
     """Prefix of all stages."""
     return f"{app}/stages/"
@@ -80,6 +99,11 @@ def manifest(app: str, stage: str, version: int) -> str:
 def version_of(manifest_key: str) -> int:
     """The version in a manifest's key."""
     return int(manifest_key.rsplit("/", 1)[-1].removesuffix(".json"))
+
+
+def ssts(app: str, stage: str) -> str:
+    """Prefix of one stage's SSTs."""
+    return f"{app}/stages/{stage}/sst/"
 
 
 def sst(app: str, stage: str, ulid: str) -> str:

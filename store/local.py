@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from .errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from .keys import check_key
+from .leftovers import Leftover
 from .objects import ObjectInfo, check_range
 
 __all__ = ["LocalStore"]
@@ -128,6 +129,19 @@ class LocalStore:
                 # For a folder, which is no object, Linux answers EISDIR and macOS EPERM.
                 if error.errno not in _ABSENT and not path.is_dir():
                     raise
+
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """Temporary files: of puts under way, and of puts that were killed. Of which keys, is not known."""
+        scratch = self._root / _SCRATCH
+        with self._translated("list", prefix):
+            for path in sorted(scratch.iterdir()) if scratch.is_dir() else ():
+                with suppress(FileNotFoundError):
+                    yield Leftover(f"{_SCRATCH}/{path.name}", path.name, path.stat().st_mtime_ns // 1_000_000)
+
+    def discard(self, leftover: Leftover) -> None:
+        """Remove a temporary file; no error when it is not there."""
+        with self._translated("delete", leftover.key):
+            (self._root / _SCRATCH / leftover.id).unlink(missing_ok=True)
 
     def local_path(self, key: str) -> Path | None:
         """The object's file."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from .errors import ObjectExists, ObjectNotFound
 from .keys import check_key
+from .leftovers import Leftover
 from .objects import ObjectInfo, check_range
 from .retry import Retry
 from .s3_client import Options, client, http_status, shown_endpoint, translated
@@ -146,6 +148,31 @@ class S3Store:
         """Remove the object; no error when it is not there."""
         name = self._name(key)
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
+
+    def leftovers(self, prefix: str) -> Iterator[Leftover]:
+        """Uploads in parts of keys under `prefix` that were neither completed nor aborted. A request for each 1,000."""
+        given: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + prefix}
+
+        def ask(s3: "S3Client") -> Any:
+            return s3.list_multipart_uploads(**given)
+
+        while True:
+            page = self._call(ask)
+            for entry in page.get("Uploads", ()):
+                begun_ms = int(entry["Initiated"].timestamp() * 1000)
+                yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
+            if not page.get("IsTruncated"):
+                return
+            given |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def discard(self, leftover: Leftover) -> None:
+        """Abort an upload; no error when it has ended."""
+        name = self._name(leftover.key)
+        with suppress(ClientError):
+            self._call(
+                lambda s3: s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=leftover.id),
+                expected=(_NOT_FOUND,),
+            )
 
     def local_path(self, key: str) -> Path | None:
         """Always None: the object is elsewhere."""

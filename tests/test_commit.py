@@ -40,8 +40,17 @@ def versions(store: ObjectStore) -> list[Manifest]:
 def test_a_commit_is_one_request(any_store: ObjectStore) -> None:
     store = CountingStore(any_store)
     commit(store, manifest(1))
+    store.reset()
+    commit(store, manifest(2))
     assert store.counts == {"put_if_absent": 1}
-    assert versions(store) == [manifest(1)]
+    assert versions(store) == [manifest(1), manifest(2)]
+
+
+def test_the_first_commit_of_a_process_also_looks_whether_its_number_was_collected(any_store: ObjectStore) -> None:
+    commit(any_store, manifest(1))
+    store = CountingStore(any_store)
+    commit(store, manifest(2))
+    assert store.counts == {"put_if_absent": 1, "list": 1}
 
 
 def test_a_version_that_is_taken_is_a_conflict(any_store: ObjectStore) -> None:

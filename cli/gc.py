@@ -1,0 +1,126 @@
+"""`slackwater gc`: delete what nothing needs any more, and say why the rest stays."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from . import humane, options
+from .output import Part, output_for
+from .settings import load
+from .tables import Grid, Title
+
+if TYPE_CHECKING:
+    from ..snapshot.explain import Explanation
+    from ..snapshot.gc import Collected
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_RULES = {
+    "head": "newest",
+    "retention": "retention",
+    "versions": "newest versions",
+    "hourly": "hourly",
+    "daily": "daily",
+    "young": "less than an hour old",
+    "unread": "not read yet downstream",
+    "request": "snapshot under way",
+    "snapshot": "snapshots",
+    "clone": "clones",
+}
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater gc flights --dry-run",
+        "slackwater gc flights --all 1d --hourly 7d",
+        "slackwater gc flights --explain flights/stages/carriers/sst/01K9TZ3Y5C8V0WQ2X4N6M8R0TB.parquet",
+    )
+)
+def gc(
+    app_name: options.App,
+    all_: Annotated[
+        str | None,
+        typer.Option("--all", metavar="AGE", help="Keep every version this young: 12h, 1d.", show_default=False),
+    ] = None,
+    hourly: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Within this age, keep a moment an hour: 7d.", show_default=False),
+    ] = None,
+    daily: Annotated[
+        str | None,
+        typer.Option(metavar="AGE", help="Within this age, keep a moment a day: 90d.", show_default=False),
+    ] = None,
+    versions: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Keep the newest N versions of each stage.", show_default=False),
+    ] = None,
+    margin: Annotated[str, typer.Option(metavar="AGE", help="Keep objects that nothing names for so long.")] = "1h",
+    explain: Annotated[
+        str | None,
+        typer.Option(metavar="OBJECT", help="Say why this object is kept, or not; delete nothing.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and why the rest stays.")] = False,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Collect garbage: versions that retention lets go, and objects that nothing names.
+
+    The rules are in slackwater.toml, under [retention]; an option here takes the place of the rule of its name.
+    Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
+    clones, and what a stage has not read yet always stay. The app may run meanwhile.
+    """
+    from ..snapshot.explain import explain as why
+    from ..snapshot.gc import collect
+    from ..snapshot.operations import whoami
+    from ..snapshot.retention import span_ms
+
+    settings, output = load(store=store), output_for(json=as_json)
+    rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)
+    opened, margin_ms = settings.open_store(), span_ms(margin)
+    if explain is not None:
+        told = why(opened, app_name, explain, rules, margin_ms=margin_ms)
+        output.show(told, *_explained(told))
+        return
+    done = collect(opened, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin_ms)
+    output.show(done, *_parts(done))
+
+
+def _explained(told: "Explanation") -> Iterator[Part]:
+    yield Title(f"{told.object} {'is kept' if told.kept else 'goes at the next collection'}")
+    yield from told.reasons
+
+
+def _parts(done: "Collected") -> Iterator[Part]:
+    verb = "would collect" if done.dry_run else "collected"
+    what = f"{humane.plural(done.objects, 'object')}, {humane.size(done.bytes)}" if done.objects else "nothing"
+    yield Title(f"{verb} {what} of {done.app}")
+    yield Grid.of(
+        ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept"),
+        (
+            (
+                each.stage,
+                humane.count(each.versions),
+                humane.count(each.ssts),
+                humane.size(each.bytes),
+                humane.count(each.kept_versions),
+                f"v{each.first} to v{each.head}",
+                humane.size(each.kept_bytes),
+            )
+            for each in done.stages
+        ),
+    )
+    for each in done.stages:
+        rules = ", ".join(f"{humane.count(number)} {_RULES[rule]}" for rule, number in each.rules.items())
+        yield f"{each.stage} keeps {rules}"
+    if done.records:
+        yield f"{humane.plural(done.records, 'object')} of records in flight that no snapshot names"
+    if done.leftovers:
+        yield f"{humane.plural(done.leftovers, 'write')} that had broken off"
+    waiting = sum(each.waiting_ssts for each in done.stages)
+    if waiting:
+        yield f"{humane.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
+    if done.retention.keeps_everything:
+        yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"

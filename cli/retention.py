@@ -1,0 +1,66 @@
+"""`[retention]` in slackwater.toml: what of an app's history `slackwater gc` keeps."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..store.errors import Usage
+
+if TYPE_CHECKING:
+    from ..snapshot.retention import Retention
+
+__all__ = ["check", "retention_of"]
+
+_SPANS = ("all", "hourly", "daily")
+_RULES = (*_SPANS, "versions")
+
+
+def check(path: Path, table: object) -> None:
+    """See that the file's `[retention]` can be understood; an app's rules stand in a table of its name.
+
+    Raises:
+        Usage: it cannot.
+    """
+    if not isinstance(table, dict):
+        raise Usage(f"{path}: retention must be a table", hint="write [retention] above the rules")
+    _check_rules(path, "retention", {rule: value for rule, value in table.items() if not isinstance(value, dict)})
+    for app, rules in table.items():
+        if isinstance(rules, dict):
+            _check_rules(path, f"retention.{app}", rules)
+
+
+def retention_of(table: Mapping[str, Any], app: str, said: Mapping[str, str | int | None]) -> "Retention":
+    """The rules for an app: those of its own table if there is one, else the common ones; `said` before both.
+
+    Raises:
+        Usage: a span of time is not one.
+    """
+    from ..snapshot.retention import Retention, span_ms
+
+    own = table.get(app)
+    rules = dict(own if isinstance(own, dict) else table) | {rule: is_ for rule, is_ in said.items() if is_ is not None}
+    spans = {f"{rule}_ms": span_ms(rules[rule]) for rule in _SPANS if isinstance(rules.get(rule), str)}
+    versions = rules.get("versions")
+    return Retention(versions=versions if isinstance(versions, int) else None, **spans)
+
+
+def _check_rules(path: Path, where: str, rules: Mapping[str, Any]) -> None:
+    from ..snapshot.retention import span_ms
+
+    for rule, value in rules.items():
+        if rule not in _RULES:
+            near = get_close_matches(rule, _RULES, n=1, cutoff=0.4)
+            nearest = f"; the nearest is {near[0]!r}" if near else ""
+            raise Usage(
+                f"{path} sets {where}.{rule}, which is not a rule of retention{nearest}",
+                hint=f"the rules are {', '.join(_RULES)}",
+            )
+        if rule == "versions":
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise Usage(f"{path}: {where}.versions must be a whole number of at least 1, not {value!r}")
+            continue
+        try:
+            span_ms(value if isinstance(value, str) else repr(value))
+        except Usage as error:
+            raise Usage(f"{path}: {where}.{rule}: {error.message}", hint=error.hint) from None

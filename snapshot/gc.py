@@ -1,0 +1,261 @@
+"""Garbage collection of one app: versions that retention lets go, the SSTs that only they named, and litter.
+
+The order makes it safe beside a running app, beside everything people do to it, and to be killed anywhere:
+
+1. Look (`survey`), and decide what stays (`reachable`). All manifests that stay are read: one that is missing or not
+   readable ends the collection before anything is written.
+2. Propose a boundary, look for snapshots once more, and make it final (`store.boundary` says why twice). Whoever pins
+   a cut checks the boundary after that (`pinning`), whoever commits checks it when it was away for long.
+3. Delete doomed manifests; then SSTs that no manifest that stays names, so a manifest never names what is gone.
+
+A runner only adds versions above the heads that were seen, made of SSTs that the head names or that are younger than
+its last commit: nothing of that is touched. A clone reads only what its pin keeps. A collection that is killed leaves
+a boundary whose doomed versions, and SSTs that nobody names: the next one finds both by listing. Of two at the same
+time one fails to write its boundary; what it has deleted by then was doomed by a final one.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+from ..store import apps, boundary, keys
+from ..store.boundary import MIN_AGE_MS, Boundary
+from ..store.errors import Corruption, SlackwaterError
+from ..store.leftovers import Leftover, Leftovers
+from ..store.objects import ObjectInfo, ObjectStore
+from .litter import abandoned, orphans, unnamed_records
+from .operations import record
+from .reachable import Reachable, reachable
+from .retention import Retention
+from .survey import Survey, named, survey
+
+__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look"]
+
+MARGIN_MS = MIN_AGE_MS
+"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise."""
+
+_BATCH = 256
+_WORKERS = 16
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StageCollected:
+    """What went of one stage, and what stays."""
+
+    stage: str
+    first: int
+    """The version from which on its history is whole."""
+    head: int
+    versions: int
+    """Versions that went."""
+    ssts: int
+    """SSTs that went."""
+    bytes: int
+    """Of the manifests and SSTs that went."""
+    kept_versions: int
+    kept_ssts: int
+    kept_bytes: int
+    """Of the SSTs that stay."""
+    waiting_ssts: int
+    """Of the SSTs that stay, those that nothing names, and that may yet be named."""
+    rules: dict[str, int]
+    """Versions that stay by rule, each counted once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection took, or would take."""
+
+    app: str
+    dry_run: bool
+    retention: Retention
+    stages: tuple[StageCollected, ...]
+    records: int
+    """Objects of records in flight that belonged to no snapshot."""
+    record_bytes: int
+    leftovers: int
+    """Writes that had broken off."""
+
+    @property
+    def objects(self) -> int:
+        """All objects that went."""
+        return sum(each.versions + each.ssts for each in self.stages) + self.records
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all objects that went."""
+        return sum(each.bytes for each in self.stages) + self.record_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What goes of one stage."""
+
+    versions: tuple[ObjectInfo, ...]
+    ssts: tuple[ObjectInfo, ...]
+
+
+def collect(
+    store: ObjectStore,
+    app: str,
+    retention: Retention,
+    *,
+    by: str,
+    dry_run: bool = False,
+    margin_ms: int = MARGIN_MS,
+    now_ms: int | None = None,
+) -> Collected:
+    """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
+
+    Reads every manifest that stays. What went is noted in the app's log of operations.
+
+    Args:
+        store: where the app lives.
+        app: its name.
+        retention: which history to keep; without rules all of it.
+        by: user@host.
+        dry_run: write and delete nothing; say what would go.
+        margin_ms: how long objects that nothing names stay.
+        now_ms: what ages of versions count from; default storage's clock (in a dry run, this machine's).
+
+    Raises:
+        NotFound: there is no such app.
+        Corruption: a manifest that should be there is missing or not readable; nothing was deleted.
+        Refused: another collection of the app went on at the same time.
+        Unavailable: storage did not answer; the next collection goes on where this one ended.
+    """
+    seen = look(store, app, dry_run=dry_run, now_ms=now_ms)
+    names: set[str] = set()
+    try:
+        plan = reachable(seen.known, retention, seen.read)
+        _read_names(seen, names, plan)
+        if not dry_run:
+            plan = _fix(seen, names, plan, retention, by)
+    except Corruption:
+        _check_alone(seen)
+        raise
+    doomed = {stage: _doomed(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
+    records = tuple(unnamed_records(seen, margin_ms))
+    writes = tuple(abandoned(seen, margin_ms))
+    if not dry_run:
+        _delete(store, [info for each in doomed.values() for info in each.versions])
+        _delete(store, [info for each in doomed.values() for info in each.ssts])
+        _delete(store, records)
+        _discard(store, writes)
+    stages = tuple(_said(seen, plan, names, stage, doomed[stage]) for stage in sorted(seen.known.stages))
+    record_bytes = sum(info.size_bytes for info in records)
+    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes))
+    if not dry_run:
+        versions = sum(each.versions for each in stages)
+        record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)
+    return done
+
+
+def look(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = None) -> Survey:
+    """What there is of an app; arguments and errors as of `collect`."""
+    apps.read_app(store, app)
+    clock_ms = time.time_ns() // 1_000_000 if dry_run else _clock(store, app)
+    counted_from_ms = clock_ms if now_ms is None else now_ms
+    try:
+        return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
+    except Corruption:
+        # Another collection may have taken it since the boundary was read: then the new boundary says so.
+        return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
+
+
+def _clock(store: ObjectStore, app: str) -> int:
+    """Storage's time. This machine's may be wrong by years, and would take everything for old."""
+    key = keys.collection(app)
+    store.put(key, b'{"format":1}')
+    return next(info.modified_ms for info in store.list(key))
+
+
+def _read_names(seen: Survey, names: set[str], plan: Reachable, known: Reachable | None = None) -> None:
+    """Add the SSTs that the versions of a plan name; those that stay in `known`, too, were read for that."""
+    for stage in plan.wholes:
+        done = set(known.versions(stage)) if known is not None else set()
+        for _, found in named(seen, stage, (version for version in plan.versions(stage) if version not in done)):
+            names.update(found)
+
+
+def _fix(seen: Survey, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
+    """Make a plan final; returns it with what was pinned meanwhile."""
+    store, app, last = seen.store, seen.app, seen.known.last
+    number = max((each.number for each in seen.boundaries), default=0) + 1
+    proposal = plan.boundary(number, by, final=False)
+    # A proposal that is left of a collection that was killed hides what it did not get to take: replace it.
+    settled = not seen.boundaries or seen.boundaries[-1].final
+    if settled and _content(proposal) == _content(last or Boundary(0, final=True)):
+        return plan
+    boundary.propose(store, app, proposal)
+    try:
+        final = reachable(seen.again(), retention, seen.read)
+        _read_names(seen, names, final, plan)
+    except SlackwaterError:
+        # Nothing is doomed by it, and nobody shall find less because of it.
+        store.delete(keys.boundary(app, number))
+        raise
+    boundary.settle(store, app, final.boundary(number + 1, by, final=True))
+    return final
+
+
+def _content(limit: Boundary) -> tuple[object, ...]:
+    return limit.first, limit.kept, limit.moments
+
+
+def _check_alone(seen: Survey) -> None:
+    """Raise `Refused` if another collection has become final since the survey: what it took is not missing."""
+    finals = [each for each in boundary.all_of(seen.store, seen.app) if each.final]
+    if finals and finals[-1] != seen.known.last:
+        raise boundary.overtaken(seen.app)
+
+
+def _doomed(seen: Survey, plan: Reachable, names: Collection[str], stage: str, margin_ms: int) -> _Found:
+    versions: tuple[ObjectInfo, ...] = ()
+    if stage in plan.wholes:
+        stays = set(plan.versions(stage))
+        head = seen.known.stages[stage].head.version
+        listed = seen.manifests[stage].items()
+        versions = tuple(info for version, info in listed if version <= head and version not in stays)
+    return _Found(versions, tuple(orphans(seen, stage, names, margin_ms)))
+
+
+def _said(seen: Survey, plan: Reachable, names: Collection[str], stage: str, doomed: _Found) -> StageCollected:
+    gone = {info.key for info in doomed.ssts}
+    stay = [info for info in seen.ssts[stage] if info.key not in gone]
+    return StageCollected(
+        stage=stage,
+        first=plan.first(stage),
+        head=seen.known.stages[stage].head.version,
+        versions=len(doomed.versions),
+        ssts=len(doomed.ssts),
+        bytes=sum(info.size_bytes for info in (*doomed.versions, *doomed.ssts)),
+        kept_versions=sum(1 for _ in plan.versions(stage)),
+        kept_ssts=len(stay),
+        kept_bytes=sum(info.size_bytes for info in stay),
+        waiting_ssts=sum(1 for info in stay if info.key not in names),
+        rules=plan.counts(stage),
+    )
+
+
+def _delete(store: ObjectStore, infos: Iterable[ObjectInfo]) -> None:
+    """Delete objects, many at a time; those of one list in any order."""
+    _each(lambda info: store.delete(info.key), infos)
+
+
+def _discard(store: ObjectStore, writes: Iterable[Leftover]) -> None:
+    if isinstance(store, Leftovers):
+        _each(store.discard, writes)
+
+
+def _each(what: Callable[[T], None], things: Iterable[T]) -> None:
+    waiting = iter(things)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        while some := tuple(islice(waiting, _BATCH)):
+            for _ in pool.map(what, some):
+                pass

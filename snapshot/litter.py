@@ -1,0 +1,68 @@
+"""Objects that nothing names: of attempts that failed, of versions that went, of snapshots that never were.
+
+An object that nothing names yet may be about to be named. When that is over, is told by storage's clock alone:
+
+- An SST is named by the next batch of its stage, or never: batches of a stage come one after the other, a finished
+  merge goes into the next one, and after a claim the former writer cannot commit. So an SST is litter once its stage
+  has committed a batch or a claim at least the margin after the SST was written. A stage that has not committed since
+  keeps its SSTs, however old. Versions of kind "compaction" prove nothing: they may come amidst a batch.
+- Records in flight are litter when no snapshot names them, nobody asks for a snapshot of their name, and nothing was
+  added beside them for the margin.
+- A write in parts is litter when it was begun before the margin.
+"""
+
+from collections.abc import Collection, Iterator
+from itertools import groupby
+
+from ..store import keys
+from ..store.leftovers import Leftover, Leftovers
+from ..store.objects import ObjectInfo
+from .requests import open_requests
+from .snapshots import list_snapshots
+from .survey import Survey
+
+__all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]
+
+
+def last_word_ms(survey: Survey, stage: str) -> int:
+    """When, by storage's clock, the stage last committed what names all that was finished before; 0: never."""
+    there = survey.known.stages.get(stage)
+    if there is None:
+        return 0
+    for version in range(there.head.version, there.first - 1, -1):
+        if survey.read(stage, version).kind in ("batch", "claim"):
+            return survey.manifests[stage][version].modified_ms
+    return 0
+
+
+def orphans(survey: Survey, stage: str, named: Collection[str], margin_ms: int) -> Iterator[ObjectInfo]:
+    """The SSTs of a stage that no version names, or ever will."""
+    before_ms = last_word_ms(survey, stage) - margin_ms
+    for info in survey.ssts.get(stage, ()):
+        if info.key not in named and info.modified_ms <= before_ms:
+            yield info
+
+
+def unnamed_records(survey: Survey, margin_ms: int) -> Iterator[ObjectInfo]:
+    """Kept records in flight that belong to no snapshot, and to none that is under way."""
+    store, app = survey.store, survey.app
+    prefix = keys.snapshots(app)
+    listed = [info for info in store.list(prefix) if "/" in info.key.removeprefix(prefix)]
+    if not listed:
+        return
+    # In this order: a request goes when its snapshot is written, and is seen there then.
+    asked = {request.name for request in open_requests(store, app)}
+    kept = {one.key for each in list_snapshots(store, app) for captured in each.channels for one in captured.objects}
+    for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
+        group = tuple(infos)
+        idle = max(info.modified_ms for info in group) <= survey.clock_ms - margin_ms
+        if idle and name not in asked:
+            yield from (info for info in group if info.key not in kept)
+
+
+def abandoned(survey: Survey, margin_ms: int) -> Iterator[Leftover]:
+    """Writes that broke off, in stores that keep what was written of them."""
+    if isinstance(survey.store, Leftovers):
+        for leftover in survey.store.leftovers(f"{survey.app}/"):
+            if leftover.begun_ms <= survey.clock_ms - margin_ms:
+                yield leftover

@@ -1,0 +1,273 @@
+"""Which versions of an app are reachable, and why: the one function that decides what garbage collection may take.
+
+Pure: what is known of the app goes in, with a function that reads a version; what must stay comes out, each with its
+reasons. Of every stage stays
+
+- a history without gaps up to the head: what retention keeps whole, what was written in the last hour, what a stage
+  downstream has not read yet, and what an open request for a snapshot has recorded;
+- before that, single versions: those of snapshots (a clone's pin is one) and of the moments that a thinned history
+  keeps.
+
+With a cut stays what its channels need: the sender's versions between what was consumed and what was sent, and, up
+through all channels, the versions that mark how far each was read. So records in flight, clones and lineage of whatever
+stays can be told for as long as it stays.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+from ..store.boundary import Boundary, Moment
+from ..store.manifest import Manifest
+from .cut import raise_senders
+from .retention import Retention
+from .snapshots import Snapshot
+from .timeline import newest_where
+from .topology import order
+
+__all__ = ["Known", "Reachable", "Reason", "StageKnown", "reachable"]
+
+Read = Callable[[str, int], Manifest]
+"""Gets a stage and a version; of the manifest, inputs, outputs and times are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why something stays."""
+
+    rule: str
+    """`head`, `retention`, `versions`, `hourly`, `daily`, `young`, `unread`, `request`, `snapshot` or `clone`."""
+    detail: str
+    """The same as half a sentence."""
+
+
+_EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
+
+
+@dataclass(frozen=True, slots=True)
+class StageKnown:
+    """What there is of one stage."""
+
+    first: int
+    """From here on its history is whole."""
+    head: Manifest
+    young: int
+    """From here on its versions are too young to go; after the head when none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What there is of an app."""
+
+    now_ms: int
+    """What ages count from."""
+    stages: Mapping[str, StageKnown]
+    """Those that have a version."""
+    snapshots: tuple[Snapshot, ...] = ()
+    last: Boundary | None = None
+    """The last final boundary; what it dooms does not exist, whoever names it."""
+
+    def exists(self, stage: str, version: int) -> bool:
+        """Whether the version is part of the history."""
+        if stage not in self.stages or version > self.stages[stage].head.version:
+            return False
+        if version >= self.stages[stage].first:
+            return True
+        return self.last is not None and stage in self.last.first and self.last.allows(stage, version)
+
+
+@dataclass(slots=True)
+class Reachable:
+    """What must stay of an app."""
+
+    known: Known
+    wholes: dict[str, tuple[tuple[int, Reason], ...]] = field(default_factory=dict)
+    """By stage: versions from which on, up to the head, all stay, and why."""
+    single: dict[str, dict[int, tuple[Reason, ...]]] = field(default_factory=dict)
+    """By stage and version: reasons to keep just this one, wherever it lies."""
+    moments: tuple[Moment, ...] = ()
+    """The cuts that stay before the whole history."""
+
+    def first(self, stage: str) -> int:
+        """The version from which on the stage's history stays whole."""
+        return min(version for version, _ in self.wholes[stage])
+
+    def why(self, stage: str, version: int) -> tuple[Reason, ...]:
+        """The reasons for which a version stays; none when it may go."""
+        if stage not in self.wholes or not self.known.exists(stage, version):
+            return ()
+        head = self.known.stages[stage].head.version
+        # Of the whole history, the rules that would keep this version by themselves.
+        found = [
+            reason
+            for start, reason in self.wholes[stage]
+            if start <= version and (reason.rule != "head" or version == head)
+        ]
+        return tuple(dict.fromkeys((*found, *self.single.get(stage, {}).get(version, ()))))
+
+    def versions(self, stage: str) -> Iterator[int]:
+        """All versions of a stage that stay, ascending."""
+        first = self.first(stage)
+        yield from sorted(version for version in self.single.get(stage, {}) if version < first)
+        yield from range(first, self.known.stages[stage].head.version + 1)
+
+    def counts(self, stage: str) -> dict[str, int]:
+        """How many versions stay by rule, each counted under the first of its rules."""
+        found: dict[str, int] = {}
+        covered = self.known.stages[stage].head.version + 1
+        for start, reason in self.wholes[stage]:
+            if start < covered:
+                found[reason.rule] = found.get(reason.rule, 0) + covered - start
+                covered = start
+        for version, reasons in self.single.get(stage, {}).items():
+            if version < covered:
+                found[reasons[0].rule] = found.get(reasons[0].rule, 0) + 1
+        return found
+
+    def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
+        """What may exist from now on."""
+        first, kept = {}, {}
+        for stage, known in self.known.stages.items():
+            start = self.first(stage)
+            if start > known.first or (self.known.last is not None and stage in self.known.last.first):
+                first[stage] = start
+                kept[stage] = tuple(sorted(version for version in self.single.get(stage, {}) if version < start))
+        return Boundary(number, final, first, {stage: each for stage, each in kept.items() if each}, self.moments, by)
+
+
+def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
+    """What must stay. `read` is asked only for versions that are part of the history.
+
+    Raises what `read` raises: a version that should be there and is not must end a collection.
+    """
+    found = Reachable(known)
+    _whole(found, retention, read)
+    kept = [
+        _keep(found, snapshot.stages, _pinned(snapshot), read)
+        for snapshot in known.snapshots
+        # A pin of what was collected before it was made: its maker is about to give it up.
+        if all(known.exists(stage, version) for stage, version in snapshot.stages.items())
+    ]
+    if retention.keeps_everything and known.last is not None:
+        kept += [_keep(found, moment.stages, _EVERYTHING, read) for moment in known.last.moments]
+    starts = {stage: found.first(stage) for stage in known.stages}
+    lost = [stage for stage, start in starts.items() if start > 1]
+    whole_ms = max((read(stage, starts[stage]).time_ms for stage in lost), default=0)
+    for time_ms, rule in retention.moments(known.now_ms, whole_ms):
+        versions = _cut(known, time_ms, read)
+        if any(version < starts[stage] for stage, version in versions.items()):
+            shown = datetime.fromtimestamp((time_ms + 1) // 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+            kept.append(_keep(found, versions, Reason(rule, f"the app as it was at {shown}, kept {rule}"), read))
+    before = (one for one in kept if any(version < starts[stage] for stage, version in one.stages.items()))
+    unique = {tuple(sorted(one.stages.items())): one for one in before}
+    found.moments = tuple(sorted(unique.values(), key=lambda one: (one.time_ms, sorted(one.stages.items()))))
+    return found
+
+
+def _whole(found: Reachable, retention: Retention, read: Read) -> None:
+    """From where on each stage's history stays whole; receivers first, because senders wait for them."""
+    stages = found.known.stages
+    heads = {stage: known.head for stage, known in stages.items()}
+    reads = {(source.upstream, name) for head in heads.values() for name, source in head.inputs.items()}
+    wanted: dict[str, list[tuple[int, Reason]]] = {stage: [] for stage in stages}
+    for stage, known in stages.items():
+        head = known.head
+        mine = wanted[stage]
+        mine.append((head.version, Reason("head", "it is the newest version of its stage")))
+        mine += _retained(found.known, stage, retention, read)
+        if known.young <= head.version:
+            mine.append((known.young, Reason("young", "it is less than an hour old")))
+        for name in sorted(head.outputs):
+            if (stage, name) not in reads:
+                mine.append((known.first, Reason("unread", f"no stage has begun to read the channel {name}")))
+        recorded = Reason("request", "a snapshot under way has recorded it")
+        mine += ((version, recorded) for version in head.recorded.values())
+        for spans in head.captured.values():
+            for name, span in spans.items():
+                sender = head.inputs[name].upstream if name in head.inputs else ""
+                if sender in wanted:
+                    wanted[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
+    for receiver in reversed(order(heads)):
+        _clamp(found, receiver, wanted[receiver])
+        start = found.first(receiver)
+        for source in read(receiver, start).inputs.values():
+            if source.upstream in wanted:
+                detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
+                wanted[source.upstream].append((source.version, Reason("unread", detail)))
+
+
+def _clamp(found: Reachable, stage: str, wanted: Iterable[tuple[int, Reason]]) -> None:
+    known = found.known.stages[stage]
+    found.wholes[stage] = tuple(
+        (min(max(version, known.first), known.head.version), reason) for version, reason in wanted
+    )
+
+
+def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:
+    there = known.stages[stage]
+    if retention.keeps_everything:
+        yield there.first, _EVERYTHING
+    since_ms = retention.whole_from_ms(known.now_ms)
+    if since_ms is not None:
+        at = _at(known, stage, since_ms, read)
+        yield at.version if at else there.first, Reason("retention", "retention keeps all of this age")
+    if retention.versions is not None:
+        start = there.head.version - retention.versions + 1
+        yield start, Reason("versions", f"retention keeps the newest {retention.versions:,} versions")
+
+
+def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
+    """The stage's version at a time, None when its whole history is later."""
+    there = known.stages[stage]
+    if there.head.time_ms <= time_ms:
+        return there.head
+    return newest_where(
+        partial(read, stage), there.first, there.head.version, lambda manifest: manifest.time_ms <= time_ms
+    )
+
+
+def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
+    """The consistent cut of a time, by version; from the moments that stay where the history is not whole any more."""
+    at = {stage: found for stage in known.stages if (found := _at(known, stage, time_ms, read)) is not None}
+    if known.last is not None and not known.last.first.keys() <= at.keys():
+        moment = known.last.at(time_ms)
+        return dict(moment.stages) if moment else {}
+    return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
+
+
+def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> Moment:
+    """Keep a cut, with what its channels and its lineage need."""
+    cut = {stage: read(stage, version) for stage, version in versions.items()}
+    for stage, version in _needed(found.known, cut, read):
+        mine = found.single.setdefault(stage, {})
+        if reason not in mine.get(version, ()):
+            mine[version] = (*mine.get(version, ()), reason)
+    return Moment(max(manifest.time_ms for manifest in cut.values()), dict(versions))
+
+
+def _needed(known: Known, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:
+    for manifest in cut.values():
+        yield manifest.stage, manifest.version
+        for source in manifest.inputs.values():
+            if source.upstream in cut:
+                for version in range(source.version, cut[source.upstream].version):
+                    if known.exists(source.upstream, version):
+                        yield source.upstream, version
+    seen: set[tuple[str, int]] = set()
+    waiting = list(cut.values())
+    while waiting:
+        for source in waiting.pop().inputs.values():
+            place = (source.upstream, source.version)
+            if source.upstream and place not in seen and known.exists(*place):
+                seen.add(place)
+                waiting.append(read(*place))
+                yield place
+
+
+def _pinned(snapshot: Snapshot) -> Reason:
+    if snapshot.kind == "clone":
+        where = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
+        detail = f"the clone {snapshot.clone}{where} lives from it (snapshot {snapshot.name})"
+        return Reason("clone", detail)
+    return Reason("snapshot", f"snapshot {snapshot.name} pins it, or its records in flight and lineage need it")

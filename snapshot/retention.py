@@ -1,0 +1,75 @@
+"""What of an app's history is worth keeping: all of it for a while, then a moment an hour, then a moment a day.
+
+Pure. As with restic's and borg's policies, each rule keeps something, and what no rule keeps goes. A thinned history
+answers for every moment of its window: with the app as it was when the hour (or the day) of that moment began, or
+better.
+"""
+
+import re
+from dataclasses import dataclass
+
+from ..store.errors import Usage
+
+__all__ = ["DAY_MS", "HOUR_MS", "Retention", "span_ms"]
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
+_SPAN = re.compile(r"(?:\d+[smhdw])+")
+_PART = re.compile(r"(\d+)([smhdw])")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The rules for one app. None is no such rule; without any rule everything is kept."""
+
+    all_ms: int | None = None
+    """Every version this young."""
+    versions: int | None = None
+    """Every one of the newest so many versions of each stage."""
+    hourly_ms: int | None = None
+    """Within this age, the app as it was at the end of each hour (UTC)."""
+    daily_ms: int | None = None
+    """Within this age, the app as it was at the end of each day (UTC)."""
+
+    def __post_init__(self) -> None:
+        for name in ("all_ms", "hourly_ms", "daily_ms"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"an age is not negative; found {name}={value}")
+        if self.versions is not None and self.versions < 1:
+            raise ValueError(f"expected to keep at least one version; found {self.versions}")
+
+    @property
+    def keeps_everything(self) -> bool:
+        """Whether no rule is set."""
+        return self == Retention()
+
+    def whole_from_ms(self, now_ms: int) -> int | None:
+        """The time from which on every version stays for its age; None when none stays for that."""
+        return None if self.all_ms is None else now_ms - self.all_ms
+
+    def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
+        """The ends of the hours and days whose state stays, up to `until_ms`, oldest first, each with its rule.
+
+        An end is the last millisecond of its hour or day. Of each rule's window the hour or day in which it begins is
+        there too: the first moments of the window are answered from it.
+        """
+        found: dict[int, str] = {}
+        for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
+            if window_ms is not None:
+                begin = (now_ms - window_ms) // period_ms * period_ms
+                found |= {end - 1: rule for end in range(begin, min(now_ms, until_ms + 1) + 1, period_ms)}
+        return tuple(sorted(found.items()))
+
+
+def span_ms(text: str) -> int:
+    """A span of time as people write it, in milliseconds: `90m`, `36h`, `7d`, `2w`, `1d12h`.
+
+    Raises:
+        Usage: it is written otherwise.
+    """
+    if not _SPAN.fullmatch(text):
+        raise Usage(f"{text!r} is not a span of time", hint="write a number and s, m, h, d or w: 12h, 7d, 1d12h")
+    return sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text))

@@ -1,0 +1,184 @@
+"""What a collection finds of an app: its objects by listing, and of its versions what reachability asks for.
+
+The order matters, because the app may be running. SSTs are listed before manifests, so that one committed in between
+is seen to be named; heads are read before snapshots, because a stage remembers what it recorded until the snapshot is
+written.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..store import boundary, codec, history, keys
+from ..store.boundary import MIN_AGE_MS, Boundary
+from ..store.errors import Corruption, ObjectNotFound
+from ..store.manifest import Manifest
+from ..store.objects import ObjectInfo, ObjectStore
+from .reachable import Known, StageKnown
+from .snapshots import list_snapshots
+
+__all__ = ["Survey", "named", "survey"]
+
+_BATCH = 256
+"""Manifests read at once, by `_WORKERS` threads."""
+_WORKERS = 16
+
+
+@dataclass(slots=True)
+class Survey:
+    """What there is of an app."""
+
+    store: ObjectStore
+    app: str
+    clock_ms: int
+    """Storage's clock, or this machine's in a dry run."""
+    ssts: dict[str, tuple[ObjectInfo, ...]]
+    manifests: dict[str, dict[int, ObjectInfo]]
+    """By stage and version, doomed ones included."""
+    boundaries: tuple[Boundary, ...]
+    known: Known
+    _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
+
+    def read(self, stage: str, version: int) -> Manifest:
+        """A version without its SSTs and table, which are most of it.
+
+        Raises:
+            Corruption: it is missing, or not readable.
+        """
+        found = self._read.get((stage, version))
+        if found is None:
+            found = self._read[stage, version] = _light(_there(self.store, self.app, stage, version))
+        return found
+
+    def again(self) -> Known:
+        """The same with the snapshots that there are now."""
+        return Known(self.known.now_ms, self.known.stages, list_snapshots(self.store, self.app), last=self.known.last)
+
+
+def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Survey:
+    """Look at all of an app.
+
+    Args:
+        store: where it lives.
+        app: its name.
+        clock_ms: storage's clock.
+        now_ms: what ages of versions count from.
+
+    Raises:
+        NotFound: there is no such app.
+        Corruption: a manifest that should be there is missing or not readable.
+        Unavailable: storage did not answer.
+    """
+    stages = history.list_stages(store, app)
+    ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
+    boundaries = boundary.all_of(store, app)
+    last = next((each for each in reversed(boundaries) if each.final), None)
+    manifests = {stage: versions for stage in stages if (versions := _manifests(store, app, stage))}
+    seen: dict[tuple[str, int], Manifest] = {}
+    there = {}
+    for stage, versions in manifests.items():
+        first = _first(store, app, stage, versions, last)
+        head = _light(_there(store, app, stage, max(versions)))
+        seen[stage, head.version] = head
+        young = (
+            version
+            for version, info in versions.items()
+            if version >= first and info.modified_ms > clock_ms - MIN_AGE_MS
+        )
+        there[stage] = StageKnown(first, head, min(young, default=head.version + 1))
+    known = Known(now_ms, there, list_snapshots(store, app), last)
+    _check_kept(app, known, manifests)
+    return Survey(store, app, clock_ms, ssts, manifests, boundaries, known, seen)
+
+
+def named(survey: Survey, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The SSTs under the app's own root that each version names; reads many at a time, from storage itself.
+
+    Raises:
+        Corruption: a manifest is missing, or not readable.
+    """
+    store, app = survey.store, survey.app
+
+    def read(version: int) -> tuple[int, tuple[str, ...]]:
+        key = keys.manifest(app, stage, version)
+        try:
+            found = codec.decode(store.get(key), _Names, key=key)
+        except ObjectNotFound:
+            raise _missing(app, stage, (version,)) from None
+        return version, tuple(sst.object for sst in found.ssts if sst.root in ("", store.url))
+
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        waiting = iter(versions)
+        while some := tuple(islice(waiting, _BATCH)):
+            yield from pool.map(read, some)
+
+
+class _Name(Struct, frozen=True):
+    object: str
+    root: str = ""
+
+
+class _Names(Struct, frozen=True):
+    """Of a manifest, the part that says what must stay."""
+
+    ssts: tuple[_Name, ...] = ()
+
+
+def _light(manifest: Manifest) -> Manifest:
+    return replace(manifest, ssts=(), table=None)
+
+
+def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
+    try:
+        return history.read_fresh(store, app, stage, version)
+    except ObjectNotFound:
+        raise _missing(app, stage, (version,)) from None
+
+
+def _manifests(store: ObjectStore, app: str, stage: str) -> dict[int, ObjectInfo]:
+    found = {}
+    for info in store.list(keys.manifests(app, stage)):
+        try:
+            found[keys.version_of(info.key)] = info
+        except ValueError:
+            continue  # a file that somebody left there is none of ours
+    return dict(sorted(found.items()))
+
+
+def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary | None) -> int:
+    """From where on the history is whole; raises `Corruption` where it is not."""
+    first = last.first.get(stage, 0) if last is not None else 0
+    if not first:
+        first = min(versions)
+        if first > 1 and _there(store, app, stage, first).kind != "clone":
+            raise _missing(app, stage, range(1, first))
+    whole = [version for version in versions if version >= first]
+    if not whole or whole[0] != first:
+        raise _missing(app, stage, range(first, whole[0] if whole else first + 1))
+    for version, following in pairwise(whole):
+        if following != version + 1:
+            raise _missing(app, stage, range(version + 1, following))
+    return first
+
+
+def _check_kept(app: str, known: Known, manifests: dict[str, dict[int, ObjectInfo]]) -> None:
+    """See that all that was to be kept before the whole history is there."""
+    if known.last is None:
+        return
+    for stage, versions in known.last.kept.items():
+        if gone := [version for version in versions if version not in manifests.get(stage, ())]:
+            raise _missing(app, stage, gone)
+
+
+def _missing(app: str, stage: str, versions: Iterable[int]) -> Corruption:
+    gone = list(versions)
+    what = f"v{gone[0]}" if len(gone) == 1 else f"v{gone[0]} to v{gone[-1]}"
+    return Corruption(
+        f"stage {app}/{stage}: {what} should be there and is missing; nothing was collected",
+        object_key=keys.manifest(app, stage, gone[0]),
+        hint="bring the manifests back (from the bucket's versions or a backup) before collecting anything",
+    )

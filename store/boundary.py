@@ -1,0 +1,175 @@
+"""What of an app's history may exist: written before anything is collected, read by whoever must not be fooled.
+
+A boundary says of each stage from which version on its history is whole, and which versions before that one stay.
+Everything else is doomed: it is deleted already or will be. Boundaries are numbered, and made by `put_if_absent` like
+versions are, so two collections at the same time cannot overwrite each other: one of them fails.
+
+A collection writes two. The first is a proposal. After it, snapshots are listed once more: whoever pinned a version
+before the proposal is seen there, and whoever pins one after it reads the proposal and gives way. The second is final,
+with what was pinned meanwhile; only what a final boundary dooms is deleted, and no later boundary takes it back. So a
+collection that was stopped halfway, and wakes up when others have gone on, deletes only what is doomed anyway.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from msgspec import Struct
+
+from . import codec, keys
+from .errors import ObjectExists, ObjectNotFound, Refused
+from .objects import ObjectStore, documents
+
+__all__ = ["MIN_AGE_MS", "Boundary", "Moment", "Sights", "all_of", "newest", "overtaken", "propose", "settle", "sights"]
+
+MIN_AGE_MS = 3_600_000
+"""A version younger than this, by storage's clock, is never collected."""
+
+_UNCHECKED_S = MIN_AGE_MS / 2_000
+"""For so long after a writer saw that a number was free, nobody can have taken, and collected, it. Half of what the
+other side keeps: two clocks that measure spans do not differ by more."""
+
+
+class Moment(Struct, frozen=True):
+    """A consistent cut before the whole history that stays: it was thinned out around it, or a snapshot pins it."""
+
+    time_ms: int
+    """When its newest version was committed."""
+    stages: dict[str, int]
+
+
+class Boundary(Struct, frozen=True):
+    """What may exist of the versions of an app."""
+
+    number: int
+    """From 1."""
+    final: bool
+    """False for a proposal: nothing that it alone dooms is deleted."""
+    first: dict[str, int] = {}
+    """The version from which on a stage's history is whole. Left out are stages that lost nothing."""
+    kept: dict[str, tuple[int, ...]] = {}
+    """Versions before that one that stay, ascending."""
+    moments: tuple[Moment, ...] = ()
+    """The cuts that these make, oldest first."""
+    by: str = ""
+    """user@host of the collection."""
+
+    def allows(self, stage: str, version: int) -> bool:
+        """Whether the version may exist."""
+        if version >= self.first.get(stage, 0):
+            return True
+        kept = self.kept.get(stage, ())
+        index = bisect_left(kept, version)
+        return index < len(kept) and kept[index] == version
+
+    def at(self, time_ms: int) -> Moment | None:
+        """The newest kept cut of that time or before."""
+        return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
+
+
+def newest(store: ObjectStore, app: str) -> Boundary | None:
+    """The boundary that counts, None while nothing was ever collected. One listing, and a read if there is one.
+
+    Raises:
+        Corruption: it is not readable.
+    """
+    found = all_of(store, app, only_newest=True)
+    return found[-1] if found else None
+
+
+def all_of(store: ObjectStore, app: str, *, only_newest: bool = False) -> tuple[Boundary, ...]:
+    """The stored boundaries in their order: the last final one and a proposal, rarely more.
+
+    Raises:
+        Corruption: one is not readable.
+    """
+    while True:
+        names = [info.key for info in documents(store, keys.boundaries(app))]
+        try:
+            return tuple(
+                codec.decode(store.get(key), Boundary, key=key) for key in (names[-1:] if only_newest else names)
+            )
+        except ObjectNotFound:
+            continue  # a newer one has replaced it since the listing
+
+
+def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
+    """Write a boundary under its number, which must be the one after the newest.
+
+    Raises:
+        Refused: somebody else has written one meanwhile.
+    """
+    try:
+        store.put_if_absent(keys.boundary(app, boundary.number), codec.encode(boundary))
+    except ObjectExists:
+        if _read(store, app, boundary.number) != boundary:
+            raise overtaken(app) from None
+        # Our own write, whose answer was lost.
+    # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
+    if (after := newest(store, app)) is None or after.number != boundary.number:
+        store.delete(keys.boundary(app, boundary.number))
+        raise overtaken(app)
+
+
+def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
+    """Write a final boundary, and remove those that it replaces. Raises as `propose`."""
+    propose(store, app, boundary)
+    for info in tuple(documents(store, keys.boundaries(app))):
+        if info.key < keys.boundary(app, boundary.number):
+            store.delete(info.key)
+
+
+def _read(store: ObjectStore, app: str, number: int) -> Boundary | None:
+    key = keys.boundary(app, number)
+    try:
+        return codec.decode(store.get(key), Boundary, key=key)
+    except ObjectNotFound:
+        return None
+
+
+def overtaken(app: str) -> Refused:
+    """The error for a collection that another one went ahead of."""
+    return Refused(
+        f"another collection of {app} went on at the same time; this one has deleted nothing that was to be kept",
+        hint="let it end, then run `slackwater gc` again if need be",
+    )
+
+
+def _seconds() -> float:
+    # Unlike the monotonic clock, this one goes on while a machine sleeps.
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime(clock) if clock is not None else time.time()
+
+
+class Sights:
+    """When this process last saw that a stage's next number was free.
+
+    A version can only be collected once it is `MIN_AGE_MS` old. So a writer that has seen the number free half an
+    hour ago or less cannot re-create a collected one; all others must look at the boundary after their create.
+    """
+
+    def __init__(self, clock: Callable[[], float] = _seconds) -> None:
+        self._clock = clock
+        self._free: dict[tuple[str, str], tuple[int, float]] = {}
+
+    def now(self) -> float:
+        """The moment at which a look begins, in seconds."""
+        return self._clock()
+
+    def saw_free(self, app: str, stage: str, version: int, at: float) -> None:
+        """At `at` or later, the stage had no such version."""
+        self._free[app, stage] = (version, at)
+
+    def is_fresh(self, app: str, stage: str, version: int) -> bool:
+        """Whether this very number was seen free so recently that nobody can have taken it and collected it."""
+        seen, at = self._free.get((app, stage), (0, 0.0))
+        return seen == version and self._clock() - at < _UNCHECKED_S
+
+
+_sights: WeakKeyDictionary[ObjectStore, Sights] = WeakKeyDictionary()
+
+
+def sights(store: ObjectStore) -> Sights:
+    """What this process saw through this store."""
+    return _sights.setdefault(store, Sights())
