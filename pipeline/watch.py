@@ -70,8 +70,7 @@ class Watch:
         """
         with closing(self._completer):
             try:
-                for runner in self._runners:
-                    self._start(runner)
+                self._start()
                 self._look_after()
             finally:
                 self._halt()
@@ -80,14 +79,20 @@ class Watch:
                 self._raise_failures()
             self._complete_snapshots()
 
-    def _start(self, runner: StageRunner) -> None:
-        """Start a query, and wait until its sources have answered for the first time.
+    def _start(self) -> None:
+        """Start the queries, no more of them coming up at a time than there are cores.
 
         Each source is a process of its own, and Spark gives each ten seconds to come up: started all at once, those of
         a large app would take longer than that on a small machine.
         """
-        query = runner.start(self._spark)
-        self._queries.append(query)
+        at_once = os.cpu_count() or 1
+        for number, runner in enumerate(self._runners):
+            if number >= at_once:
+                self._await_sources(self._queries[number - at_once])
+            self._queries.append(runner.start(self._spark))
+
+    def _await_sources(self, query: StreamingQuery) -> None:
+        """Wait until a query's sources have answered for the first time."""
         deadline = time.monotonic() + _START_S
         while query.isActive and str(query.status["message"]).startswith(_STARTING):
             if time.monotonic() > deadline or self._stop.wait(_LOOK_S / 2):

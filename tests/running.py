@@ -214,6 +214,16 @@ class Ledger:
         with connect(store, cache, cut) as connection:
             return run_query(connection, f'SELECT * FROM "{name}"')
 
+    def has_caught_up(self) -> bool:
+        """Whether every stage has read all that is there, and the topic is read to its end."""
+        heads = resolve(open_store(self.store), self.app, now_ms=0).stages
+        ends = kafka_client.offsets(self.kafka, self.topic)[1]
+        return all(
+            read.consumed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
+            for head in heads.values()
+            for name, read in head.inputs.items()
+        )
+
     def check_tables(self) -> None:
         """Every table equals SQL over the raw input."""
         raw = self.raw()

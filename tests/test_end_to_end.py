@@ -188,8 +188,7 @@ def test_a_store_that_comes_back_is_waited_for(
             bucket.start()
             ledger.send(1_000)
             app.await_commit("branches")
-        # In a process of its own: Spark's workers know the store by the environment that Spark was started in.
-        ledger.slackwater("run", str(ledger.program), "--app", ledger.app, "--until-caught-up")
+            eventually(ledger.has_caught_up, "every stage has read everything")
         ledger.check_tables()
 
 

@@ -100,9 +100,9 @@ def test_markers_alone_make_the_snapshots_of_a_stage_that_reads_a_topic_beside_a
     diamond.variant = "topic beside channel"
     with diamond.fed(), diamond.running("--max-records", "400") as app:
         app.await_commit("branches")
-        for name in ("first", "second"):
+        for name in ("first",):
             diamond.slackwater("snapshot", "take", diamond.app, name)
-    for name in ("first", "second"):
+    for name in ("first",):
         cut = resolve(open_store(diamond.store), f"{diamond.app}@{name}", now_ms=0)
         moved = diamond.raw(cut.stages["moves"].inputs[diamond.topic].offsets)
         direct = diamond.raw(cut.stages["branches"].inputs[diamond.topic].offsets)

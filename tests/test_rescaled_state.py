@@ -106,7 +106,7 @@ def a_state(hashes: Hashes) -> Iterator[State]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(eras, min_size=2, max_size=6), st.sampled_from([0, 7]))
 def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(history: list[Era], modulus: int) -> None:
     with a_state(Hashes(modulus)) as state:
