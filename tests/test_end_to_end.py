@@ -55,6 +55,7 @@ def test_a_killed_app_goes_on_and_no_record_is_lost_or_counted_twice(ledger: Led
         assert sum(one.kind == "claim" for one in versions) == 3
 
 
+@pytest.mark.soak  # what it shows of a chain, test_snapshots_under_fire shows of a diamond
 def test_a_snapshot_of_a_running_app_holds_the_same_entries_in_every_stage(ledger: Ledger) -> None:
     names = ("first", "second")
     with ledger.fed(), ledger.running("--max-records", "2000") as app:
