@@ -1,11 +1,11 @@
 """`[retention]` in slackwater.toml: what of an app's history `slackwater gc` keeps."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from .humane import nearest
 
 if TYPE_CHECKING:
     from ..snapshot.retention import Retention
@@ -50,10 +50,8 @@ def _check_rules(path: Path, where: str, rules: Mapping[str, Any]) -> None:
 
     for rule, value in rules.items():
         if rule not in _RULES:
-            near = get_close_matches(rule, _RULES, n=1, cutoff=0.4)
-            nearest = f"; the nearest is {near[0]!r}" if near else ""
             raise Usage(
-                f"{path} sets {where}.{rule}, which is not a rule of retention{nearest}",
+                f"{path} sets {where}.{rule}, which is not a rule of retention{nearest(rule, _RULES)}",
                 hint=f"the rules are {', '.join(_RULES)}",
             )
         if rule == "versions":

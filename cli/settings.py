@@ -4,11 +4,11 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from .humane import nearest
 from .retention import check
 
 if TYPE_CHECKING:
@@ -133,10 +133,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
     for key in values:
         if key not in _KEYS:
-            near = get_close_matches(key, _KEYS, n=1, cutoff=0.4)
-            nearest = f"; the nearest is {near[0]!r}" if near else ""
             raise Usage(
-                f"{path} sets {key!r}, which is not a setting{nearest}",
+                f"{path} sets {key!r}, which is not a setting{nearest(key, _KEYS)}",
                 hint=f"the settings are {', '.join(_KEYS)}",
             )
     for key in ("store", "kafka", "cache"):

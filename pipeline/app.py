@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
@@ -252,13 +252,11 @@ class App:
             raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
         if stage.key and len(set(stage.key)) != len(stage.key):
             raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
+        written = {output.name for known in self.stages.values() for output in known.writes}
         for output in stage.writes:
-            for other in (
-                *self.stages.values(),
-                replace(stage, writes=tuple(o for o in stage.writes if o is not output)),
-            ):
-                if any(output.name == known.name for known in other.writes):
-                    raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
+            if output.name in written:
+                raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
+            written.add(output.name)
         if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
             raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
         if stage.state is None and not stage.writes:

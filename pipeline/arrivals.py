@@ -75,7 +75,7 @@ def arrive(
         recorded=recorded,
         awaited={snapshot: tuple(sorted(rest)) for snapshot, rest in process.recorded.items() if rest},
         captured=captured,
-        changed=bool(_markers(events)),
+        changed=any(isinstance(event, MarkerArrived | Requested) for event in events),
     )
 
 
@@ -97,10 +97,6 @@ def _events(
                 # Where there are channels, markers bring what topics only hear of.
                 known.add(snapshot)
                 yield Requested(snapshot)
-
-
-def _markers(events: Collection[Event]) -> list[Event]:
-    return [event for event in events if isinstance(event, MarkerArrived | Requested)]
 
 
 def _joined(earlier: Span | None, later: Span, channel: str) -> Span:

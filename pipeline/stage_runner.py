@@ -169,12 +169,12 @@ class StageRunner:
         started = time.monotonic()
         before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
         outcome = arrive(self.head, before, after, self.closed_snapshots)
-        moved = {name for name, end in after.items() if (end.offsets, end.version) != _place(self.head.inputs[name])}
+        at = self.positions
+        moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        at = self.positions
         version = self.head.version + 1
-        results = self._compute(rows, version) if any(_has_rows(at[name], after[name]) for name in moved) else ()
+        results = self._compute(rows, version) if any(_has_rows(at[name], end) for name, end in after.items()) else ()
         outputs = self._outputs(results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
@@ -242,10 +242,6 @@ class StageRunner:
                 sent=tuple(sent),
             )
         return made
-
-
-def _place(read: Input) -> tuple[tuple[int, ...], int]:
-    return read.offsets, read.version
 
 
 def _has_rows(at: Input, end: Position) -> bool:

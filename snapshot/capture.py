@@ -9,6 +9,8 @@ from contextlib import suppress
 from io import BytesIO
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,7 +23,7 @@ from ..store.errors import Corruption, ObjectNotFound, Unavailable
 from ..store.objects import ObjectStore
 from .in_flight import InFlight
 
-__all__ = ["ADDRESS", "Captured", "CapturedObject", "ChannelReader", "capture", "discard", "read"]
+__all__ = ["ADDRESS", "Captured", "CapturedObject", "ChannelReader", "capture", "count_by_partition", "discard", "read"]
 
 ADDRESS = ("_partition", "_offset", "_row")
 """What an object holds besides the channel's columns: int32, int64, int32."""
@@ -128,6 +130,11 @@ def _inside(rows: pa.Table, flight: InFlight) -> pa.Table:
     return rows.filter(pc.and_(pc.greater_equal(offset, starts), pc.less(offset, ends)))
 
 
+def count_by_partition(rows: pa.Table, partitions: int) -> npt.NDArray[np.int64]:
+    """How many of the records, which have an `ADDRESS`, are of each Kafka partition."""
+    return np.bincount(rows["_partition"].to_numpy(), minlength=partitions)
+
+
 def discard(store: ObjectStore, captured: Iterable[Captured]) -> None:
     """Delete objects that no snapshot names."""
     for each in captured:
@@ -143,16 +150,16 @@ def _capture_one(
     store: ObjectStore, app: str, name: str, flight: InFlight, reader: ChannelReader, kept: list[CapturedObject]
 ) -> Captured:
     """One channel; each object is added to `kept` as soon as it is written."""
-    counts = [0] * len(flight.ends)
+    counts = np.zeros(len(flight.ends), np.int64)
     objects: list[CapturedObject] = []
     for rows in _gathered(reader.read(flight)):
-        for count in rows["_partition"].value_counts():
-            counts[count["values"].as_py()] += count["counts"].as_py()
+        counts += count_by_partition(rows, len(counts))
         objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
         kept.append(objects[-1])
-    if flight.counts and tuple(counts) != flight.counts:
+    found = tuple(counts.tolist())
+    if flight.counts and found != flight.counts:
         raise Corruption(
-            f"channel {flight.channel!r} holds {tuple(counts)} records in flight by partition; "
+            f"channel {flight.channel!r} holds {found} records in flight by partition; "
             f"{flight.sender} and {flight.receiver} say {flight.counts}",
             object_key=flight.topic,
         )
@@ -165,7 +172,7 @@ def _capture_one(
         ends=flight.ends,
         after=flight.after,
         up_to=flight.up_to,
-        counts=tuple(counts),
+        counts=found,
         schema=flight.schema,
         objects=tuple(objects),
     )

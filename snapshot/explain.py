@@ -110,11 +110,7 @@ def _sst(seen: Survey, plan: Reachable, stage: str, info: ObjectInfo, margin_ms:
 
 
 def _record(seen: Survey, key: str, margin_ms: int) -> Explanation:
-    users = [
-        snapshot.name
-        for snapshot in list_snapshots(seen.store, seen.app)
-        if any(one.key == key for captured in snapshot.channels for one in captured.objects)
-    ]
+    users = [snapshot.name for snapshot in list_snapshots(seen.store, seen.app) if key in snapshot.object_keys]
     if users:
         return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))
     if any(info.key == key for info in unnamed_records(seen, margin_ms)):

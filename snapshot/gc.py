@@ -16,9 +16,7 @@ time one fails to write its boundary; what it has deleted by then was doomed by 
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 from ..store import apps, boundary, keys
@@ -30,15 +28,12 @@ from .litter import abandoned, orphans, unnamed_records
 from .operations import record
 from .reachable import Reachable, reachable
 from .retention import Retention
-from .survey import Survey, named, survey
+from .survey import Survey, many, named, survey
 
 __all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look"]
 
 MARGIN_MS = MIN_AGE_MS
 """Objects that nothing names stay for so long, by storage's clock, unless said otherwise."""
-
-_BATCH = 256
-_WORKERS = 16
 
 T = TypeVar("T")
 
@@ -254,8 +249,5 @@ def _discard(store: ObjectStore, writes: Iterable[Leftover]) -> None:
 
 
 def _each(what: Callable[[T], None], things: Iterable[T]) -> None:
-    waiting = iter(things)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        while some := tuple(islice(waiting, _BATCH)):
-            for _ in pool.map(what, some):
-                pass
+    for _ in many(what, things):
+        pass

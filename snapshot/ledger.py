@@ -6,9 +6,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from .. import chandy_lamport as protocol
 from ..store.errors import NotFound, Refused, SlackwaterError, Unavailable
-from .capture import Captured, ChannelReader
+from .capture import Captured, ChannelReader, count_by_partition
 from .findings import Checked, as_sentence
 from .flights import Flight
 from .in_flight import InFlight
@@ -135,17 +137,16 @@ def _count_in_kafka(flight: Flight, in_flight: InFlight, reader: ChannelReader |
         return _count_in_manifests(flight, in_flight)
     if reader is None:
         return _count_in_manifests(flight, in_flight, "nothing says where Kafka is")
-    counts = [0] * len(in_flight.ends)
+    counts = np.zeros(len(in_flight.ends), np.int64)
     # Counted, not checked while it is read: the books shall say what is missing, and where.
     try:
         for rows in reader.read(replace(in_flight, counts=())):
-            for count in rows["_partition"].value_counts():
-                counts[count["values"].as_py()] += count["counts"].as_py()
+            counts += count_by_partition(rows, len(counts))
     except (Refused, NotFound, Unavailable) as error:
         return _count_in_manifests(flight, in_flight, error.message)
     except SlackwaterError as error:
         return Counted(None, (), "Kafka", wrong=(as_sentence(error),))
-    return Counted(sum(counts), tuple(counts), "Kafka")
+    return Counted(int(counts.sum()), tuple(counts.tolist()), "Kafka")
 
 
 def balance(entry: Entry) -> Checked:

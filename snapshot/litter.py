@@ -52,7 +52,7 @@ def unnamed_records(survey: Survey, margin_ms: int) -> Iterator[ObjectInfo]:
         return
     # In this order: a request goes when its snapshot is written, and is seen there then.
     asked = {request.name for request in open_requests(store, app)}
-    kept = {one.key for each in list_snapshots(store, app) for captured in each.channels for one in captured.objects}
+    kept = {key for each in list_snapshots(store, app) for key in each.object_keys}
     for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
         group = tuple(infos)
         idle = max(info.modified_ms for info in group) <= survey.clock_ms - margin_ms

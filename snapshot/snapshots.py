@@ -54,6 +54,11 @@ class Snapshot(Struct, frozen=True):
     channels: tuple[Captured, ...] = ()
     """The records in flight that it keeps."""
 
+    @property
+    def object_keys(self) -> frozenset[str]:
+        """The objects that hold these records."""
+        return frozenset(one.key for kept in self.channels for one in kept.objects)
+
     def captured(self, flight: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
         for kept in self.channels:
@@ -118,7 +123,7 @@ def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> S
     snapshot = check_removable(store, app, name, force=force)
     store.delete(keys.snapshot(app, name))
     # After the document: what it named must not be missing while it is there. Clones' pins may share it.
-    shared = {one.key for other in list_snapshots(store, app) for kept in other.channels for one in kept.objects}
+    shared = {key for other in list_snapshots(store, app) for key in other.object_keys}
     for info in store.list(keys.snapshot_objects(app, name)):
         if info.key not in shared:
             store.delete(info.key)

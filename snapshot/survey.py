@@ -5,10 +5,11 @@ is seen to be named; heads are read before snapshots, because a stage remembers 
 written.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,11 +22,14 @@ from ..store.objects import ObjectInfo, ObjectStore
 from .reachable import Known, StageKnown
 from .snapshots import list_snapshots
 
-__all__ = ["Survey", "named", "survey"]
+__all__ = ["Survey", "many", "named", "survey"]
 
 _BATCH = 256
-"""Manifests read at once, by `_WORKERS` threads."""
+"""Requests handed out at once, to `_WORKERS` threads."""
 _WORKERS = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -111,10 +115,15 @@ def named(survey: Survey, stage: str, versions: Iterable[int]) -> Iterator[tuple
             raise _missing(app, stage, (version,)) from None
         return version, tuple(sst.object for sst in found.ssts if sst.root in ("", store.url))
 
+    return many(read, versions)
+
+
+def many(ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+    """`ask` of each thing, in their order, many at a time: what takes long is storage's answer."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        waiting = iter(versions)
+        waiting = iter(things)
         while some := tuple(islice(waiting, _BATCH)):
-            yield from pool.map(read, some)
+            yield from pool.map(ask, some)
 
 
 class _Name(Struct, frozen=True):

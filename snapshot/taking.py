@@ -139,18 +139,13 @@ def _write(
 
 def _check_captures(heads: Mapping[str, Manifest], cut: Cut, flights: tuple[InFlight, ...], request: Request) -> None:
     """See that what the stages captured, by the protocol, is what the cut's manifests say is in flight."""
-    said = {
-        (stage, channel): span
-        for stage, head in heads.items()
-        for channel, span in head.captured.get(request.id, {}).items()
-    }
-    # What came between may have been versions without a record.
-    due = {(flight.receiver, flight.channel): Span(flight.after, flight.up_to) for flight in flights}
-    for (stage, channel), span in due.items():
-        if (found := said.get((stage, channel))) != span:
+    for flight in flights:
+        found = heads[flight.receiver].captured.get(request.id, {}).get(flight.channel)
+        due = Span(flight.after, flight.up_to)
+        if found != due:
             raise Corruption(
-                f"snapshot {request.name!r} of {cut.app}: stage {stage!r} captured {_show(found)} of channel "
-                f"{channel!r}; the cut has {_show(span)} in flight",
+                f"snapshot {request.name!r} of {cut.app}: stage {flight.receiver!r} captured {_show(found)} of channel "
+                f"{flight.channel!r}; the cut has {_show(due)} in flight",
                 object_key=keys.request(cut.app, request.id),
             )
 

@@ -101,6 +101,19 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
         yield broker
 
 
+@pytest.fixture(scope="module")
+def one_spark() -> Iterator[None]:
+    """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
+    from slackwater.pipeline.session import spark_session  # what tests without Spark need not wait for
+
+    from .running import SHORT_LIVED
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
+        with spark_session("tests", master="local[2]"):
+            yield
+
+
 @pytest.fixture
 def s3_url(s3_server: str) -> str:
     """A fresh store root on the S3 server."""

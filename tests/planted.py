@@ -25,7 +25,7 @@ _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
 
-_COMPUTE = "self._compute(rows, version) if any(_has_rows(at[name], after[name]) for name in moved) else ()"
+_COMPUTE = "self._compute(rows, version) if any(_has_rows(at[name], end) for name, end in after.items()) else ()"
 _MARK = (
     "snapshot, channel in outcome.markers:\n            {0}[channel] = "
     "write_markers(self._places.kafka, {0}[channel], snapshot, self._places.patience_s)"
@@ -251,8 +251,8 @@ FAULTS = (
     Fault(
         "a marker alone is no reason to commit",
         _ARRIVALS,
-        "isinstance(event, MarkerArrived | Requested)]",
-        "isinstance(event, Requested)]",
+        "changed=any(isinstance(event, MarkerArrived | Requested) for",
+        "changed=any(isinstance(event, Requested) for",
         ARRIVALS,
     ),
     # Where batches end.

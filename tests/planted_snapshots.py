@@ -44,8 +44,8 @@ SNAPSHOT_FAULTS = (
     Fault(
         "any capture will do",
         _TAKING,
-        "!= span:\n            raise Corruption(",
-        "is None:\n            raise Corruption(",
+        "if found != due:",
+        "if found is None:",
         TAKING,
     ),
     Fault(
@@ -122,8 +122,8 @@ SNAPSHOT_FAULTS = (
     Fault(
         "one partition hides what another lacks",
         _CAPTURE,
-        "if flight.counts and tuple(counts) != flight.counts:",
-        "if flight.counts and sum(counts) != sum(flight.counts):",
+        "if flight.counts and found != flight.counts:",
+        "if flight.counts and sum(found) != sum(flight.counts):",
         TAKING,
     ),
     Fault(

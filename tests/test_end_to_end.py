@@ -1,7 +1,6 @@
 """The main job on the real thing: broker, Spark, store. Every promise is checked against SQL over the raw input."""
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,24 +11,14 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import EmbeddedBucket
 from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets
-from slackwater.pipeline.session import spark_session
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.store import history
 from slackwater.store.errors import Refused
 from slackwater.store.open import open_store
 
-from .running import SHORT_LIVED, Ledger, eventually
+from .running import Ledger, eventually
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[None]:
-    """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
-        with spark_session("tests", master="local[2]"):
-            yield
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Several inputs to one stage, on the real thing: a diamond, its snapshots, and what may not be declared."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,23 +9,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.pipeline.session import spark_session
 from slackwater.snapshot.cut import resolve
 from slackwater.store import history
 from slackwater.store.errors import Refused, Usage
 from slackwater.store.open import open_store
 
-from .running import DIAMOND, EXPECTED, SHORT_LIVED, Ledger
+from .running import DIAMOND, EXPECTED, Ledger
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
-        with spark_session("tests", master="local[2]"):
-            yield
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 
 @pytest.fixture

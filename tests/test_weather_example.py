@@ -1,18 +1,16 @@
 """The example of a fan-in on the real thing: flights meet their weather, whichever of the two comes first."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import duckdb
 import pytest
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.pipeline.session import spark_session
 
-from .running import SHORT_LIVED, Ledger
+from .running import Ledger
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -52,14 +50,6 @@ def load_feed() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
-        with spark_session("tests", master="local[2]"):
-            yield
 
 
 def check_tables(flights: Ledger, weather: Ledger) -> None:
