@@ -18,7 +18,8 @@ from .cache import SstCache
 from .hashing import normalise_keys, same_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
-from .ranged import RangedSst, Reads
+from .ranged import RangedSst
+from .reads import Reads
 from .types import OP, TOMBSTONE, arrow_schema
 
 __all__ = ["Found", "multi_get", "point_get"]
@@ -36,7 +37,7 @@ class Found:
     present: npt.NDArray[np.bool_]
     """Whether each key is there."""
     reads: Reads
-    """Requests, bytes and row groups read."""
+    """What the look-up took."""
 
 
 def multi_get(
@@ -46,6 +47,7 @@ def multi_get(
     table: Table,
     hashes: npt.NDArray[np.int64],
     keys: pa.Table,
+    reads: Reads | None = None,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -59,6 +61,7 @@ def multi_get(
         table: the declared columns.
         hashes: `hash_keys` of the keys.
         keys: the key columns, in their declared types; a key may be asked for more than once.
+        reads: counts what the look-up takes; None does not.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -68,9 +71,10 @@ def multi_get(
         Corruption: an SST is missing or damaged.
         Unavailable: the store did not answer.
     """
-    search = _Search(table, hashes, keys)
+    reads = Reads() if reads is None else reads
+    search = _Search(table, hashes, keys, reads)
     for sst, wanted in search.over(ssts):
-        for block in _blocks(store, cache, sst, table, search.hashes[wanted]):
+        for block in _blocks(store, cache, sst, table, search.hashes[wanted], reads):
             search.look_in(block, wanted)
     return search.result()
 
@@ -82,8 +86,8 @@ def point_get(
 
     Arguments and errors as of `multi_get`.
     """
-    search = _Search(table, hashes, keys)
     reads = Reads()
+    search = _Search(table, hashes, keys, reads)
     for sst, wanted in search.over(ssts):
         ranged = RangedSst(store, sst, table, reads)
         for block in ranged.read(ranged.needed(search.hashes[wanted])):
@@ -93,24 +97,30 @@ def point_get(
 
 
 def _blocks(
-    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, hashes: npt.NDArray[np.int64]
+    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, hashes: npt.NDArray[np.int64], reads: Reads
 ) -> Iterable[Block]:
     """The parts of an SST in which these hashes (ascending) can be."""
     mapped = cache.peek(sst, table)
     if mapped is not None:
+        reads.cache_hits += 1
         return mapped.blocks
+    reads.cache_misses += 1
     if cache.ranged_bytes(sst, 0) * _FETCH_WHOLE < sst.bytes:
-        ranged = RangedSst(store, sst, table, Reads())
+        ranged = RangedSst(store, sst, table, reads)
         groups = ranged.needed(hashes)
         if cache.ranged_bytes(sst, ranged.bytes_of(groups)) * _FETCH_WHOLE < sst.bytes:
             return ranged.read(groups)
+    reads.requests += 1
+    reads.bytes += sst.bytes
     return cache.open(store, sst, table).blocks
 
 
 class _Search:
     """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
 
-    def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table) -> None:
+    def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table, reads: Reads) -> None:
+        reads.keys += len(hashes)
+        self._reads = reads
         self._key_names = [column.name for column in table.key]
         self._value_names = [column.name for column in table.values]
         self._schema = arrow_schema(table.values)
@@ -130,6 +140,7 @@ class _Search:
             high = np.searchsorted(self.hashes, sst.hash_max, side="right")
             wanted = low + np.flatnonzero(self._missing[low:high])
             if wanted.size:
+                self._reads.searched += wanted.size
                 yield sst, wanted
 
     def look_in(self, block: Block, wanted: npt.NDArray[np.int64]) -> None:

@@ -20,24 +20,13 @@ from .blocks import Block, check_shape, corrupt, file_name, holder
 from .errors import ObjectNotFound
 from .manifest import Sst, Table
 from .objects import ObjectStore
+from .reads import Reads
 from .types import HASH, sst_schema
 
-__all__ = ["RangedSst", "Reads"]
+__all__ = ["RangedSst"]
 
 _MAX_GAP_BYTES = 65_536
 """Row groups this near to each other come in one request: cheaper than another round trip."""
-
-
-@dataclass(slots=True)
-class Reads:
-    """What reading by pieces took, summed over SSTs."""
-
-    requests: int = 0
-    bytes: int = 0
-    row_groups: int = 0
-    """Row groups read."""
-    row_groups_total: int = 0
-    """Row groups of all SSTs looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +92,7 @@ class RangedSst:
             for start, end in _joined(self._footer.start[groups].tolist(), self._footer.end[groups].tolist())
         ]
         self._reads.row_groups += len(groups)
+        self._reads.touched_bytes += self.bytes_of(groups)
         try:
             file = pq.ParquetFile(
                 pa.PythonFile(_Pieces(pieces, self._sst.bytes), "r"),

@@ -14,6 +14,7 @@ from slackwater.store.errors import Corruption
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore
+from slackwater.store.reads import Reads
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
 
@@ -176,6 +177,23 @@ def test_a_point_look_up_reads_two_pieces_of_each_run_that_may_have_the_key(stor
     before = store.counts["get_range"]
     assert look_up(store, None, (base, *newer), [keys[0]]) == [None]
     assert store.counts["get_range"] <= before + 1
+
+
+def test_reads_count_what_a_look_up_took(store: CountingStore, cache: SstCache) -> None:
+    old = write_version(store, cache, ROUTES, {(str(i), "x"): (i, None, None) for i in range(50)}, 1)
+    new = write_version(store, None, ROUTES, {(str(i), "x"): (i, None, None) for i in range(20)}, 2)
+    asked = columns(ROUTES.key, [(str(i), "x") for i in range(30)])
+    hashes = AS_ALWAYS.of(ROUTES, asked)
+    before, reads = store.bytes_read, Reads()
+    multi_get(store, cache, (*old, *new), ROUTES, hashes, asked, reads)
+    assert (reads.keys, reads.cache_hits, reads.cache_misses) == (30, 1, 1)
+    assert (reads.requests, reads.bytes) == (store.counts["get"], store.bytes_read - before)
+    inside = ((hashes >= new[0].hash_min) & (hashes <= new[0].hash_max)).sum()
+    assert inside <= reads.searched <= inside + 30
+    both = Reads(keys=1)
+    both.add(reads)
+    both.add(reads)
+    assert (both.keys, both.bytes) == (61, 2 * reads.bytes)
 
 
 def test_runs_that_cannot_have_the_keys_are_not_touched(store: CountingStore, cache: SstCache) -> None:
