@@ -56,9 +56,12 @@ class Sst(Struct, frozen=True):
     root: str = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
     footer_bytes: int = 0
-    """How many bytes at the object's end are its Parquet footer: one read brings exactly these."""
+    """How many bytes at the object's end are its Parquet footer: one read brings exactly these. With filters, their
+    checksums come before it, and count."""
     footer_checksum: str = ""
     """xxh3_128 of the footer's bytes, hexadecimal."""
+    filter_bytes: int = 0
+    """How many bytes before these are filters, one for each row group; 0 in SSTs that have none."""
 
 
 class Input(Struct, frozen=True):

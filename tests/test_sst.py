@@ -18,7 +18,8 @@ from slackwater.store.manifest import Column, Table
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
-from slackwater.store.ranged import RangedSst, Reads
+from slackwater.store.ranged import RangedSst
+from slackwater.store.reads import Reads
 from slackwater.store.types import from_arrow, sst_schema, to_arrow
 
 from .state_rows import ROUTES, state_rows, write_version
