@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..store import compaction
 from ..store.cache import SstCache
 from ..store.errors import SlackwaterError
-from ..store.manifest import Manifest, Sst
+from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 
 __all__ = ["Compactor"]
@@ -41,11 +41,11 @@ class Compactor:
         if picked:
             self._running = self._executor.submit(self._run, head, picked)
 
-    def fold(self, ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
-        """The runs of the version about to be committed, finished merges in the place of their inputs."""
+    def take(self) -> tuple[compaction.Done, ...]:
+        """The finished merges, for the version about to be committed to put in the place of their inputs."""
         with self._lock:
             done, self._done = tuple(self._done), []
-        return compaction.apply(ssts, done)
+        return done
 
     def close(self) -> None:
         """Wait for the merge under way; drop those not begun."""

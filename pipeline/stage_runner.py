@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store import commit, history
+from ..store import commit, compaction
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output
 from ..store.objects import ObjectStore
@@ -18,6 +18,7 @@ from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
 from .checkpoint import Checkpoint
+from .committer import Change, Committer
 from .compactor import Compactor
 from .markers import write_markers
 from .planner import Position
@@ -73,7 +74,6 @@ class StageRunner:
         on_commit: Callable[[Progress], None],
     ) -> None:
         self.stage = stage
-        self.head = claimed
         self.error: BaseException | None = None
         self.closed_snapshots: frozenset[str] = frozenset()
         """Recorded snapshots that nobody asks for any more; the next version forgets them."""
@@ -81,13 +81,17 @@ class StageRunner:
         self._shape = shape
         self._places = places
         self._limits = limits
-        self._store = store
         self._checkpoint = checkpoint
         self._hold = hold
         self._on_commit = on_commit
-        self._commit_lock = threading.Lock()
+        self._committer = Committer(store, claimed)
         self._busy = threading.Lock()
         self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+
+    @property
+    def head(self) -> Manifest:
+        """The newest committed version."""
+        return self._committer.head
 
     @property
     def positions(self) -> dict[str, Input]:
@@ -119,12 +123,8 @@ class StageRunner:
         return True
 
     def check_epoch(self) -> None:
-        """Look whether somebody took the stage over. Raises `Fenced`."""
-        with self._commit_lock:
-            newer = next(iter(history.after(self._store, self.head.app, self.head.stage, self.head.version)), None)
-            if newer is not None and newer.epoch > self.head.epoch:
-                # The commit that loses says it best.
-                commit.commit(self._store, self._next("batch", 0))
+        """Look whether somebody compacted the stage, or took it over. Raises `Fenced`."""
+        self._committer.look()
 
     def close(self) -> None:
         """Let a compaction under way end."""
@@ -168,65 +168,64 @@ class StageRunner:
     def _run(self, rows: DataFrame, batch: int) -> None:
         started = time.monotonic()
         before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
-        outcome = arrive(self.head, before, after, self.closed_snapshots)
-        at = self.positions
+        # One head for all of the batch: a compaction may be adopted meanwhile.
+        base = self._committer.tip
+        outcome = arrive(base, before, after, self.closed_snapshots)
+        at = base.inputs
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        version = self.head.version + 1
-        results = self._compute(rows, version) if any(_has_rows(at[name], end) for name, end in after.items()) else ()
-        outputs = self._outputs(results)
+        results = self._compute(rows, base) if any(_has_rows(at[name], end) for name, end in after.items()) else ()
+        outputs = self._outputs(base, results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
-        with self._commit_lock:
-            duration_ms = round((time.monotonic() - started) * 1000)
-            manifest = self._next("batch", duration_ms)
-            ssts = (*manifest.ssts, *(sst for result in results for sst in result.ssts))
-            manifest = replace(
-                manifest,
-                inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
-                outputs=outputs,
-                ssts=self._compactor.fold(ssts) if self._compactor else ssts,
-                recorded=outcome.recorded,
-                awaited=outcome.awaited,
-                captured=outcome.captured,
-            )
-            before_head, put = self.head, time.monotonic()
-            commit.commit(self._store, manifest)
-            self.head, ended = manifest, time.monotonic()
-        self._on_commit(
-            Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put)
+        merges = self._compactor.take() if self._compactor else ()
+        manifest = self._next(base, round((time.monotonic() - started) * 1000))
+        manifest = replace(
+            manifest,
+            inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
+            outputs=outputs,
+            ssts=compaction.apply((*base.ssts, *(sst for result in results for sst in result.ssts)), merges),
+            recorded=outcome.recorded,
+            awaited=outcome.awaited,
+            captured=outcome.captured,
         )
-        if self._compactor is not None:
-            self._compactor.consider(manifest)
 
-    def _next(self, kind: str, duration_ms: int) -> Manifest:
+        def told(before: Manifest, manifest: Manifest, commit_seconds: float) -> None:
+            seconds = time.monotonic() - started
+            self._on_commit(Progress.of(before, manifest, results, seconds=seconds, commit_seconds=commit_seconds))
+
+        self._committer.submit(Change(base, manifest, merges, told))
+        if self._compactor is not None:
+            self._compactor.consider(self._committer.tip)
+
+    def _next(self, base: Manifest, duration_ms: int) -> Manifest:
         return commit.successor(
-            self.head,
-            kind=kind,  # type: ignore[arg-type]
-            epoch=self.head.epoch,
-            writer=self.head.writer,
-            by=self.head.by,
+            base,
+            kind="batch",
+            epoch=base.epoch,
+            writer=base.writer,
+            by=base.by,
             now_ms=time.time_ns() // 1_000_000,
             duration_ms=duration_ms,
         )
 
-    def _compute(self, rows: DataFrame, version: int) -> tuple[Result, ...]:
+    def _compute(self, rows: DataFrame, base: Manifest) -> tuple[Result, ...]:
         targets = tuple(self._target(channel) for channel in self.stage.writes)
-        writer = self.head.writer
+        writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
-        if self._shape.bound is None or self.head.table is None:
+        if self._shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets))
-        task = StateTask(self._places, writer, version, targets, self._shape.bound, self.head.table, self.head.ssts)
+        task = StateTask(self._places, writer, version, targets, self._shape.bound, base.table, base.ssts)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:
         output = self.head.outputs[channel.name]
         return channel, output.topic, len(output.ends)
 
-    def _outputs(self, results: tuple[Result, ...]) -> dict[str, Output]:
+    def _outputs(self, base: Manifest, results: tuple[Result, ...]) -> dict[str, Output]:
         made = {}
-        for name, before in self.head.outputs.items():
+        for name, before in base.outputs.items():
             ends, sent = list(before.ends), list(before.sent)
             parts = [(result.attempt, result.sent[name]) for result in results if name in result.sent]
             for _, part in parts:

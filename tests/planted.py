@@ -25,7 +25,7 @@ _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
 
-_COMPUTE = "self._compute(rows, version) if any(_has_rows(at[name], end) for name, end in after.items()) else ()"
+_COMPUTE = "self._compute(rows, base) if any(_has_rows(at[name], end) for name, end in after.items()) else ()"
 _MARK = (
     "snapshot, channel in outcome.markers:\n            {0}[channel] = "
     "write_markers(self._places.kafka, {0}[channel], snapshot, self._places.patience_s)"
@@ -435,10 +435,10 @@ FAULTS = (
     Fault(
         "the marker is written before the last rows",
         _STAGE,
-        f"        results = {_COMPUTE}\n        outputs = self._outputs(results)\n"
+        f"        results = {_COMPUTE}\n        outputs = self._outputs(base, results)\n"
         f"        for {_MARK.format('outputs')}\n",
-        f"        marked = self._outputs(())\n        for {_MARK.format('marked')}\n        results = {_COMPUTE}\n"
-        "        outputs = self._outputs(results)\n"
+        f"        marked = self._outputs(base, ())\n        for {_MARK.format('marked')}\n"
+        f"        results = {_COMPUTE}\n        outputs = self._outputs(base, results)\n"
         "        outputs = {name: replace(one, markers=marked[name].markers) for name, one in outputs.items()}\n",
         STAGE,
     ),
@@ -473,14 +473,14 @@ FAULTS = (
     Fault(
         "the commit does not say which markers are awaited",
         _STAGE,
-        "                awaited=outcome.awaited,\n",
+        "            awaited=outcome.awaited,\n",
         "",
         STAGE,
     ),
     Fault(
         "the commit does not say what was captured",
         _STAGE,
-        "                captured=outcome.captured,\n",
+        "            captured=outcome.captured,\n",
         "",
         STAGE,
     ),
