@@ -1,7 +1,7 @@
 """The ends of SSTs, which say where everything is: footers and filters, read once and kept by the process."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from threading import Lock
@@ -20,7 +20,7 @@ from .pieces import Pieces, at_once
 from .reads import Reads
 from .types import HASH, sst_schema
 
-__all__ = ["Tail", "fetch_tails", "tail_of"]
+__all__ = ["Tail", "fetch_tails", "filter_faults", "tail_of"]
 
 _WITH_FILTERS_BYTES = 128 << 10
 """Filters up to this come with the footer: cheaper than another round trip."""
@@ -110,6 +110,22 @@ def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Re
             pass
         for one in counted:
             reads.add(one)
+
+
+def filter_faults(data: bytes, sst: Sst) -> Iterator[str]:
+    """What is wrong with the filters of a whole SST whose bytes are checked: all of its hashes must pass them."""
+    file = pq.ParquetFile(pa.BufferReader(data))
+    places = [file.metadata.row_group(i).column(0) for i in range(file.metadata.num_row_groups)]
+    first = places[0].bloom_filter_offset if places else None
+    filter_bytes = 0 if first is None else len(data) - sst.footer_bytes - first
+    if sst.filter_bytes != filter_bytes:
+        yield f"its filters have {sst.filter_bytes} bytes; expected {filter_bytes}"
+        return
+    for group, place in enumerate(places if filter_bytes else ()):
+        start = place.bloom_filter_offset
+        hashes = file.read_row_group(group, columns=[HASH]).column(HASH).to_numpy()
+        if not Filter.decode(data[start : start + place.bloom_filter_length]).may_have(hashes).all():
+            yield f"the filter of row group {group} denies hashes that are there"
 
 
 def _read(pieces: Pieces, sst: Sst, table: Table) -> Tail:
