@@ -118,6 +118,7 @@ def _line(commit: "Progress") -> str:
         f"{humane.plural(commit.keys, 'key')} written" if commit.keys else "",
         f"{humane.count(commit.rows_out)} out" if commit.rows_out else "",
         f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
+        f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",
         humane.windows(commit.windows),
         f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
+from .stall import L0_SLOWDOWN, L0_STOP
 from .states import State
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Stage:
     partitions: int
     max_records: int | None
     trigger: str | None
+    l0_slowdown: int = L0_SLOWDOWN
+    l0_stop: int = L0_STOP
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -124,6 +127,8 @@ class App:
         partitions: int = 4,
         max_records: int | None = None,
         trigger: str | None = None,
+        l0_slowdown: int = L0_SLOWDOWN,
+        l0_stop: int = L0_STOP,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -141,6 +146,10 @@ class App:
                 not; `slackwater rescale` changes it.
             max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
+            l0_slowdown: L0 SSTs in one state partition from which on batches are delayed, so that compaction catches
+                up (RocksDB's `level0_slowdown_writes_trigger`).
+            l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
+                (`level0_stop_writes_trigger`).
             name: Default the function's name.
 
         Raises:
@@ -164,6 +173,8 @@ class App:
                     partitions=partitions,
                     max_records=max_records,
                     trigger=trigger,
+                    l0_slowdown=l0_slowdown,
+                    l0_stop=l0_stop,
                 )
             )
             return transform
@@ -259,6 +270,11 @@ class App:
             written.add(output.name)
         if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
             raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
+        if not 1 < stage.l0_slowdown <= stage.l0_stop:
+            raise Usage(
+                f"stage {stage.name!r}: l0_slowdown is {stage.l0_slowdown} and l0_stop is {stage.l0_stop}; expected "
+                "two numbers of SSTs from 2 on, the second not below the first"
+            )
         if stage.state is None and not stage.writes:
             raise Refused(
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",

@@ -20,10 +20,27 @@ from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from ..store.rebase import rebase
 
-__all__ = ["Change", "Committer"]
+__all__ = ["Change", "Committed", "Committer"]
 
 _REBASES = 100
 """Lost races, to compactions that commit at the same moment, before a commit gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a change.
+
+    Attributes:
+        before: The version before it.
+        manifest: Its version.
+        seconds: From the batch's start until the next one could start.
+        commit_seconds: What the put of the manifest took.
+    """
+
+    before: Manifest
+    manifest: Manifest
+    seconds: float
+    commit_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +51,15 @@ class Change:
         before: The version the batch began with.
         manifest: The one after it.
         merges: Those that `manifest` has in the place of their inputs.
-        told: Gets the versions before and of the change as they were committed, and the seconds that the put took.
+        started: When the batch did, on the monotonic clock.
+        told: Hears of the commit.
     """
 
     before: Manifest
     manifest: Manifest
     merges: tuple[Done, ...]
-    told: Callable[[Manifest, Manifest, float], None]
+    started: float
+    told: Callable[[Committed], None]
 
     def onto(self, head: Manifest) -> Change:
         """The same, built on this head."""
@@ -77,9 +96,10 @@ class Committer:
             Unavailable: Storage did not answer.
         """
         with self._lock:
-            change, seconds = self._commit(change.onto(self.head))
+            change, commit_seconds = self._commit(change.onto(self.head))
             self.head = change.manifest
-        change.told(change.before, change.manifest, seconds)
+        seconds = time.monotonic() - change.started
+        change.told(Committed(change.before, change.manifest, seconds, commit_seconds))
 
     def look(self) -> None:
         """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""

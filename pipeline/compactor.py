@@ -15,6 +15,7 @@ from ..store.cache import SstCache
 from ..store.errors import SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
+from .stall import Compacting
 
 __all__ = ["Compactor"]
 
@@ -46,6 +47,19 @@ class Compactor:
         with self._lock:
             done, self._done = tuple(self._done), []
         return done
+
+    @property
+    def finished(self) -> tuple[compaction.Done, ...]:
+        """What `take` would give."""
+        with self._lock:
+            return tuple(self._done)
+
+    @property
+    def doing(self) -> Compacting:
+        """What it is at."""
+        if self._running is not None and not self._running.done():
+            return "under way"
+        return "finished" if self.finished else "nothing"
 
     def close(self) -> None:
         """Wait for the merge under way; drop those not begun."""

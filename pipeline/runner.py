@@ -33,6 +33,7 @@ from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
 from .stage_runner import Limits, StageRunner
+from .stall import Triggers
 from .task import Places
 from .watch import Watch
 
@@ -62,7 +63,11 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
     """
     stages = app.select(options.stages)
     limits = {
-        stage.name: Limits(stage.max_records or options.max_records, interval_ms(stage.trigger or options.trigger))
+        stage.name: Limits(
+            stage.max_records or options.max_records,
+            interval_ms(stage.trigger or options.trigger),
+            Triggers(stage.l0_slowdown, stage.l0_stop),
+        )
         for stage in stages
     }
     kafka_client.wait_for(options.kafka, options.patience_s)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store import commit, compaction
+from ..store import commit, compaction, runs
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output
 from ..store.objects import ObjectStore
@@ -18,12 +18,13 @@ from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
 from .checkpoint import Checkpoint
-from .committer import Change, Committer
+from .committer import Change, Committed, Committer
 from .compactor import Compactor
 from .markers import write_markers
 from .planner import Position
 from .progress import Progress
 from .schemas import Shape, apply
+from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Limits:
 
     max_records: int | None
     trigger_ms: int
+    stall: Triggers = field(default_factory=Triggers)
 
 
 class StageRunner:
@@ -87,6 +89,9 @@ class StageRunner:
         self._committer = Committer(store, claimed)
         self._busy = threading.Lock()
         self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+        self._stall = self._stall_of(self._compactor) if self._compactor else None
+        self._batch_s = 0.0
+        """What the batch before took."""
 
     @property
     def head(self) -> Manifest:
@@ -131,6 +136,15 @@ class StageRunner:
         if self._compactor is not None:
             self._compactor.close()
 
+    def _stall_of(self, compactor: Compactor) -> Stall:
+        def l0() -> int:
+            head = self._committer.tip
+            assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
+            return runs.l0_files(compaction.apply(head.ssts, compactor.finished), head.table.partitions)
+
+        name = f"stage {self.head.app}/{self.head.stage}"
+        return Stall(name, self._limits.stall, l0, lambda: compactor.doing)
+
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
         options: dict[str, object] = {
@@ -166,8 +180,12 @@ class StageRunner:
                 raise
 
     def _run(self, rows: DataFrame, batch: int) -> None:
-        started = time.monotonic()
         before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
+        has_rows = any(_has_rows(self._committer.tip.inputs[name], end) for name, end in after.items())
+        stall_seconds = self._stall.wait(self._batch_s, lambda: self.stopping) if self._stall and has_rows else 0.0
+        if self.stopping:
+            return
+        started = time.monotonic()
         # One head for all of the batch: a compaction may be adopted meanwhile.
         base = self._committer.tip
         outcome = arrive(base, before, after, self.closed_snapshots)
@@ -175,11 +193,13 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        results = self._compute(rows, base) if any(_has_rows(at[name], end) for name, end in after.items()) else ()
+        merges = self._compactor.take() if self._compactor else ()
+        folded = replace(base, ssts=compaction.apply(base.ssts, merges))
+        results = self._compute(rows, folded) if has_rows else ()
         outputs = self._outputs(base, results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
-        merges = self._compactor.take() if self._compactor else ()
+        merges += self._compactor.take() if self._compactor else ()
         manifest = self._next(base, round((time.monotonic() - started) * 1000))
         manifest = replace(
             manifest,
@@ -191,11 +211,20 @@ class StageRunner:
             captured=outcome.captured,
         )
 
-        def told(before: Manifest, manifest: Manifest, commit_seconds: float) -> None:
-            seconds = time.monotonic() - started
-            self._on_commit(Progress.of(before, manifest, results, seconds=seconds, commit_seconds=commit_seconds))
+        def told(done: Committed) -> None:
+            self._on_commit(
+                Progress.of(
+                    done.before,
+                    done.manifest,
+                    results,
+                    seconds=done.seconds,
+                    commit_seconds=done.commit_seconds,
+                    stall_seconds=stall_seconds,
+                )
+            )
 
-        self._committer.submit(Change(base, manifest, merges, told))
+        self._committer.submit(Change(base, manifest, merges, started, told))
+        self._batch_s = time.monotonic() - started
         if self._compactor is not None:
             self._compactor.consider(self._committer.tip)
 

@@ -1,5 +1,6 @@
 """Versions on their way to durability, beside compactions in other processes, take-overs and storage's bad days."""
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.committer import Change, Committer
+from slackwater.pipeline.committer import Change, Committed, Committer
 from slackwater.store import history
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
@@ -55,19 +56,16 @@ class Runner:
     """A stage whose every batch reads one record."""
 
     committer: Committer
-    told: list[tuple[Manifest, Manifest]] = field(default_factory=list)
+    told: list[Committed] = field(default_factory=list)
 
     def begin(self) -> Change:
         """What a batch makes of what it finds when it begins."""
         base = self.committer.tip
         read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
-        return Change(base, replace(following(base), inputs={"t": read}), (), self._tell)
+        return Change(base, replace(following(base), inputs={"t": read}), (), time.monotonic(), self.told.append)
 
     def batch(self) -> None:
         self.committer.submit(self.begin())
-
-    def _tell(self, before: Manifest, manifest: Manifest, _seconds: float) -> None:
-        self.told.append((before, manifest))
 
 
 @pytest.fixture
@@ -99,7 +97,8 @@ def test_a_batch_is_one_put(store: CountingStore, runner: Runner) -> None:
         runner.batch()
     assert store.counts == {"put_if_absent": 3}
     assert_whole(store, 3)
-    assert [(before.version, after.version) for before, after in runner.told] == [(1, 2), (2, 3), (3, 4)]
+    assert [(told.before.version, told.manifest.version) for told in runner.told] == [(1, 2), (2, 3), (3, 4)]
+    assert all(told.seconds >= told.commit_seconds > 0 for told in runner.told)
 
 
 def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: CountingStore, runner: Runner) -> None:
@@ -111,7 +110,7 @@ def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: Counti
     # The try that lost, the number it lost, the one after these, that there is none more, and the commit.
     assert store.counts == {"put_if_absent": 2, "get": 3}
     assert (runner.committer.head.version, runner.committer.head.row_seq) == (4, 2)
-    assert runner.told == [(last, runner.committer.head)]
+    assert [(told.before, told.manifest) for told in runner.told] == [(last, runner.committer.head)]
     runner.batch()
     assert runner.committer.head.row_seq == 5
     assert_whole(store, 2)
@@ -202,4 +201,4 @@ def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int
     faulty.settle()
     found = versions(inner)
     assert_whole(inner, sum(one.kind == "batch" for one in found))
-    assert {after.version for _, after in runner.told} <= {one.version for one in found}
+    assert {told.manifest.version for told in runner.told} <= {one.version for one in found}
