@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
+from ..store.manifest import Policy
 from .states import State
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["App", "Repartition", "Stage", "Topic", "repartition", "topic"]
 
 Transform = Callable[..., "DataFrame"]
+
+_UNIVERSAL = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Stage:
     partitions: int
     max_records: int | None
     trigger: str | None
+    compaction: Policy = _UNIVERSAL
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -124,6 +128,7 @@ class App:
         partitions: int = 4,
         max_records: int | None = None,
         trigger: str | None = None,
+        compaction: Policy | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -141,6 +146,8 @@ class App:
                 not; `slackwater rescale` changes it.
             max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
+            compaction: How the table is compacted: `universal(...)`, the default, or `leveled(...)`. A knob: it may be
+                another one from one start to the next.
             name: Default the function's name.
 
         Raises:
@@ -150,6 +157,8 @@ class App:
         inputs = (reads,) if isinstance(reads, Topic | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
         columns = (key,) if isinstance(key, str) else tuple(key or ())
+        if compaction is not None and state is None:
+            raise Usage("compaction= is for a stage with state=; this one has no table to compact")
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
@@ -164,6 +173,7 @@ class App:
                     partitions=partitions,
                     max_records=max_records,
                     trigger=trigger,
+                    compaction=compaction or _UNIVERSAL,
                 )
             )
             return transform

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
 
-from ..store.compaction import pick
+from ..store.compaction import Compaction
 from ..store.manifest import Manifest
 from ..store.runs import by_partition
 from .task import Result
@@ -21,7 +21,7 @@ class StateFigures:
     Attributes:
         files, bytes: The version's SSTs.
         l0_files: SSTs of level 0 in the state partition that has most of them.
-        debt_bytes: What compaction would merge now.
+        debt_bytes: What compaction is to merge now.
         flushed_bytes: What this batch wrote.
         compacted_bytes: What compactions wrote that this version names for the first time.
         snapshots_under_way: Snapshots that this version has recorded and that are not complete.
@@ -36,8 +36,8 @@ class StateFigures:
     snapshots_under_way: int
 
     @classmethod
-    def of(cls, before: Manifest, manifest: Manifest, results: tuple[Result, ...]) -> Self:
-        """From the versions before and after a batch, and its tasks' reports."""
+    def of(cls, before: Manifest, manifest: Manifest, results: tuple[Result, ...], due: tuple[Compaction, ...]) -> Self:
+        """From the versions before and after a batch, its tasks' reports, and what compaction is due."""
         flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
         known = {sst.object for sst in before.ssts}
         new = {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}
@@ -47,7 +47,7 @@ class StateFigures:
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
             l0_files=max(map(len, l0.values()), default=0),
-            debt_bytes=sum(sst.bytes for picked in pick(manifest.ssts, partitions) for sst in picked.inputs),
+            debt_bytes=sum(one.input_bytes for one in due),
             flushed_bytes=sum(flushed.values()),
             compacted_bytes=sum(size for name, size in new.items() if name not in flushed),
             snapshots_under_way=len(manifest.recorded),
@@ -93,8 +93,9 @@ class Progress:
         *,
         seconds: float,
         commit_seconds: float,
+        due: tuple[Compaction, ...] = (),
     ) -> Self:
-        """From the versions before and after a batch, and its tasks' reports."""
+        """From the versions before and after a batch, its tasks' reports, and what compaction is due after it."""
         return cls(
             app=manifest.app,
             stage=manifest.stage,
@@ -115,5 +116,5 @@ class Progress:
             commit_seconds=commit_seconds,
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
-            state=StateFigures.of(before, manifest, results),
+            state=StateFigures.of(before, manifest, results, due),
         )

@@ -53,6 +53,7 @@ class StageRunner:
         limits: Admission and trigger.
         store: Where manifests go.
         cache: The SST cache of this machine.
+        compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
@@ -71,6 +72,7 @@ class StageRunner:
         checkpoint: Checkpoint,
         hold: Path,
         on_commit: Callable[[Progress], None],
+        compaction_threads: int = 1,
     ) -> None:
         self.stage = stage
         self.head = claimed
@@ -87,7 +89,9 @@ class StageRunner:
         self._on_commit = on_commit
         self._commit_lock = threading.Lock()
         self._busy = threading.Lock()
-        self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+        self._compactor = (
+            Compactor(store, cache, claimed, threads=compaction_threads) if shape.table is not None else None
+        )
 
     @property
     def positions(self) -> dict[str, Input]:
@@ -127,7 +131,7 @@ class StageRunner:
                 commit.commit(self._store, self._next("batch", 0))
 
     def close(self) -> None:
-        """Let a compaction under way end."""
+        """Stop compactions under way."""
         if self._compactor is not None:
             self._compactor.close()
 
@@ -194,11 +198,10 @@ class StageRunner:
             before_head, put = self.head, time.monotonic()
             commit.commit(self._store, manifest)
             self.head, ended = manifest, time.monotonic()
+        due = self._compactor.consider(manifest) if self._compactor is not None else ()
         self._on_commit(
-            Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put)
+            Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put, due=due)
         )
-        if self._compactor is not None:
-            self._compactor.consider(manifest)
 
     def _next(self, kind: str, duration_ms: int) -> Manifest:
         return commit.successor(

@@ -3,6 +3,7 @@
 What is in memory at once is one slice of all inputs and one encoded SST, however large the runs are.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from .cache import SstCache
 from .compaction import Compaction, Done
 from .cursor import Cursor
+from .errors import Refused
 from .hashing import sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
@@ -27,6 +29,9 @@ _SLICES_A_FILE = 8
 """Slices are so small that an SST can end near its size."""
 _READ_BYTES = 32 << 20
 """Bytes of inputs that are not in the cache, read ahead of being merged: of all runs together."""
+_LONGEST_S = 1800.0
+"""A merge that takes longer is given up. Garbage collection takes what a batch has not named an hour after it was
+written for litter, and the first SST of a long merge may be as old by then."""
 
 
 class Stopped(Exception):
@@ -60,11 +65,13 @@ def run(
 
     Raises:
         Stopped: `stop` said so.
+        Refused: it would take more than half an hour.
         Corruption: an input is missing or damaged.
         Unavailable: the store did not answer.
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
+    began_s = time.monotonic()
     row_bytes = sum(sst.bytes for sst in compaction.inputs) / sum(sst.rows for sst in compaction.inputs)
 
     def write(
@@ -87,6 +94,8 @@ def run(
         for piece in _slices(inputs, window, slots, max(1, slice_rows)):
             if stop():
                 raise Stopped
+            if time.monotonic() - began_s > _LONGEST_S:
+                raise _too_long(compaction)
             parts = [part for cursor in cursors for part in cursor.read(piece.low, piece.high)]
             if parts:
                 drop = compaction.drops_tombstones and partition == compaction.partition
@@ -123,6 +132,15 @@ def merge_rows(parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool
     if drop_tombstones:
         keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
     return rows.take(pa.array(keep))
+
+
+def _too_long(compaction: Compaction) -> Refused:
+    return Refused(
+        f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
+        f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection could take their "
+        "result for litter before it is committed",
+        hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
+    )
 
 
 @dataclass(frozen=True, slots=True)
