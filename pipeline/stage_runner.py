@@ -56,6 +56,7 @@ class StageRunner:
         limits: Admission and trigger.
         store: Where manifests go.
         cache: The SST cache of this machine.
+        compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
@@ -74,6 +75,7 @@ class StageRunner:
         checkpoint: Checkpoint,
         hold: Path,
         on_commit: Callable[[Progress], None],
+        compaction_threads: int = 1,
     ) -> None:
         self.stage = stage
         self.error: BaseException | None = None
@@ -88,7 +90,9 @@ class StageRunner:
         self._on_commit = on_commit
         self._committer = Committer(store, claimed)
         self._busy = threading.Lock()
-        self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+        self._compactor = (
+            Compactor(store, cache, claimed, threads=compaction_threads) if shape.table is not None else None
+        )
         self._stall = self._stall_of(self._compactor) if self._compactor else None
         self._batch_s = 0.0
         """What the batch before took."""
@@ -132,7 +136,7 @@ class StageRunner:
         self._committer.look()
 
     def close(self) -> None:
-        """Let a compaction under way end."""
+        """Stop compactions under way."""
         if self._compactor is not None:
             self._compactor.close()
 
@@ -211,6 +215,8 @@ class StageRunner:
             captured=outcome.captured,
         )
 
+        due = self._compactor.consider(manifest) if self._compactor else ()
+
         def told(done: Committed) -> None:
             self._on_commit(
                 Progress.of(
@@ -220,13 +226,12 @@ class StageRunner:
                     seconds=done.seconds,
                     commit_seconds=done.commit_seconds,
                     stall_seconds=stall_seconds,
+                    due=due,
                 )
             )
 
         self._committer.submit(Change(base, manifest, merges, started, told))
         self._batch_s = time.monotonic() - started
-        if self._compactor is not None:
-            self._compactor.consider(self._committer.tip)
 
     def _next(self, base: Manifest, duration_ms: int) -> Manifest:
         return commit.successor(

@@ -61,6 +61,10 @@ class RangedSst:
         end = np.searchsorted(hashes, self._tail.hash_max, side="right")
         return np.flatnonzero(first < end)
 
+    def within(self, low: int, high: int) -> npt.NDArray[np.int64]:
+        """The row groups, ascending, in which hashes from `low` to `high`, both included, can be."""
+        return np.flatnonzero((self._tail.hash_min <= high) & (self._tail.hash_max >= low))
+
     def bytes_of(self, groups: npt.NDArray[np.int64]) -> int:
         """How many bytes these row groups take."""
         return int((self._tail.end[groups] - self._tail.start[groups]).sum())

@@ -63,6 +63,11 @@ class SstWriter:
         self._hash_min = self._hash_max = 0
         self._seqs: list[tuple[int, int]] = []
 
+    @property
+    def num_bytes(self) -> int:
+        """Encoded bytes so far, without the footer."""
+        return int(self._sink.tell())
+
     def append(self, rows: pa.Table) -> None:
         """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
         if not rows.num_rows:

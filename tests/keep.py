@@ -33,9 +33,11 @@ from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import apps, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.compaction import apply, pick, run
+from slackwater.store.compaction import apply
 from slackwater.store.hashing import partition_of
-from slackwater.store.manifest import AppInfo, Column, Manifest, Table
+from slackwater.store.manifest import AppInfo, Column, Manifest, Policy, Table
+from slackwater.store.merging import run
+from slackwater.store.picking import pick
 
 from .answering import KEPT, QUESTIONS, ask
 from .collecting import HOUR_MS, AgingStore, StoreClock
@@ -138,7 +140,7 @@ class _Making:
         with closing(SstCache(Path("/nonexistent"), 0)) as cache:
             done = [
                 run(self.store, cache, app.name, stage, table, one)
-                for one in pick(head.ssts, table.partitions, trigger=4)
+                for one in pick(head.ssts, table.partitions, Policy(l0_trigger=4))
             ]
         assert done
         now_ms = self.clock.tick(stage)
