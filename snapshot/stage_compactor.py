@@ -7,7 +7,7 @@ where they do not fit any more. Such a version reads nothing and writes nothing:
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -129,24 +129,23 @@ class StageCompactor:
                     pool.submit(run, self._store, self._cache, self._app, self.stage, head.table, one, stop=stop)
                     for one in due
                 }
+                failures: list[BaseException] = []
                 while running:
-                    ended, running = wait(running, _LAND_S, FIRST_EXCEPTION)
-                    done = self._succeeded(ended)
+                    ended, running = wait(running, _LAND_S)
+                    failures += [failed for one in ended if (failed := one.exception()) is not None]
+                    done = [one.result() for one in ended if one.exception() is None]
                     if done and (committed := self._land(done)) is not None:
                         yield committed
-                    for one in ended:
-                        self._raise_failure(one)
+                for failed in failures:
+                    self._raise(failed)
             finally:
                 # Whatever ended this early: nobody waits for the rest.
                 given_up.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _succeeded(self, ended: set[Future[Done]]) -> list[Done]:
-        return [one.result() for one in ended if not one.cancelled() and one.exception() is None]
-
-    def _raise_failure(self, one: Future[Done]) -> None:
-        failed = one.exception()
-        if failed is None or isinstance(failed, Stopped):
+    def _raise(self, failed: BaseException) -> None:
+        """Raise what ended a merge, unless that is nobody's trouble."""
+        if isinstance(failed, Stopped):
             return
         if isinstance(failed, Corruption) and not any(sst.object == failed.object_key for sst in self._head().ssts):
             return  # merged by somebody else, and collected since
@@ -157,9 +156,13 @@ class StageCompactor:
         for attempt in range(1, _ATTEMPTS + 1):
             head = self._head()
             ssts = apply(head.ssts, done)
-            there = set(ssts)
-            landed = [one for one in done if there.isdisjoint(one.compaction.inputs) and there.issuperset(one.outputs)]
-            landed = [one for one in landed if set(one.compaction.inputs) <= set(head.ssts)]
+            before, after = set(head.ssts), set(ssts)
+            # Unlike one that does not fit, whose inputs stay, or went before.
+            landed = [
+                one
+                for one in done
+                if before.issuperset(one.compaction.inputs) and after.isdisjoint(one.compaction.inputs)
+            ]
             if not landed:
                 return None
             draft = commit.successor(

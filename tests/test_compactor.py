@@ -127,8 +127,11 @@ def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path) -> None:
     store.may_go_on.clear()
     stage.compactor.consider(head)
     eventually(lambda: store.waiting == 1, "the first SST")
-    threading.Timer(0.05, store.may_go_on.set).start()
-    stage.compactor.close()
+    closing = threading.Thread(target=stage.compactor.close)
+    closing.start()
+    eventually(stage.compactor._closing.is_set, "the compactor to close")
+    store.may_go_on.set()
+    closing.join()
     assert store.waiting == 1
     assert stage.compactor.fold(head.ssts) == head.ssts
 
@@ -144,7 +147,6 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     compactor.consider(head)
     eventually(lambda: len(compactor.fold(head.ssts)) == 4, "the other partition")
     assert "put off" in caplog.text
-    stage.store.put(mine[0].object, b"")
     compactor.close()
 
 
