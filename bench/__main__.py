@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -16,23 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from slackwater.pipeline.broker import EmbeddedKafka
 
-from . import capturing, command_line, diamond, snapshots, throughput
+from . import capturing, command_line, diamond, snapshots, throughput, write_amplification
 from .events import KEYS, fill
+from .row import Row
 
 OUT = Path(__file__).parent / "out"
 RECORDS = 4_000_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    what: str
-    ours: str
-    peer: str
-    ratio: float
-    asked: str
-    reached: bool
 
 
 def main() -> None:
@@ -54,6 +43,8 @@ def main() -> None:
         console.print("store requests at 10,000 and at 5,000,000 keys …")
         rows += _requests(folder)
         rows += _command_line(folder)
+        console.print(f"{write_amplification.BATCHES} batches of random updates, compacted by both policies …")
+        rows += write_amplification.rows(folder)
     _print(console, rows)
     OUT.mkdir(exist_ok=True)
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}

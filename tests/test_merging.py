@@ -58,6 +58,8 @@ def peak_bytes() -> Iterator[list[int]]:
 def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
+    # These bound the memory, whatever is merged: smaller here, so that the table need not be huge.
+    monkeypatch.setattr(merging, "_SLICE_ROWS", 1 << 14)
     monkeypatch.setattr(merging, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr("slackwater.store.blocks.BLOCK_ROWS", 1 << 14)
     store = CountingStore(LocalStore(tmp_path / "store"))
