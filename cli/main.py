@@ -13,7 +13,21 @@ from .options import examples
 
 __all__ = ["VERBS", "app", "main"]
 
-VERBS = ("dev", "run", "status", "log", "snapshot", "verify", "query", "get", "bisect", "clone", "rescale", "gc")
+VERBS = (
+    "dev",
+    "run",
+    "status",
+    "log",
+    "snapshot",
+    "verify",
+    "query",
+    "get",
+    "bisect",
+    "clone",
+    "rescale",
+    "compact",
+    "gc",
+)
 """In the order of `--help`. Each is the `app` of the module of its name, imported when it is asked for."""
 
 

@@ -1,5 +1,6 @@
 """`slackwater run`: the one verb that starts Spark."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
+
+
+class Compaction(StrEnum):
+    """Who merges SSTs."""
+
+    inline = "inline"
+    external = "external"
 
 
 @app.command(
@@ -61,6 +69,13 @@ def run(
         int | None,
         typer.Option(metavar="PORT", min=0, max=65535, help="Serve metrics for Prometheus there; 0 for a free port."),
     ] = None,
+    compaction: Annotated[
+        Compaction,
+        typer.Option(help="Merge SSTs beside the batches, or leave that to `slackwater compact --watch`."),
+    ] = Compaction.inline,
+    compaction_threads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Merges of each stage that go on at once beside the batches.")
+    ] = 1,
     store: options.Store = None,
     kafka: options.Kafka = None,
     as_json: options.Json = False,
@@ -96,6 +111,7 @@ def run(
             patience_s=patience,
             cache_folder=settings.cache_folder,
             cache_bytes=settings.cache_max_bytes,
+            compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
         ),
         on_progress=on_progress,
     )

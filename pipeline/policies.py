@@ -25,7 +25,7 @@ def universal(
     Args:
         l0_trigger: Sorted runs of a state partition from which on some are merged; at least 2. More of it: less is
             written, more is searched.
-        size_ratio: How much larger than all newer ones together a run may be that is merged with them; 1.0 is 100 %.
+        size_ratio: How much larger than all newer ones together a run may be that is merged with them; 0.1 is 10 %.
         min_merge_width: Fewest runs merged because they are of similar size; at least 2.
         max_merge_width: Most runs merged at once, unless all are.
         max_space_amplification: Once the newer runs take more than so many times the bytes of the oldest, all are

@@ -1,7 +1,7 @@
 """Whether the objects of a cut are there, by their sizes, and whether manifests say of SSTs what can be true."""
 
-from collections.abc import Iterator, Mapping
-from itertools import combinations, islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from ..store.errors import ObjectNotFound
 from ..store.keys import check_key
@@ -82,9 +82,8 @@ def entry_faults(manifest: Manifest) -> Checked:
     # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
     wrong += (
         f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
-        for one, other in combinations(manifest.ssts, 2)
-        if _meet((one.hash_min, one.hash_max), (other.hash_min, other.hash_max))
-        and _meet((one.seq_min, one.seq_max), (other.seq_min, other.seq_max))
+        for one, other in _sharing_hashes(manifest.ssts)
+        if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max
     )
     return Checked("objects", at, tuple(wrong), 0)
 
@@ -98,5 +97,12 @@ def _entry(sst: Sst, version: int) -> Iterator[str]:
         yield f"it has {sst.rows} rows and {sst.tombstones} tombstones; expected a row at least"
 
 
-def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
+def _sharing_hashes(ssts: Sequence[Sst]) -> list[tuple[Sst, Sst]]:
+    """The pairs whose ranges of hashes meet, in the order of the manifest: few, also where there are many SSTs."""
+    pairs: list[tuple[int, int]] = []
+    reached: list[int] = []
+    for number in sorted(range(len(ssts)), key=lambda number: ssts[number].hash_min):
+        reached = [other for other in reached if ssts[other].hash_max >= ssts[number].hash_min]
+        pairs += ((min(number, other), max(number, other)) for other in reached)
+        reached.append(number)
+    return [(ssts[one], ssts[other]) for one, other in sorted(pairs)]

@@ -32,8 +32,8 @@ class Policy(Struct, frozen=True):
     """Runs of similar size merged (`store.universal`), or levels of growing size, each one run (`store.leveled`)."""
     l0_trigger: int = 8
     """`level0_file_num_compaction_trigger`: sorted runs (leveled: of level 0) from which on there is work to do."""
-    size_ratio: float = 1.0
-    """Universal: how much larger than those before it together a run may be that is merged with them; 1 is 100 %."""
+    size_ratio: float = 0.1
+    """Universal: how much larger than those before it together a run may be that is merged with them; 0.1 is 10 %."""
     min_merge_width: int = 2
     """Universal: fewest runs merged because their sizes are similar."""
     max_merge_width: int = 64

@@ -4,9 +4,11 @@ What is in memory at once is one slice of all inputs and one encoded SST, howeve
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
@@ -23,10 +25,10 @@ from .types import HASH, OP, TOMBSTONE
 
 __all__ = ["Stopped", "merge_rows", "run"]
 
-_SLICE_ROWS = 1 << 18
+_SLICE_ROWS = 1 << 16
 """Rows of all inputs merged at once, about: bounds memory."""
-_SLICES_A_FILE = 8
-"""Slices are so small that an SST can end near its size."""
+_ENDS_A_FILE = 8
+"""An SST may end at so many places while it fills up, so that it can be near its size."""
 _READ_BYTES = 32 << 20
 """Bytes of inputs that are not in the cache, read ahead of being merged: of all runs together."""
 _LONGEST_S = 1800.0
@@ -90,20 +92,22 @@ def run(
         )
         read_bytes = _READ_BYTES // len(sorted_runs(inputs))
         cursors = [Cursor(store, cache, sst, table, window, read_bytes) for sst in inputs]
-        slice_rows = min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _SLICES_A_FILE))
-        for piece in _slices(inputs, window, slots, max(1, slice_rows)):
+        piece_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
+        for pieces in _slices(_pieces(inputs, window, slots, piece_rows)):
             if stop():
                 raise Stopped
             if time.monotonic() - began_s > _LONGEST_S:
                 raise _too_long(compaction)
-            parts = [part for cursor in cursors for part in cursor.read(piece.low, piece.high)]
-            if parts:
-                drop = compaction.drops_tombstones and partition == compaction.partition
-                writer.append(merge_rows(parts, table, drop_tombstones=drop))
-            if piece.ends_slot:
-                writer.end_slot(guard=piece.high + 1 in compaction.guards)
-            else:
-                writer.may_cut()
+            parts = [part for cursor in cursors for part in cursor.read(pieces[0].low, pieces[-1].high)]
+            drop = compaction.drops_tombstones and partition == compaction.partition
+            rows = merge_rows(parts, table, drop_tombstones=drop) if parts else None
+            for piece, part in zip(pieces, _cut(rows, pieces), strict=True):
+                if part is not None:
+                    writer.append(part)
+                if piece.ends_slot:
+                    writer.end_slot(guard=piece.high + 1 in compaction.guards)
+                else:
+                    writer.may_cut()
         return writer.finish()
 
     slots = compaction.slots or compaction.partitions
@@ -144,23 +148,49 @@ def _too_long(compaction: Compaction) -> Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """Hashes that are merged at once, both ends included."""
+class _Piece:
+    """Hashes between two places where an SST may end, both ends included."""
 
     low: int
     high: int
     ends_slot: bool
+    num_rows: int
+    """Of all inputs, about."""
 
 
-def _slices(ssts: Sequence[Sst], window: tuple[int, int], slots: int, slice_rows: int) -> Iterator[_Slice]:
-    """The window cut at the bounds of slots, and these into slices of about so many rows: hashes are spread evenly."""
+def _pieces(ssts: Sequence[Sst], window: tuple[int, int], slots: int, piece_rows: int) -> Iterator[_Piece]:
+    """The window cut at the bounds of slots, and these into pieces of about so many rows: hashes are spread evenly."""
     for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
         low, high = bounds(slot, slots)
         low, high = max(low, window[0]), min(high, window[1])
         inside = (min(high, sst.hash_max) - max(low, sst.hash_min) + 1 for sst in ssts)
         widths = ((sst, width) for sst, width in zip(ssts, inside, strict=True) if width > 0)
         num_rows = sum(sst.rows * width // (sst.hash_max - sst.hash_min + 1) for sst, width in widths)
-        count = min(max(1, -(-num_rows // slice_rows)), high - low + 1)
+        count = min(max(1, -(-num_rows // piece_rows)), high - low + 1)
         edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
         for number in range(count):
-            yield _Slice(edges[number], edges[number + 1] - 1, ends_slot=number == count - 1)
+            yield _Piece(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
+
+
+def _slices(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """As many pieces as are merged at once."""
+    taken: list[_Piece] = []
+    num_rows = 0
+    for piece in pieces:
+        if taken and num_rows + piece.num_rows > _SLICE_ROWS:
+            yield taken
+            taken, num_rows = [], 0
+        taken.append(piece)
+        num_rows += piece.num_rows
+    yield taken
+
+
+def _cut(rows: pa.Table | None, pieces: Sequence[_Piece]) -> Iterator[pa.Table | None]:
+    """The rows of each piece; None throughout where there are none."""
+    if rows is None:
+        yield from [None] * len(pieces)
+        return
+    ends = np.array([piece.high for piece in pieces])
+    at = np.concatenate(([0], np.searchsorted(rows.column(HASH).to_numpy(), ends, side="right"))).tolist()
+    for start, end in pairwise(at):
+        yield rows.slice(start, end - start)

@@ -1,11 +1,12 @@
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.store.hashing import partition_of
 from slackwater.store.manifest import Sst
-from slackwater.store.runs import bounds, by_partition, deltas, sorted_runs, touched, touching
+from slackwater.store.runs import bounds, by_partition, deltas, depth, overlapping, sorted_runs, touched, touching
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 hashes = st.integers(LOWEST, HIGHEST)
@@ -71,3 +72,37 @@ def test_deltas_are_the_ssts_over_an_older_one(ranges: list[tuple[int, int]]) ->
         )
     ]
     assert list(deltas(some)) == expected
+
+
+def meet(one: Sst, other: Sst) -> bool:
+    return one.hash_min <= other.hash_max and other.hash_min <= one.hash_max
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(1, 20), st.integers(0, 2)), max_size=12),
+    st.integers(0, 3),
+)
+def test_ssts_of_one_level_that_lie_side_by_side_are_one_run(
+    some: list[tuple[int, int, int, int]], lasting: int
+) -> None:
+    ssts = [
+        replace(an_sst(at, at + width, max(1, seq - lasting), seq, f"{n}"), level=level)
+        for n, (at, width, seq, level) in enumerate(some)
+    ]
+    runs = sorted_runs(ssts)
+    assert sorted(sst.object for run in runs for sst in run) == sorted(sst.object for sst in ssts)
+    for newer, older in pairwise(runs):
+        assert min(sst.seq_min for sst in newer) > max(sst.seq_max for sst in older)
+    for run in runs:
+        beside = len({sst.level for sst in run}) == 1 and run[0].level and depth(run) == 1
+        for at in range(1, len(run)):
+            assert beside or max(sst.seq_max for sst in run[at:]) >= min(sst.seq_min for sst in run[:at])
+    for newer, older in pairwise(runs):
+        levels = {sst.level for sst in (*newer, *older)}
+        assert len(levels) > 1 or 0 in levels or any(meet(one, other) for one, other in combinations(newer + older, 2))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
+def test_depth_is_in_how_many_ssts_a_hash_can_be(ranges: list[tuple[int, int]]) -> None:
+    some = [an_sst(min(ends), max(ends)) for ends in ranges]
+    assert depth(some) == max(len(overlapping(some, at, at)) for at in range(21))

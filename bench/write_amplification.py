@@ -1,0 +1,192 @@
+"""What compaction writes for each byte that batches write, beside the least that its policy allows.
+
+Measured: batches of random updates to a loaded table, written by `store.sst`, merged by `store.merging` whatever
+`store.picking` picks, until nothing is due; bytes put into the store over bytes of the batches' own SSTs.
+
+Computed: from expected numbers of distinct keys alone. Of K keys, m random draws meet D(m) = K (1 - (1 - 1/K)^m)
+different ones, so a run that holds m draws has D(m) rows, and merging writes so many. A row takes the same bytes
+everywhere.
+
+*Universal* promises fewer than `l0_trigger` runs after each batch, one of them the loaded table, which no merge need
+touch while the others are smaller. The least that any schedule of merges writes with at most k = `l0_trigger` - 2 other
+runs is "K-slot SSTable stack compaction" (Mathieu, Staelin, Young: arXiv:1407.3008), solved exactly by dynamic
+programming over the times at which the oldest of these runs is written:
+
+    h(t, k) = min over s < t of  h(s, k) + g(t - s - 1, k - 1) + D(t b)        all of t batches in one run at time t
+    g(n, k) = min over t <= n of h(t, k) + g(n - t, k - 1),  0 when n <= k     n batches, at most k runs at any time
+
+*Leveled* promises that level 1 holds at most its size and that level 0 has fewer than `l0_trigger` runs. Every
+`l0_trigger` batches, all of level 1 is written anew, a slot of it with D rows of the draws since it last went down;
+and while it is too large, the fullest of its s slots goes down, which writes the 1/s of the last level that it meets,
+all of its K/s keys (O'Neil, Cheng, Gawlick, O'Neil: "The Log-Structured Merge-Tree", 1996, section 3; RocksDB wiki,
+"Leveled Compaction").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from .row import Row
+
+if TYPE_CHECKING:
+    from slackwater.store.cache import SstCache
+    from slackwater.store.manifest import Policy, Sst, Table
+    from slackwater.store.objects import ObjectStore
+
+__all__ = ["leveled_optimum", "rows", "universal_optimum"]
+
+KEYS = 400_000
+BATCH = 5_000
+BATCHES = 200
+PARTITIONS = 2
+LIMIT = 1.2
+LEVEL_1_ROWS = 40_000
+LEVEL_1_SLOTS = 4
+
+
+def rows(folder: Path, quick: bool) -> list[Row]:
+    """Measure both policies. `folder` is for the store; takes under a minute."""
+    from slackwater.store.manifest import Policy
+
+    found = []
+    base, row_bytes = _load(folder)
+    universal = Policy()
+    size = int(LEVEL_1_ROWS * row_bytes)
+    leveled = Policy(
+        "leveled", l0_trigger=4, level_base_bytes=size, fanout=20, target_file_bytes=size // LEVEL_1_SLOTS + 1
+    )
+    keys, draws = KEYS / PARTITIONS, BATCH / PARTITIONS
+    optimum = {
+        "universal": universal_optimum(keys, draws, BATCHES, universal.l0_trigger - 2),
+        "leveled": leveled_optimum(keys, draws, BATCHES, leveled.l0_trigger, LEVEL_1_ROWS, LEVEL_1_SLOTS),
+    }
+    for policy in (universal, leveled):
+        measured, least = _measure(base, policy), optimum[policy.kind]
+        found.append(
+            Row(
+                f"write amplification, {policy.kind}, {BATCHES} batches of {BATCH:,} random updates to {KEYS:,} keys",
+                f"{measured:.2f}",
+                f"computed optimum: {least:.2f}",
+                measured / least,
+                f"<= {LIMIT}",
+                measured / least <= LIMIT,
+            )
+        )
+    return found
+
+
+def universal_optimum(keys: float, draws: float, batches: int, runs: int) -> float:
+    """Rows written for each row flushed by the best schedule of merges that keeps to so many runs, beside the base.
+
+    Args:
+        keys: keys of a state partition.
+        draws: random draws of a batch, with repetitions.
+        batches: how many batches.
+        runs: how many runs there may be after each batch.
+    """
+    merged = _distinct(keys, draws * np.arange(batches + 1))
+    # least[n]: n batches with at most k runs; none but nothing fits into no run.
+    least = np.where(np.arange(batches + 1) > 0, np.inf, 0.0)
+    for k in range(1, runs + 1):
+        ends = np.full(batches + 1, np.inf)
+        ends[1] = 0.0
+        for t in range(2, batches + 1):
+            s = np.arange(1, t)
+            ends[t] = (ends[s] + least[t - s - 1]).min() + merged[t]
+        within = [0.0 if n <= k else (ends[1 : n + 1] + least[n - 1 :: -1][:n]).min() for n in range(batches + 1)]
+        least = np.array(within)
+    return 1 + float(least[batches]) / (batches * merged[1])
+
+
+def leveled_optimum(keys: float, draws: float, batches: int, trigger: int, level_1_rows: float, slots: int) -> float:
+    """Rows written for each row flushed by levels 1 and 2, the second of which has all keys.
+
+    Args:
+        keys: keys of a state partition.
+        draws: random draws of a batch, with repetitions.
+        batches: how many batches.
+        trigger: runs of level 0 that go down together.
+        level_1_rows: what level 1 may hold.
+        slots: in how many equal parts it goes down.
+    """
+    ages = np.zeros(slots)
+    written = 0.0
+    for _ in range(batches // trigger):
+        ages += trigger * draws / slots
+        written += _distinct(keys / slots, ages).sum()
+        while _distinct(keys / slots, ages).sum() > level_1_rows:
+            ages[np.argmax(ages)] = 0
+            written += keys / slots
+    return 1 + written / (batches * float(_distinct(keys, draws)))
+
+
+def _distinct(keys: float, draws: np.ndarray | float) -> np.ndarray:
+    return keys * -np.expm1(np.asarray(draws) * np.log1p(-1 / keys))
+
+
+@dataclass(frozen=True)
+class _Base:
+    """The loaded table."""
+
+    store: ObjectStore
+    cache: SstCache
+    table: Table
+    ssts: tuple[Sst, ...]
+
+
+def _load(folder: Path) -> tuple[_Base, float]:
+    """A table of all keys, one run a state partition, and the bytes that a row of it takes."""
+    from slackwater.store.cache import SstCache
+    from slackwater.store.manifest import Column, Table
+    from slackwater.store.open import open_store
+
+    table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS, "bench")
+    base = _Base(open_store(str(folder / "write-amplification")), SstCache(folder / "cache", 4 << 30), table, ())
+    # As the result of a merge: level 2 is what leveled compaction would call it.
+    ssts = _write(base, np.arange(KEYS), 1, level=2)
+    return _Base(base.store, base.cache, table, ssts), sum(sst.bytes for sst in ssts) / KEYS
+
+
+def _measure(base: _Base, policy: Policy) -> float:
+    from slackwater.store.compaction import apply
+    from slackwater.store.merging import run
+    from slackwater.store.picking import pick
+
+    random = np.random.default_rng(5)
+    ssts, flushed, compacted = base.ssts, 0, 0
+    for seq in range(2, BATCHES + 2):
+        new = _write(base, np.unique(random.integers(KEYS, size=BATCH)), seq, level=0)
+        ssts = (*new, *ssts)
+        flushed += sum(sst.bytes for sst in new)
+        while due := pick(ssts, PARTITIONS, policy):
+            done = [run(base.store, base.cache, "bench", "wa", base.table, one) for one in due]
+            compacted += sum(one.output_bytes for one in done)
+            ssts = apply(ssts, done)
+    return (flushed + compacted) / flushed
+
+
+def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst, ...]:
+    """An SST a state partition, with random values."""
+    from slackwater.store import sst
+    from slackwater.store.hashing import hash_keys, partition_of
+
+    random = np.random.default_rng(seq)
+    columns = {"k": keys, "n": random.integers(1 << 40, size=len(keys)), "x": random.random(len(keys))}
+    found = pa.table(columns)
+    hashes = hash_keys(found, ["k"])
+    found = found.append_column("_hash", pa.array(hashes))
+    found = found.append_column("_seq", pa.array(np.full(len(keys), seq)))
+    found = found.append_column("_op", pa.array(np.zeros(len(keys), np.uint8)))
+    of = partition_of(hashes, PARTITIONS)
+    parts = ((p, found.filter(pa.array(of == p))) for p in range(PARTITIONS))
+    return tuple(
+        sst.write(
+            base.store, base.cache, app="bench", stage="wa", table=base.table, partition=p, rows=part, level=level
+        )
+        for p, part in parts
+    )

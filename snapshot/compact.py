@@ -1,0 +1,145 @@
+"""Compacting the tables of an app in a process of its own: what is due, and doing it."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..store import history
+from ..store.cache import SstCache
+from ..store.errors import Refused
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+from ..store.picking import pick, pick_all
+from .cut import stages_of
+from .stage_compactor import Compacted, StageCompactor
+
+__all__ = ["AppCompactor", "Compacted", "Merge", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """One compaction that is due."""
+
+    stage: str
+    partition: int
+    inputs: int
+    """SSTs."""
+    bytes: int
+    """Of the inputs."""
+    levels: tuple[int, ...]
+    """Of the inputs, ascending."""
+    level: int
+    """Of what becomes of them."""
+    moves: bool
+    """Whether the SSTs stay as they are and only their level changes."""
+    drops_tombstones: bool
+
+
+def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
+    """What is due of an app's tables by their policies; with `full`, what makes each state partition one run.
+
+    A listing, and the requests of `history.head` for each stage; nothing is changed.
+
+    Args:
+        store: where the app lives.
+        app: its name.
+        wanted: only the tables of these stages; empty for all.
+        full: whether due or not.
+
+    Raises:
+        NotFound: there is no such app or stage.
+        Refused: a stage that is wanted keeps no table.
+        Unavailable: storage did not answer.
+    """
+    return tuple(merge for head in _tables_of(store, app, wanted) for merge in _due(head, full))
+
+
+def _due(head: Manifest, full: bool) -> Iterator[Merge]:
+    assert head.table is not None  # noqa: S101  it is one of `_tables_of`
+    choose = pick_all if full else pick
+    for one in choose(head.ssts, head.table.partitions, head.table.compaction):
+        yield Merge(
+            stage=head.stage,
+            partition=one.partition,
+            inputs=len(one.inputs),
+            bytes=sum(sst.bytes for sst in one.inputs),
+            levels=tuple(sorted({sst.level for sst in one.inputs})),
+            level=one.output_level,
+            moves=one.moves,
+            drops_tombstones=one.drops_tombstones,
+        )
+
+
+class AppCompactor:
+    """Compacts the tables of an app, those of some stages or all.
+
+    Args:
+        store: Where the app lives.
+        cache: This machine's.
+        app: The app's name.
+        wanted: Only the tables of these stages; empty for all.
+        by: user@host, for the manifests.
+        threads: Merges that go on at once.
+        now_ms: The wall clock.
+        stop: Once it is set, merges under way are given up.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        app: str,
+        wanted: tuple[str, ...] = (),
+        *,
+        by: str,
+        threads: int,
+        now_ms: Callable[[], int],
+        stop: threading.Event,
+    ) -> None:
+        self._store, self._cache, self._app, self._wanted = store, cache, app, wanted
+        self._by, self._threads, self._now_ms, self._stop = by, threads, now_ms, stop
+        self._stages: dict[str, StageCompactor] = {}
+        self._without_table: set[str] = set()
+
+    def look(self, *, full: bool = False) -> Iterator[Compacted]:
+        """Merge until nothing is due; yields each version as it is committed. To be asked again and again.
+
+        A listing, and a request a stage, when nothing was committed since it was asked last.
+
+        Raises: as `plan` and `StageCompactor.until_done` do.
+        """
+        names = self._wanted or stages_of(self._store, self._app)
+        new = tuple(name for name in names if name not in self._stages and name not in self._without_table)
+        if new:
+            found = _tables_of(self._store, self._app, new, all_have_one=bool(self._wanted))
+            self._stages |= {head.stage: self._compactor(head) for head in found}
+            self._without_table.update(set(new) - self._stages.keys())
+        for name in names:
+            if name in self._stages:
+                yield from self._stages[name].until_done(full=full)
+
+    def _compactor(self, head: Manifest) -> StageCompactor:
+        return StageCompactor(
+            self._store,
+            self._cache,
+            head,
+            by=self._by,
+            threads=self._threads,
+            now_ms=self._now_ms,
+            stop=self._stop,
+        )
+
+
+def _tables_of(
+    store: ObjectStore, app: str, wanted: tuple[str, ...], *, all_have_one: bool = True
+) -> tuple[Manifest, ...]:
+    """The heads of the stages that keep a table."""
+    names = dict.fromkeys(name for each in wanted or ("",) for name in stages_of(store, app, each))
+    heads = [head for name in names if (head := history.head(store, app, name)) is not None]
+    for head in heads:
+        if wanted and all_have_one and head.table is None:
+            raise Refused(
+                f"stage {app}/{head.stage} keeps no table, so there is nothing to compact",
+                hint=f"`slackwater status {app}` tells the keys of those that keep one",
+            )
+    return tuple(head for head in heads if head.table is not None)

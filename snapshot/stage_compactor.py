@@ -1,0 +1,198 @@
+"""Compacting a stage's table from outside of its runner: versions of kind "compaction", beside the batches.
+
+What is due is picked from the head, merged, and committed with the head's own epoch by compare-and-swap. When a batch
+or a claim came first, the results are put into the new head instead (`store.compaction.apply`); they are left out only
+where they do not fit any more. Such a version reads nothing and writes nothing: all else is carried on as it is.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ..store import commit, history
+from ..store.cache import SstCache
+from ..store.compaction import Compaction, Done, apply
+from ..store.errors import CommitConflict, Corruption, Fenced
+from ..store.manifest import Manifest
+from ..store.merging import Stopped, run
+from ..store.objects import ObjectStore
+from ..store.picking import pick, pick_all
+
+__all__ = ["Compacted", "StageCompactor"]
+
+_LAND_S = 10.0
+"""Finished merges are committed this often while others go on."""
+_ATTEMPTS = 100
+"""Lost races for the next number before a commit gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A version of kind "compaction" that was committed."""
+
+    app: str
+    stage: str
+    version: int
+    merges: int
+    partitions: tuple[int, ...]
+    """State partitions that were merged in, ascending."""
+    inputs: int
+    """SSTs that were replaced."""
+    outputs: int
+    """SSTs that took their place."""
+    bytes_read: int
+    bytes_written: int
+    left_out: int
+    """Merges whose result did not fit any more: their inputs were merged by somebody else."""
+
+
+class StageCompactor:
+    """Compacts the table of one stage.
+
+    Args:
+        store: The app's store.
+        cache: This machine's.
+        head: The stage's head, or a version that was it lately.
+        by: user@host, for the manifests.
+        threads: Merges that go on at once.
+        now_ms: The wall clock.
+        stop: Once it is set, merges under way are given up.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        head: Manifest,
+        *,
+        by: str,
+        threads: int,
+        now_ms: Callable[[], int],
+        stop: threading.Event,
+    ) -> None:
+        self.stage = head.stage
+        self._store, self._cache = store, cache
+        self._app = head.app
+        self._known = head.version
+        self._writer = str(ULID())
+        self._by, self._threads, self._now_ms, self._stop = by, threads, now_ms, stop
+
+    def until_done(self, *, full: bool = False) -> Iterator[Compacted]:
+        """Merge until nothing is due, or until told to stop; yields each version as it is committed.
+
+        One request when nothing is due and no version was committed since. With `full`, each state partition becomes
+        one run, once, also when batches go on.
+
+        Raises:
+            NotFound: the stage is gone.
+            Refused: a merge would take too long.
+            CommitConflict: others kept winning the race for the next version.
+            Corruption: an SST is missing or damaged.
+            Unavailable: storage did not answer; the version may have been committed.
+        """
+        todo: set[int] | None = None
+        while not self._stop.is_set():
+            head = self._head()
+            if head.table is None:
+                return
+            if full and todo is None:
+                todo = set(range(head.table.partitions))
+            due = self._due(head, todo)
+            if not due:
+                return
+            yield from self._merge(head, due)
+            if todo is not None:
+                todo.difference_update(one.partition for one in due)
+
+    def _due(self, head: Manifest, todo: set[int] | None) -> tuple[Compaction, ...]:
+        assert head.table is not None  # noqa: S101  as the caller has seen
+        table = head.table
+        if todo is None:
+            return pick(head.ssts, table.partitions, table.compaction)
+        return pick_all(head.ssts, table.partitions, table.compaction, only=todo.__contains__)
+
+    def _merge(self, head: Manifest, due: tuple[Compaction, ...]) -> Iterator[Compacted]:
+        """Carry out these merges, and commit what is finished now and then."""
+        assert head.table is not None  # noqa: S101  as the caller has seen
+        given_up = threading.Event()
+
+        def stop() -> bool:
+            return given_up.is_set() or self._stop.is_set()
+
+        with ThreadPoolExecutor(self._threads, thread_name_prefix=f"compact-{self.stage}") as pool:
+            try:
+                running = {
+                    pool.submit(run, self._store, self._cache, self._app, self.stage, head.table, one, stop=stop)
+                    for one in due
+                }
+                failures: list[BaseException] = []
+                while running:
+                    ended, running = wait(running, _LAND_S)
+                    failures += [failed for one in ended if (failed := one.exception()) is not None]
+                    done = [one.result() for one in ended if one.exception() is None]
+                    if done and (committed := self._land(done)) is not None:
+                        yield committed
+                for failed in failures:
+                    self._raise(failed)
+            finally:
+                # Whatever ended this early: nobody waits for the rest.
+                given_up.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _raise(self, failed: BaseException) -> None:
+        """Raise what ended a merge, unless that is nobody's trouble."""
+        if isinstance(failed, Stopped):
+            return
+        if isinstance(failed, Corruption) and not any(sst.object == failed.object_key for sst in self._head().ssts):
+            return  # merged by somebody else, and collected since
+        raise failed
+
+    def _land(self, done: list[Done]) -> Compacted | None:
+        """Commit results in the place of their inputs, on whatever is the head; None when none of them fits."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            head = self._head()
+            ssts = apply(head.ssts, done)
+            before, after = set(head.ssts), set(ssts)
+            # Unlike one that does not fit, whose inputs stay, or went before.
+            landed = [
+                one
+                for one in done
+                if before.issuperset(one.compaction.inputs) and after.isdisjoint(one.compaction.inputs)
+            ]
+            if not landed:
+                return None
+            draft = commit.successor(
+                head, kind="compaction", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
+            )
+            try:
+                commit.commit(self._store, replace(draft, ssts=ssts))
+            except (CommitConflict, Fenced):
+                # A batch, a claim or a rescale came first: whoever writes the stage, these results may still fit.
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                break
+        self._known = draft.version
+        return Compacted(
+            app=self._app,
+            stage=self.stage,
+            version=draft.version,
+            merges=len(landed),
+            partitions=tuple(sorted({one.compaction.partition for one in landed})),
+            inputs=sum(len(one.compaction.inputs) for one in landed),
+            outputs=sum(len(one.outputs) for one in landed),
+            bytes_read=sum(one.compaction.input_bytes for one in landed),
+            bytes_written=sum(one.output_bytes for one in landed),
+            left_out=len(done) - len(landed),
+        )
+
+    def _head(self) -> Manifest:
+        head = history.head(self._store, self._app, self.stage, known=self._known)
+        if head is None:
+            head = history.read(self._store, self._app, self.stage, self._known)
+        self._known = head.version
+        return head

@@ -1,0 +1,155 @@
+"""Carrying out a compaction: what it holds in memory, what it asks the store for, and how it cuts its result."""
+
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from slackwater.store import merging, sst
+from slackwater.store.cache import SstCache
+from slackwater.store.compaction import Compaction, newest_first
+from slackwater.store.counting import CountingStore
+from slackwater.store.errors import Refused
+from slackwater.store.hashing import hash_keys
+from slackwater.store.local import LocalStore
+from slackwater.store.manifest import Column, Sst, Table
+from slackwater.store.memory import MemoryStore
+from slackwater.store.merging import Stopped, run
+from slackwater.store.runs import bounds, by_partition, sorted_runs, touched
+
+TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1, state="test")
+RANDOM = np.random.default_rng(7)
+
+
+def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *, level: int = 0) -> Sst:
+    """An SST with random values for these keys."""
+    rows = pa.table({"n": keys, "v": RANDOM.integers(1 << 62, size=len(keys)), "w": np.full(len(keys), seq)})
+    rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
+    rows = rows.append_column("_seq", pa.array(np.full(len(keys), seq)))
+    rows = rows.append_column("_op", pa.array(np.zeros(len(keys), np.uint8)))
+    return sst.write(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
+
+
+def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:
+    """All of the only state partition, or of the first of several."""
+    return Compaction(0, partitions, newest_first(inputs), drops_tombstones=True, target_file_bytes=target_file_bytes)
+
+
+@contextmanager
+def peak_bytes() -> Iterator[list[int]]:
+    """What Python, numpy and Arrow have allocated at the worst moment, once the block has ended."""
+    peak: list[int] = []
+    before, pool = pa.default_memory_pool(), pa.system_memory_pool()
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        yield peak
+        peak.append(tracemalloc.get_traced_memory()[1] + pool.max_memory())
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["inputs in the cache", "inputs in the store"])
+def test_a_merge_holds_a_small_part_of_the_table_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    # These bound the memory, whatever is merged: smaller here, so that the table need not be huge.
+    monkeypatch.setattr(merging, "_SLICE_ROWS", 1 << 14)
+    monkeypatch.setattr(merging, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr("slackwater.store.blocks.BLOCK_ROWS", 1 << 14)
+    store = CountingStore(LocalStore(tmp_path / "store"))
+    cache = SstCache(tmp_path / "cache", 1 << 30 if cached else 0)
+    base = written(store, cache, np.arange(1_000_000), 1, level=1)
+    news = [written(store, cache, RANDOM.choice(1_000_000, 30_000, replace=False), seq) for seq in range(2, 5)]
+    before = store.counts["put"]
+    with peak_bytes() as peak:
+        done = run(store, cache, "a", "s", TABLE, whole((base, *news), 1 << 20))
+    decoded = 41 * 1_000_000
+    assert peak[0] < decoded / 3
+    assert sum(one.rows for one in done.outputs) == 1_000_000
+    assert len(done.outputs) == store.counts["put"] - before > 10
+    assert all(one.bytes < 1.3 * (1 << 20) for one in done.outputs)
+    newest = np.concatenate([cache.open(store, one, TABLE).table["w"].to_numpy() for one in done.outputs])
+    assert 60_000 < np.count_nonzero(newest > 1) <= 90_000
+
+
+def test_the_ssts_of_a_result_lie_side_by_side_and_are_one_run(tmp_path: Path) -> None:
+    store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
+    inputs = tuple(written(store, cache, np.arange(seq, 60_000, 3), seq) for seq in range(1, 4))
+    done = run(store, cache, "a", "s", TABLE, whole(inputs, 200_000))
+    assert len(done.outputs) > 4
+    assert all(one.level == 1 for one in done.outputs)
+    for one, other in pairwise(done.outputs):
+        assert one.hash_max < other.hash_min
+    newer, older = written(store, cache, np.arange(9), 4), written(store, cache, np.arange(9), 0)
+    assert [len(each) for each in sorted_runs((newer, *done.outputs, older))] == [1, len(done.outputs), 1]
+
+
+def test_an_sst_holds_whole_slots_or_a_part_of_one_and_ends_at_a_guard(tmp_path: Path) -> None:
+    store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
+    inputs = (written(store, cache, np.arange(40_000), 1),)
+
+    def cut(target_file_bytes: int, slots: int, *guarded: int) -> list[set[int]]:
+        one = Compaction(
+            0,
+            1,
+            inputs,
+            drops_tombstones=True,
+            target_file_bytes=target_file_bytes,
+            slots=slots,
+            guards=frozenset(bounds(slot, slots)[0] for slot in guarded),
+        )
+        return [set(touched(made, slots)) for made in run(store, cache, "a", "s", TABLE, one).outputs]
+
+    size = inputs[0].bytes
+    assert cut(2 * size, 8) == [set(range(8))]
+    assert cut(2 * size, 8, 3, 4) == [{0, 1, 2}, {3}, {4, 5, 6, 7}]
+    assert cut(int(size / 3.5), 8) == [{0, 1}, {2, 3}, {4, 5}, {6, 7}]
+    parts = cut(size // 10, 4)
+    assert all(len(part) == 1 for part in parts)
+    assert [sum(part == {slot} for part in parts) for slot in range(4)] == [3, 3, 3, 3]
+
+
+def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CountingStore(MemoryStore())
+    inputs = tuple(written(store, None, np.arange(seq, 200_000, 2), seq) for seq in (1, 2))
+    size = sum(one.bytes for one in inputs)
+    monkeypatch.setattr(merging, "_READ_BYTES", size // 2)
+    store.reset()
+    done = run(store, SstCache(tmp_path, 0), "a", "s", TABLE, whole(inputs, 1 << 30))
+    assert done.outputs[0].rows == 199_999
+    assert store.counts["get_range"] == 2 * (1 + 3), "of each SST the footer, and its rows in three pieces"
+    assert store.counts == {"get_range": store.counts["get_range"], "put": 1}
+    assert store.bytes_read <= size
+
+
+def test_what_lies_beyond_the_partition_is_cut_into_ssts_of_their_own_level(tmp_path: Path) -> None:
+    store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
+    old = written(store, cache, np.arange(40_000), 1, level=3)
+    done = run(store, cache, "a", "s", TABLE, whole((old,), 100_000, partitions=4))
+    mine = by_partition(done.outputs, 4)
+    assert sorted(mine) == [0, 1, 2, 3]
+    assert {one.level for one in mine[0]} == {4}
+    assert {one.level for p in (1, 2, 3) for one in mine[p]} == {3}
+    assert all(len(touched(one, 4)) == 1 for one in done.outputs)
+    assert min(map(len, mine.values())) > 1
+
+
+def test_a_merge_stops_when_it_is_told_and_gives_up_before_its_result_could_be_taken_for_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, cache = MemoryStore(), SstCache(tmp_path, 1 << 30)
+    one = whole((written(store, cache, np.arange(10), 1),), 1 << 20)
+    with pytest.raises(Stopped):
+        run(store, cache, "a", "s", TABLE, one, stop=lambda: True)
+    monkeypatch.setattr(merging, "_LONGEST_S", -1.0)
+    with pytest.raises(Refused, match="state partition 0 takes more than") as refused:
+        run(store, cache, "a", "s", TABLE, one)
+    assert "rescale" in refused.value.hint
