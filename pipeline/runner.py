@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,7 @@ from ulid import ULID
 from ..snapshot.clone import unfinished
 from ..store import apps
 from ..store.cache import SstCache
+from ..store.counting import CountingStore
 from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
 from ..store.open import open_store
@@ -28,6 +30,7 @@ from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
 from .claiming import Claimer
+from .metering import StageMeter
 from .options import Options
 from .progress import Progress
 from .schemas import shapes
@@ -66,7 +69,10 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         for stage in stages
     }
     kafka_client.wait_for(options.kafka, options.patience_s)
-    store = open_store(options.store, patience_s=options.patience_s)
+    opened = open_store(options.store, patience_s=options.patience_s)
+    store = CountingStore(opened)
+    # Each stage has a store of its own over the same one, and is counted by itself.
+    stores = {stage.name: CountingStore(opened) for stage in stages}
     with ExitStack() as stack:
         session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
         spark = stack.enter_context(session)
@@ -79,7 +85,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
                 hint="run the same `slackwater clone` again; it goes on where it stopped",
             )
-        claimer = Claimer(
+        any_claimer = Claimer(
             store=store,
             kafka=options.kafka,
             app=app,
@@ -88,9 +94,10 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             by=f"{socket.gethostname()}:{os.getpid()}",
             accept_loss=options.accept_loss,
         )
-        claimer.create_channels(stages)
+        any_claimer.create_channels(stages)
+        claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
         for stage in stages:
-            claimer.check(stage, known[stage.name])
+            claimers[stage.name].check(stage, known[stage.name])
         scratch = Path(stack.enter_context(_scratch()))
         runners: list[StageRunner] = []
         backpressure = Backpressure(scratch / "held", _readers(stages, limits))
@@ -100,7 +107,9 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             on_progress(progress)
 
         for stage in stages:
-            claimed = claimer.claim(stage, known[stage.name], time.time_ns() // 1_000_000)
+            claimed = claimers[stage.name].claim(stage, known[stage.name], time.time_ns() // 1_000_000)
+            shared = () if runners else (store,)
+            meter = StageMeter(scratch / "counts" / stage.name, stores[stage.name], *shared)
             places = Places(
                 app.name,
                 stage.name,
@@ -115,7 +124,8 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 claimed,
                 places=places,
                 limits=limits[stage.name],
-                store=store,
+                store=stores[stage.name],
+                meter=meter,
                 cache=SstCache(options.cache_folder, options.cache_bytes),
                 checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
                 hold=backpressure.flag(stage.name),

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output
+from ..store.metering import charged
 from ..store.objects import ObjectStore
 from .app import Repartition, Stage
 from .arrivals import arrive
@@ -20,6 +21,7 @@ from .batch import run_state, run_write
 from .checkpoint import Checkpoint
 from .compactor import Compactor
 from .markers import write_markers
+from .metering import StageMeter
 from .planner import Position
 from .progress import Progress
 from .schemas import Shape, apply
@@ -52,6 +54,7 @@ class StageRunner:
         places: Where workers find things.
         limits: Admission and trigger.
         store: Where manifests go.
+        meter: Counts what the stage takes of the store.
         cache: The SST cache of this machine.
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
@@ -67,6 +70,7 @@ class StageRunner:
         places: Places,
         limits: Limits,
         store: ObjectStore,
+        meter: StageMeter,
         cache: SstCache,
         checkpoint: Checkpoint,
         hold: Path,
@@ -82,6 +86,7 @@ class StageRunner:
         self._places = places
         self._limits = limits
         self._store = store
+        self._meter = meter
         self._checkpoint = checkpoint
         self._hold = hold
         self._on_commit = on_commit
@@ -145,7 +150,7 @@ class StageRunner:
             options["maxOffsetsPerTrigger"] = self._limits.max_records
         # A topic's source that knows the store looks there for requests.
         if at.upstream or asks:
-            options |= {"store": self._places.store, "app": self.head.app}
+            options |= {"store": self._places.store, "app": self.head.app, "counts": self._meter.folder}
         if not at.upstream:
             if asks:
                 options["handled"] = ",".join(self.head.recorded)
@@ -191,9 +196,11 @@ class StageRunner:
                 awaited=outcome.awaited,
                 captured=outcome.captured,
             )
+            manifest = charged(self.head, manifest, self._meter.take(result.stats for result in results))
             before_head, put = self.head, time.monotonic()
             commit.commit(self._store, manifest)
             self.head, ended = manifest, time.monotonic()
+            self._meter.put(ended - put)
         self._on_commit(
             Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put)
         )

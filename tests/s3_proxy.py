@@ -39,6 +39,8 @@ class S3Proxy(ThreadingHTTPServer):
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.accidents: list[str] = []
         self.requests = 0
+        self.answered: list[tuple[str, str, int, int]] = []
+        """Of each request that was forwarded: method, path, bytes of an object that came and that went back."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -65,6 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
             data = answer.read()
         finally:
             behind.close()
+        listing = "list-type=" in self.path
+        back = len(data) if self.command == "GET" and not listing and answer.status < 300 else 0
+        self.server.answered.append(("LIST" if listing else self.command, self.path, len(body), back))
         if accident != "lose":
             self._answer(answer.status, data, dict(answer.headers), cut=accident == "cut")
 
