@@ -21,7 +21,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._batch_seconds = self._histogram("batch_seconds", "From a batch's start to its commit.")
+        self._batch_seconds = self._histogram("batch_seconds", "From a batch's start until the next could start.")
         self._commit_seconds = self._histogram("commit_seconds", "The put of a version's manifest.")
         self._stalled = self._counter("write_stall_seconds", "Waited by batches because compaction had fallen behind.")
         self._rows_read = self._counter("rows_read", "Records read from topics and channels.")
@@ -29,6 +29,7 @@ class Metrics:
         self._keys_written = self._counter("state_keys_written", "State rows written by batches.")
         self._flushed = self._counter("flushed_bytes", "SST bytes written by batches (L0).")
         self._compacted = self._counter("compaction_written_bytes", "SST bytes written by compactions.")
+        self._unflushed = self._gauge("unflushed_versions", "Versions acknowledged and not yet committed.")
         self._version = self._gauge("version", "Newest committed version.")
         self._epoch = self._gauge("epoch", "Epoch of the writer.")
         self._committed = self._gauge("last_commit_timestamp_seconds", "Wall clock of the newest commit.")
@@ -49,6 +50,7 @@ class Metrics:
         self._keys_written.labels(*labels).inc(commit.keys)
         self._flushed.labels(*labels).inc(commit.state.flushed_bytes)
         self._compacted.labels(*labels).inc(commit.state.compacted_bytes)
+        self._unflushed.labels(*labels).set(commit.unflushed)
         self._version.labels(*labels).set(commit.version)
         self._epoch.labels(*labels).set(commit.epoch)
         self._committed.labels(*labels).set(commit.time_ms / 1000)

@@ -63,9 +63,11 @@ class Progress:
         rows_out: Rows written to channels.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
         snapshots: Names of no snapshot, or ids of those that this version is part of.
-        seconds: From the batch's start to its commit, in all.
-        commit_seconds: Of these, what the put of the manifest took.
+        seconds: From the batch's start until the next one could start: to its commit, or, with `max_unflushed`, until
+            its SSTs were durable on the runner's machine and there was room for it.
+        commit_seconds: What the put of the manifest took.
         stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
+        unflushed: Versions behind it that were acknowledged and not yet committed.
         epoch: The writer's.
         state: Figures of the table's SSTs.
     """
@@ -84,6 +86,7 @@ class Progress:
     epoch: int
     state: StateFigures
     stall_seconds: float = 0.0
+    unflushed: int = 0
 
     @classmethod
     def of(
@@ -95,6 +98,7 @@ class Progress:
         seconds: float,
         commit_seconds: float,
         stall_seconds: float = 0.0,
+        unflushed: int = 0,
     ) -> Self:
         """From the versions before and after a batch, and its tasks' reports."""
         return cls(
@@ -119,4 +123,5 @@ class Progress:
             epoch=manifest.epoch,
             state=StateFigures.of(before, manifest, results),
             stall_seconds=stall_seconds,
+            unflushed=unflushed,
         )

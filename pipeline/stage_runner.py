@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from ..store import commit, compaction, runs
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output
 from ..store.objects import ObjectStore
+from ..store.spool import SpooledStore
 from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
@@ -28,8 +30,6 @@ from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -38,11 +38,12 @@ __all__ = ["StageRunner"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large and how frequent a stage's batches are."""
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store."""
 
     max_records: int | None
     trigger_ms: int
     stall: Triggers = field(default_factory=Triggers)
+    max_unflushed: int = 0
 
 
 class StageRunner:
@@ -53,7 +54,7 @@ class StageRunner:
         shape: Its schemas.
         claimed: The claim's manifest, the head.
         places: Where workers find things.
-        limits: Admission and trigger.
+        limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
         store: Where manifests go.
         cache: The SST cache of this machine.
         checkpoint: Scratch for Spark.
@@ -86,9 +87,12 @@ class StageRunner:
         self._checkpoint = checkpoint
         self._hold = hold
         self._on_commit = on_commit
-        self._committer = Committer(store, claimed)
+        spool = SpooledStore(store, Path(places.spool)) if places.spool else None
+        self._committer = Committer(
+            store, claimed, spool=spool, max_unflushed=limits.max_unflushed, failed=self._failed
+        )
         self._busy = threading.Lock()
-        self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+        self._compactor = Compactor(spool or store, cache, claimed) if shape.table is not None else None
         self._stall = self._stall_of(self._compactor) if self._compactor else None
         self._batch_s = 0.0
         """What the batch before took."""
@@ -120,19 +124,21 @@ class StageRunner:
             .start()
         )
 
-    def idle(self, timeout_s: float) -> bool:
-        """Wait until no batch is under way; False when one still is after the timeout."""
-        if not self._busy.acquire(timeout=timeout_s):
-            return False
-        self._busy.release()
-        return True
+    def settle(self, timeout_s: float) -> None:
+        """Let the batch under way end and what is not flushed be committed; what takes longer is dropped whole."""
+        deadline = time.monotonic() + timeout_s
+        if self._busy.acquire(timeout=timeout_s):
+            self._busy.release()
+            self._committer.drain(max(0.0, deadline - time.monotonic()))
+        self._committer.close()
 
     def check_epoch(self) -> None:
         """Look whether somebody compacted the stage, or took it over. Raises `Fenced`."""
         self._committer.look()
 
     def close(self) -> None:
-        """Let a compaction under way end."""
+        """Let a compaction under way end, and commit nothing more."""
+        self._committer.close()
         if self._compactor is not None:
             self._compactor.close()
 
@@ -176,8 +182,11 @@ class StageRunner:
                 self._run(rows, batch)
             except BaseException as error:
                 # Spark shows a query's failure as text; the runner wants the error itself.
-                self.error = self.error or error
+                self._failed(error)
                 raise
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = self.error or error
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
@@ -220,6 +229,7 @@ class StageRunner:
                     seconds=done.seconds,
                     commit_seconds=done.commit_seconds,
                     stall_seconds=stall_seconds,
+                    unflushed=done.unflushed,
                 )
             )
 

@@ -24,6 +24,7 @@ from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore
 from ..store.open import open_store
+from ..store.spool import SpooledStore
 from .app import Repartition
 from .kafka import send
 from .quiet import leave_interrupts_to_the_driver
@@ -46,6 +47,8 @@ class Places:
     cache: tuple[str, int]
     """Folder of the SST cache, and how many bytes it may hold."""
     patience_s: float
+    spool: str = ""
+    """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -89,9 +92,12 @@ class _Sink:
 
 
 @lru_cache(maxsize=8)
-def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
+def _storage(
+    store: str, spool: str, patience_s: float, cache_folder: str, cache_bytes: int
+) -> tuple[ObjectStore, SstCache]:
     """A worker is reused from batch to batch, and with it what it has open."""
-    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
+    opened = open_store(store, patience_s=patience_s)
+    return SpooledStore(opened, Path(spool)) if spool else opened, SstCache(Path(cache_folder), cache_bytes)
 
 
 def _attempt(writer: str, version: int) -> str:
@@ -175,7 +181,7 @@ class StateTask:
         starts = pa.array(groups.starts)
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
-        store, cache = _storage(self.places.store, self.places.patience_s, *self.places.cache)
+        store, cache = _storage(self.places.store, self.places.spool, self.places.patience_s, *self.places.cache)
         ssts = runs.touching(self.ssts, partition, self.table.partitions)
         old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys)
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
