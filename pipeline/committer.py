@@ -180,8 +180,6 @@ class Committer:
                     return
                 change, seconds = self._unflushed[0]
             try:
-                # Not under the lock: it takes longest, and who looks for compactions need not wait for it.
-                self._upload(change.onto(self.head))
                 with self._committing:
                     change, commit_seconds = self._commit(change.onto(self.head))
                     self.head = change.manifest

@@ -17,6 +17,7 @@ from slackwater.store.errors import Refused
 from slackwater.store.open import open_store
 
 from .running import Ledger, eventually
+from .s3_proxy import s3_proxy
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -180,6 +181,24 @@ def test_a_store_that_comes_back_is_waited_for(
             app.await_commit("branches")
             eventually(ledger.has_caught_up, "every stage has read everything")
         ledger.check_tables()
+
+
+@pytest.mark.s3
+def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_nothing_twice(
+    kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path, store=s3_url)
+    ledger.send(6_000)
+    with s3_proxy(s3_server, delay_s=0.3) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        with ledger.running("--max-records", "150", "--max-unflushed", "4") as app:
+            eventually(lambda: bool(app.await_commit()["unflushed"]), "a stage runs ahead of the store")
+            app.kill()
+    assert list((tmp_path / "cache-spool").rglob("*.parquet")), "something was not committed"
+    ledger.send(500)
+    ledger.catch_up()
+    ledger.check_tables()
+    ledger.verify(ledger.app)
 
 
 def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:
