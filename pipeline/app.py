@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
+from .stall import L0_SLOWDOWN, L0_STOP
 from .states import State
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ class Stage:
     partitions: int
     max_records: int | None
     trigger: str | None
+    l0_slowdown: int = L0_SLOWDOWN
+    l0_stop: int = L0_STOP
+    max_unflushed: int | None = None
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -124,6 +128,9 @@ class App:
         partitions: int = 4,
         max_records: int | None = None,
         trigger: str | None = None,
+        l0_slowdown: int = L0_SLOWDOWN,
+        l0_stop: int = L0_STOP,
+        max_unflushed: int | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -141,6 +148,12 @@ class App:
                 not; `slackwater rescale` changes it.
             max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
+            l0_slowdown: L0 SSTs in one state partition from which on batches are delayed, so that compaction catches
+                up (RocksDB's `level0_slowdown_writes_trigger`).
+            l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
+                (`level0_stop_writes_trigger`).
+            max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
+                machine only (RocksDB's `max_write_buffer_number`); 0 for none, default what `run` says.
             name: Default the function's name.
 
         Raises:
@@ -164,6 +177,9 @@ class App:
                     partitions=partitions,
                     max_records=max_records,
                     trigger=trigger,
+                    l0_slowdown=l0_slowdown,
+                    l0_stop=l0_stop,
+                    max_unflushed=max_unflushed,
                 )
             )
             return transform
@@ -259,6 +275,13 @@ class App:
             written.add(output.name)
         if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
             raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
+        if stage.max_unflushed is not None and stage.max_unflushed < 0:
+            raise Usage(f"stage {stage.name!r}: max_unflushed is {stage.max_unflushed}; expected 0 or more versions")
+        if not 1 < stage.l0_slowdown <= stage.l0_stop:
+            raise Usage(
+                f"stage {stage.name!r}: l0_slowdown is {stage.l0_slowdown} and l0_stop is {stage.l0_stop}; expected "
+                "two numbers of SSTs from 2 on, the second not below the first"
+            )
         if stage.state is None and not stage.writes:
             raise Refused(
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",

@@ -13,8 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..store import compaction
 from ..store.cache import SstCache
 from ..store.errors import SlackwaterError
-from ..store.manifest import Manifest, Sst
+from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
+from .stall import Compacting
 
 __all__ = ["Compactor"]
 
@@ -41,11 +42,24 @@ class Compactor:
         if picked:
             self._running = self._executor.submit(self._run, head, picked)
 
-    def fold(self, ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
-        """The runs of the version about to be committed, finished merges in the place of their inputs."""
+    def take(self) -> tuple[compaction.Done, ...]:
+        """The finished merges, for the version about to be committed to put in the place of their inputs."""
         with self._lock:
             done, self._done = tuple(self._done), []
-        return compaction.apply(ssts, done)
+        return done
+
+    @property
+    def finished(self) -> tuple[compaction.Done, ...]:
+        """What `take` would give."""
+        with self._lock:
+            return tuple(self._done)
+
+    @property
+    def doing(self) -> Compacting:
+        """What it is at."""
+        if self._running is not None and not self._running.done():
+            return "under way"
+        return "finished" if self.finished else "nothing"
 
     def close(self) -> None:
         """Wait for the merge under way; drop those not begun."""

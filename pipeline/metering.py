@@ -12,7 +12,7 @@ up) belongs to no stage; the first one that it runs is charged with it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from ..store.counting import CountingStore
@@ -43,11 +43,11 @@ class StageMeter:
         """Note how long the put of a manifest took; the next version tells."""
         self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
 
-    def take(self, tasks: Iterable[Stats]) -> Stats:
-        """What came since the last time, with what a batch's tasks report."""
+    def take(self) -> Stats:
+        """What came since the last time, but for what tasks report."""
         now, planned = self._clock(), shared_stats(self.folder)
         taken = sum(
-            (*tasks, *(store.take() for store in self._stores), planned - self._planned),
+            (*(store.take() for store in self._stores), planned - self._planned),
             self._puts + Stats(ms=round((now - self._since) * 1000)),
         )
         self._since, self._planned, self._puts = now, planned, Stats()

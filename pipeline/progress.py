@@ -8,7 +8,7 @@ from typing import Self
 
 from ..store.compaction import pick
 from ..store.manifest import Manifest
-from ..store.runs import by_partition
+from ..store.runs import l0_files
 from .task import Result
 
 __all__ = ["Progress", "StateFigures"]
@@ -42,11 +42,10 @@ class StateFigures:
         known = {sst.object for sst in before.ssts}
         new = {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}
         partitions = manifest.table.partitions if manifest.table else 1
-        l0 = by_partition((sst for sst in manifest.ssts if sst.level == 0), partitions)
         return cls(
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
-            l0_files=max(map(len, l0.values()), default=0),
+            l0_files=l0_files(manifest.ssts, partitions),
             debt_bytes=sum(sst.bytes for picked in pick(manifest.ssts, partitions) for sst in picked.inputs),
             flushed_bytes=sum(flushed.values()),
             compacted_bytes=sum(size for name, size in new.items() if name not in flushed),
@@ -64,8 +63,11 @@ class Progress:
         rows_out: Rows written to channels.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
         snapshots: Names of no snapshot, or ids of those that this version is part of.
-        seconds: From the batch's start to its commit, in all.
-        commit_seconds: Of these, what the put of the manifest took.
+        seconds: From the batch's start until the next one could start: to its commit, or, with `max_unflushed`, until
+            its SSTs were durable on the runner's machine and there was room for it.
+        commit_seconds: What the put of the manifest took.
+        stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
+        unflushed: Versions behind it that were acknowledged and not yet committed.
         epoch: The writer's.
         state: Figures of the table's SSTs.
     """
@@ -83,6 +85,8 @@ class Progress:
     time_ms: int
     epoch: int
     state: StateFigures
+    stall_seconds: float = 0.0
+    unflushed: int = 0
 
     @classmethod
     def of(
@@ -93,6 +97,8 @@ class Progress:
         *,
         seconds: float,
         commit_seconds: float,
+        stall_seconds: float = 0.0,
+        unflushed: int = 0,
     ) -> Self:
         """From the versions before and after a batch, and its tasks' reports."""
         return cls(
@@ -116,4 +122,6 @@ class Progress:
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
             state=StateFigures.of(before, manifest, results),
+            stall_seconds=stall_seconds,
+            unflushed=unflushed,
         )

@@ -35,7 +35,9 @@ from .options import Options
 from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
+from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
+from .stall import Triggers
 from .task import Places
 from .watch import Watch
 
@@ -65,7 +67,12 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
     """
     stages = app.select(options.stages)
     limits = {
-        stage.name: Limits(stage.max_records or options.max_records, interval_ms(stage.trigger or options.trigger))
+        stage.name: Limits(
+            stage.max_records or options.max_records,
+            interval_ms(stage.trigger or options.trigger),
+            Triggers(stage.l0_slowdown, stage.l0_stop),
+            options.max_unflushed if stage.max_unflushed is None else stage.max_unflushed,
+        )
         for stage in stages
     }
     kafka_client.wait_for(options.kafka, options.patience_s)
@@ -78,6 +85,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         spark = stack.enter_context(session)
         # After Spark, which sets a handler of its own.
         stop = stack.enter_context(_stop_signals())
+        check_unflushed(limits, spark.sparkContext.master or "")
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
@@ -99,6 +107,10 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         for stage in stages:
             claimers[stage.name].check(stage, known[stage.name])
         scratch = Path(stack.enter_context(_scratch()))
+        spools = beside(options.cache_folder)
+        sweep(spools)
+        runs_ahead = any(limit.max_unflushed for limit in limits.values())
+        spool = stack.enter_context(spool_folder(spools, any_claimer.writer)) if runs_ahead else None
         runners: list[StageRunner] = []
         backpressure = Backpressure(scratch / "held", _readers(stages, limits))
 
@@ -117,6 +129,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 dict(options.kafka),
                 (str(options.cache_folder), options.cache_bytes),
                 options.patience_s,
+                str(spool) if limits[stage.name].max_unflushed else "",
             )
             runner = StageRunner(
                 stage,
@@ -135,6 +148,21 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             runners.append(runner)
         backpressure.look({runner.stage.name: runner.head for runner in runners})
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
+
+
+def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
+    """See that stages which run ahead of the store have their executors where the SSTs wait.
+
+    Raises:
+        Refused: Executors may be on other machines.
+    """
+    ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
+    if ahead and not master.startswith("local"):
+        raise Refused(
+            f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
+            f"the runner's machine, and executors of {master} do not share that disk",
+            hint="run it with --master 'local[*]', or with max_unflushed=0",
+        )
 
 
 def _readers(stages: Iterable[Stage], limits: Mapping[str, Limits]) -> tuple[Reader, ...]:

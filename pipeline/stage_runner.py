@@ -5,31 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store import commit, history
+from ..store import commit, compaction, runs
 from ..store.cache import SstCache
-from ..store.manifest import Input, Manifest, Output
-from ..store.metering import charged
+from ..store.manifest import Input, Manifest, Output, Stats
 from ..store.objects import ObjectStore
+from ..store.spool import SpooledStore
 from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
 from .checkpoint import Checkpoint
+from .committer import Change, Committed, Committer
 from .compactor import Compactor
 from .markers import write_markers
 from .metering import StageMeter
 from .planner import Position
 from .progress import Progress
 from .schemas import Shape, apply
+from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -38,10 +39,12 @@ __all__ = ["StageRunner"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large and how frequent a stage's batches are."""
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store."""
 
     max_records: int | None
     trigger_ms: int
+    stall: Triggers = field(default_factory=Triggers)
+    max_unflushed: int = 0
 
 
 class StageRunner:
@@ -52,7 +55,7 @@ class StageRunner:
         shape: Its schemas.
         claimed: The claim's manifest, the head.
         places: Where workers find things.
-        limits: Admission and trigger.
+        limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
         store: Where manifests go.
         meter: Counts what the stage takes of the store.
         cache: The SST cache of this machine.
@@ -77,7 +80,6 @@ class StageRunner:
         on_commit: Callable[[Progress], None],
     ) -> None:
         self.stage = stage
-        self.head = claimed
         self.error: BaseException | None = None
         self.closed_snapshots: frozenset[str] = frozenset()
         """Recorded snapshots that nobody asks for any more; the next version forgets them."""
@@ -85,14 +87,24 @@ class StageRunner:
         self._shape = shape
         self._places = places
         self._limits = limits
-        self._store = store
         self._meter = meter
         self._checkpoint = checkpoint
         self._hold = hold
         self._on_commit = on_commit
-        self._commit_lock = threading.Lock()
+        spool = SpooledStore(store, Path(places.spool)) if places.spool else None
+        self._committer = Committer(
+            store, claimed, meter=meter, spool=spool, max_unflushed=limits.max_unflushed, failed=self._failed
+        )
         self._busy = threading.Lock()
-        self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+        self._compactor = Compactor(spool or store, cache, claimed) if shape.table is not None else None
+        self._stall = self._stall_of(self._compactor) if self._compactor else None
+        self._batch_s = 0.0
+        """What the batch before took."""
+
+    @property
+    def head(self) -> Manifest:
+        """The newest committed version."""
+        return self._committer.head
 
     @property
     def positions(self) -> dict[str, Input]:
@@ -116,25 +128,32 @@ class StageRunner:
             .start()
         )
 
-    def idle(self, timeout_s: float) -> bool:
-        """Wait until no batch is under way; False when one still is after the timeout."""
-        if not self._busy.acquire(timeout=timeout_s):
-            return False
-        self._busy.release()
-        return True
+    def settle(self, timeout_s: float) -> None:
+        """Let the batch under way end and what is not flushed be committed; what takes longer is dropped whole."""
+        deadline = time.monotonic() + timeout_s
+        if self._busy.acquire(timeout=timeout_s):
+            self._busy.release()
+            self._committer.drain(max(0.0, deadline - time.monotonic()))
+        self._committer.close()
 
     def check_epoch(self) -> None:
-        """Look whether somebody took the stage over. Raises `Fenced`."""
-        with self._commit_lock:
-            newer = next(iter(history.after(self._store, self.head.app, self.head.stage, self.head.version)), None)
-            if newer is not None and newer.epoch > self.head.epoch:
-                # The commit that loses says it best.
-                commit.commit(self._store, self._next("batch", 0))
+        """Look whether somebody compacted the stage, or took it over. Raises `Fenced`."""
+        self._committer.look()
 
     def close(self) -> None:
-        """Let a compaction under way end."""
+        """Let a compaction under way end, and commit nothing more."""
+        self._committer.close()
         if self._compactor is not None:
             self._compactor.close()
+
+    def _stall_of(self, compactor: Compactor) -> Stall:
+        def l0() -> int:
+            head = self._committer.tip
+            assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
+            return runs.l0_files(compaction.apply(head.ssts, compactor.finished), head.table.partitions)
+
+        name = f"stage {self.head.app}/{self.head.stage}"
+        return Stall(name, self._limits.stall, l0, lambda: compactor.doing)
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
@@ -167,73 +186,90 @@ class StageRunner:
                 self._run(rows, batch)
             except BaseException as error:
                 # Spark shows a query's failure as text; the runner wants the error itself.
-                self.error = self.error or error
+                self._failed(error)
                 raise
 
+    def _failed(self, error: BaseException) -> None:
+        self.error = self.error or error
+
     def _run(self, rows: DataFrame, batch: int) -> None:
-        started = time.monotonic()
         before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
-        outcome = arrive(self.head, before, after, self.closed_snapshots)
-        at = self.positions
+        has_rows = any(_has_rows(self._committer.tip.inputs[name], end) for name, end in after.items())
+        stall_seconds = self._stall.wait(self._batch_s, lambda: self.stopping) if self._stall and has_rows else 0.0
+        if self.stopping:
+            return
+        started = time.monotonic()
+        # One head for all of the batch: a compaction may be adopted meanwhile.
+        base = self._committer.tip
+        outcome = arrive(base, before, after, self.closed_snapshots)
+        at = base.inputs
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        version = self.head.version + 1
-        results = self._compute(rows, version) if any(_has_rows(at[name], end) for name, end in after.items()) else ()
-        outputs = self._outputs(results)
+        merges = self._compactor.take() if self._compactor else ()
+        folded = replace(base, ssts=compaction.apply(base.ssts, merges))
+        results = self._compute(rows, folded) if has_rows else ()
+        outputs = self._outputs(base, results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
-        with self._commit_lock:
-            duration_ms = round((time.monotonic() - started) * 1000)
-            manifest = self._next("batch", duration_ms)
-            ssts = (*manifest.ssts, *(sst for result in results for sst in result.ssts))
-            manifest = replace(
-                manifest,
-                inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
-                outputs=outputs,
-                ssts=self._compactor.fold(ssts) if self._compactor else ssts,
-                recorded=outcome.recorded,
-                awaited=outcome.awaited,
-                captured=outcome.captured,
-            )
-            manifest = charged(self.head, manifest, self._meter.take(result.stats for result in results))
-            before_head, put = self.head, time.monotonic()
-            commit.commit(self._store, manifest)
-            self.head, ended = manifest, time.monotonic()
-            self._meter.put(ended - put)
-        self._on_commit(
-            Progress.of(before_head, manifest, results, seconds=ended - started, commit_seconds=ended - put)
+        merges += self._compactor.take() if self._compactor else ()
+        manifest = self._next(base, round((time.monotonic() - started) * 1000))
+        manifest = replace(
+            manifest,
+            inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
+            outputs=outputs,
+            ssts=compaction.apply((*base.ssts, *(sst for result in results for sst in result.ssts)), merges),
+            recorded=outcome.recorded,
+            awaited=outcome.awaited,
+            captured=outcome.captured,
         )
-        if self._compactor is not None:
-            self._compactor.consider(manifest)
 
-    def _next(self, kind: str, duration_ms: int) -> Manifest:
+        def told(done: Committed) -> None:
+            self._on_commit(
+                Progress.of(
+                    done.before,
+                    done.manifest,
+                    results,
+                    seconds=done.seconds,
+                    commit_seconds=done.commit_seconds,
+                    stall_seconds=stall_seconds,
+                    unflushed=done.unflushed,
+                )
+            )
+
+        taken = sum((result.stats for result in results), Stats())
+        self._committer.submit(Change(base, manifest, merges, started, told, taken))
+        self._batch_s = time.monotonic() - started
+        if self._compactor is not None:
+            self._compactor.consider(self._committer.tip)
+
+    def _next(self, base: Manifest, duration_ms: int) -> Manifest:
         return commit.successor(
-            self.head,
-            kind=kind,  # type: ignore[arg-type]
-            epoch=self.head.epoch,
-            writer=self.head.writer,
-            by=self.head.by,
+            base,
+            kind="batch",
+            epoch=base.epoch,
+            writer=base.writer,
+            by=base.by,
             now_ms=time.time_ns() // 1_000_000,
             duration_ms=duration_ms,
         )
 
-    def _compute(self, rows: DataFrame, version: int) -> tuple[Result, ...]:
+    def _compute(self, rows: DataFrame, base: Manifest) -> tuple[Result, ...]:
         targets = tuple(self._target(channel) for channel in self.stage.writes)
-        writer = self.head.writer
+        writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
-        if self._shape.bound is None or self.head.table is None:
+        if self._shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets))
-        task = StateTask(self._places, writer, version, targets, self._shape.bound, self.head.table, self.head.ssts)
+        task = StateTask(self._places, writer, version, targets, self._shape.bound, base.table, base.ssts)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:
         output = self.head.outputs[channel.name]
         return channel, output.topic, len(output.ends)
 
-    def _outputs(self, results: tuple[Result, ...]) -> dict[str, Output]:
+    def _outputs(self, base: Manifest, results: tuple[Result, ...]) -> dict[str, Output]:
         made = {}
-        for name, before in self.head.outputs.items():
+        for name, before in base.outputs.items():
             ends, sent = list(before.ends), list(before.sent)
             parts = [(result.attempt, result.sent[name]) for result in results if name in result.sent]
             for _, part in parts:

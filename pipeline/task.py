@@ -27,6 +27,7 @@ from ..store.metering import looked_up
 from ..store.objects import ObjectStore
 from ..store.open import open_store
 from ..store.reads import Reads
+from ..store.spool import SpooledStore
 from .app import Repartition
 from .kafka import send
 from .quiet import leave_interrupts_to_the_driver
@@ -49,6 +50,8 @@ class Places:
     cache: tuple[str, int]
     """Folder of the SST cache, and how many bytes it may hold."""
     patience_s: float
+    spool: str = ""
+    """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -101,11 +104,12 @@ def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int)
 
 @lru_cache(maxsize=64)
 def _counted(
-    _app: str, _stage: str, store: str, patience_s: float, cache_folder: str, cache_bytes: int
-) -> tuple[CountingStore, SstCache]:
-    """The same with requests counted: for each stage by itself, since a worker serves them all."""
+    _app: str, _stage: str, spool: str, store: str, patience_s: float, cache_folder: str, cache_bytes: int
+) -> tuple[CountingStore, ObjectStore, SstCache]:
+    """What counts the requests, for each stage by itself, since a worker serves them all; and what to use."""
     opened, cache = _storage(store, patience_s, cache_folder, cache_bytes)
-    return CountingStore(opened), cache
+    counted = CountingStore(opened)
+    return counted, SpooledStore(counted, Path(spool)) if spool else counted, cache
 
 
 def _attempt(writer: str, version: int) -> str:
@@ -168,7 +172,9 @@ class StateTask:
         attempt = _attempt(self.writer, self.version)
         key = [column.name for column in self.table.key]
         places, reads = self.places, Reads()
-        store, cache = _counted(places.app, places.stage, places.store, places.patience_s, *places.cache)
+        counted, store, cache = _counted(
+            places.app, places.stage, places.spool, places.store, places.patience_s, *places.cache
+        )
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []
         emitted: list[pa.Table] = []
@@ -184,7 +190,7 @@ class StateTask:
             sent = _Sink(self.places, self.outputs).write(
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, store.take() + looked_up(reads)))
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, counted.take() + looked_up(reads)))
 
     def _merge(
         self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads

@@ -77,9 +77,9 @@ def _written_keys(store: ObjectStore, cache: SstCache, manifest: Manifest, table
     """The keys of the rows that this version wrote, tombstones included."""
     schema = arrow_schema(table.key)
     written = [
-        rows.filter(pc.equal(rows.column(SEQ), manifest.version)).select(schema.names)
+        rows.filter(pc.equal(rows.column(SEQ), manifest.row_seq)).select(schema.names)
         for sst in manifest.ssts
-        if sst.seq_min <= manifest.version <= sst.seq_max
+        if sst.seq_min <= manifest.row_seq <= sst.seq_max
         for rows in [cache.open(store, sst, table).table]
     ]
     return pa.concat_tables(written) if written else schema.empty_table()

@@ -16,6 +16,7 @@ from .errors import Corruption, ObjectNotFound
 from .manifest import Sst
 from .objects import ObjectStore
 from .open import open_store
+from .spool import SpooledStore
 from .types import HASH
 
 __all__ = [
@@ -59,7 +60,7 @@ def holder(store: ObjectStore, sst: Sst) -> ObjectStore:
     if sst.root in ("", store.url):
         return store
     other = _open_once(sst.root)
-    return store.over(other) if isinstance(store, CountingStore) else other
+    return store.over(other) if isinstance(store, CountingStore | SpooledStore) else other
 
 
 @lru_cache(maxsize=16)

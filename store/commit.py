@@ -48,6 +48,7 @@ def successor(
         inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
         outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
         duration_ms=duration_ms,
+        seq=0,
         stats=None,
     )
 

@@ -52,7 +52,7 @@ class Sst(Struct, frozen=True):
     hash_max: int
     seq_min: int
     seq_max: int
-    """`_seq` is the version that wrote a row: the larger wins."""
+    """`_seq` tells which version wrote a row (`Manifest.row_seq`): the larger wins."""
     tombstones: int = 0
     root: str = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
@@ -172,10 +172,18 @@ class Manifest(Struct, frozen=True):
     """From the batch's plan to this commit."""
     by: str = ""
     """host:pid of the writer, for messages to people."""
+    seq: int = 0
+    """`_seq` of the rows that this version wrote, where it is not the version's own number: 0 where it is. A batch that
+    lost its number to a compaction is committed under a later one, and its SSTs are written by then."""
     stats: Stats | None = None
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
     """The sum of `stats` since the stage began, so that two manifests tell of all that lies between them."""
+
+    @property
+    def row_seq(self) -> int:
+        """`_seq` of the rows that this version wrote. It grows from batch to batch, and is never above the version."""
+        return self.seq or self.version
 
 
 class Origin(Struct, frozen=True):

@@ -41,7 +41,7 @@ def register(
         store: the store of the app.
         cache: holds local copies of a remote store's SSTs.
         manifest: the version to show.
-        with_seq: add `_hash` and `_seq`, the version that wrote the row.
+        with_seq: add `_hash` and `_seq`, which tells the version that wrote the row (`Manifest.row_seq`).
 
     Raises:
         Usage: the stage keeps no table.

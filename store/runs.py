@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from .manifest import Sst
 
-__all__ = ["bounds", "by_partition", "deltas", "sorted_runs", "touched", "touching"]
+__all__ = ["bounds", "by_partition", "deltas", "l0_files", "sorted_runs", "touched", "touching"]
 
 _LOWEST = -(1 << 63)
 _HALF_BITS = 32
@@ -41,6 +41,11 @@ def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
         for partition in touched(sst, partitions):
             found[partition].append(sst)
     return dict(sorted(found.items()))
+
+
+def l0_files(ssts: Iterable[Sst], partitions: int) -> int:
+    """How many SSTs of level 0 the state partition has that has most: a look-up searches them all."""
+    return max(map(len, by_partition((sst for sst in ssts if sst.level == 0), partitions).values()), default=0)
 
 
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:

@@ -158,3 +158,12 @@ def test_the_package_names_what_it_has() -> None:
     assert all(getattr(sw, name) is not None for name in sw.__all__)
     with pytest.raises(AttributeError):
         _ = sw.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("slowdown", "stop"), [(1, 36), (40, 36), (0, 0)])
+def test_the_numbers_of_ssts_that_hold_batches_back_are_in_order(slowdown: int, stop: int) -> None:
+    app = sw.App("a")
+    with pytest.raises(Usage, match=f"l0_slowdown is {slowdown} and l0_stop is {stop}"):
+        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), l0_slowdown=slowdown, l0_stop=stop)(
+            rows
+        )

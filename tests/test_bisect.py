@@ -13,6 +13,7 @@ from slackwater.snapshot.lineage import trace
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.topology import Cut, violations
+from slackwater.snapshot.verify import verify
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import NotFound, Refused, Usage
@@ -124,6 +125,23 @@ def test_without_key_columns_the_keys_that_the_commit_wrote_are_told(cache: SstC
     app.step_all()
     verdict = find(app, cache, "SELECT 1 FROM carriers WHERE delay > 60 * flights")
     assert [(change.key, change.before) for change in verdict.keys] == [({"carrier": "C7"}, None)]
+
+
+def test_the_keys_of_a_commit_that_came_behind_a_compaction_are_told(cache: SstCache) -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(14))
+    app.send(Flight("N0", "C7", 6_000))
+    app.step("legs")
+    app.step_behind_a_compaction("aircraft")
+    bad = app.step_behind_a_compaction("carriers")
+    assert bad.row_seq == bad.version - 1
+    app.run(flights(14))
+    verdict = find(app, cache, "SELECT 1 FROM carriers WHERE delay > 60 * flights")
+    assert verdict.bad_version == bad.version
+    assert verdict.good.stages["carriers"].kind == "compaction"
+    assert [(change.key, change.before) for change in verdict.keys] == [({"carrier": "C7"}, None)]
+    assert_proves_itself(app, cache, verdict)
+    assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
 def test_at_most_ten_keys_are_told_those_that_changed_first(cache: SstCache) -> None:

@@ -220,7 +220,7 @@ def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
         store = open_store(s3_url)
         heads = [head for name in ("entries", "accounts") if (head := history.head(store, ledger.app, name))]
     told = sum((head.totals for head in heads if head.totals), Stats())
-    after = sum((meter.take(()) for meter in meters), Stats())
+    after = sum((meter.take() for meter in meters), Stats())
     verbs = Counter(verb for verb, *_ in asked)
     last = [len(codec.encode(head)) for head in heads]
     # What came after a stage's last version was written up is its own put, and polling.
@@ -239,6 +239,24 @@ def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
     # Each worker's puts: an SST for each that the version names for the first time.
     written = {unquote(path).rpartition("/")[2] for verb, path, *_ in asked if verb == "PUT" and ".parquet" in path}
     assert {named.object.rpartition("/")[2] for named in accounts.ssts} <= written
+
+
+@pytest.mark.s3
+def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_nothing_twice(
+    kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path, store=s3_url)
+    ledger.send(6_000)
+    with s3_proxy(s3_server, delay_s=0.3) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        with ledger.running("--max-records", "150", "--max-unflushed", "4") as app:
+            eventually(lambda: bool(app.await_commit()["unflushed"]), "a stage runs ahead of the store")
+            app.kill()
+    assert list((tmp_path / "cache-spool").rglob("*.parquet")), "something was not committed"
+    ledger.send(500)
+    ledger.catch_up()
+    ledger.check_tables()
+    ledger.verify(ledger.app)
 
 
 def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:

@@ -23,7 +23,7 @@ from slackwater.pipeline.task import Places, Result, Sent
 from slackwater.pipeline.wire import header_of, split
 from slackwater.store import history
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import claim
+from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Fenced
 from slackwater.store.local import LocalStore
@@ -38,13 +38,13 @@ SNAPSHOT = "s1"
 class Looped(StageRunner):
     """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts."""
 
-    def _compute(self, rows: list[int], version: int) -> tuple[Result, ...]:  # type: ignore[override]
+    def _compute(self, rows: list[int], base: Manifest) -> tuple[Result, ...]:  # type: ignore[override]
         ((channel, name, partitions),) = (self._target(channel) for channel in self.stage.writes)
         results = []
         for task in range(2):
             mine = [n for n in rows if n // 10 % 2 == task]
             if mine:
-                attempt = f"w.{version}.{task}"
+                attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
                 ends = kafka_client.send(self._places.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
@@ -204,6 +204,18 @@ def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Runni
     assert (head.version, head.recorded, head.inputs["events"].rows) == (3, {}, 1)
     # A partition that the topic was given meanwhile.
     assert source.run([9], Position("events", (1, 0, 2))).inputs["events"].rows == 2
+
+
+def test_a_batch_that_lost_its_number_to_a_compaction_follows_it_whole(joined: Running) -> None:
+    before = joined.run([1], at("left", 3, 2))
+    compaction = successor(before, kind="compaction", epoch=before.epoch, writer="c", by="test:3", now_ms=2)
+    commit(joined.store, compaction)
+    head = joined.run([0, 2], at("left", 4, 3, SNAPSHOT))
+    assert (head.version, head.row_seq, head.recorded) == (4, 3, {SNAPSHOT: 4})
+    out = head.outputs["out"]
+    assert (out.rows, out.sent, out.attempts, out.markers) == (2, (2, 1), ("w.3.0",), {SNAPSHOT: (1, 1)})
+    assert (joined.told[-1].version, joined.told[-1].snapshots) == (4, (SNAPSHOT,))
+    assert joined.run([3], at("left", 5, 4)).outputs["out"].attempts == ("w.5.0",)
 
 
 def test_what_was_not_committed_is_named_by_no_manifest(joined: Running) -> None:

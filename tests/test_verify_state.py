@@ -238,6 +238,14 @@ def test_ssts_in_which_one_key_could_be_are_of_different_times(app: FlightsApp) 
     assert "share hashes and versions" in difference.message
 
 
+def test_rows_of_a_version_are_newer_than_all_that_were_there(app: FlightsApp) -> None:
+    head = app.step(STAGE)
+    for seq in (1, head.version + 1):
+        app.store.put(keys.manifest("flights", STAGE, head.version), codec.encode(replace(head, seq=seq)))
+        (difference,) = report(app, deep=False).differences
+        assert f"wrote rows of _seq {seq}; expected more than" in difference.message
+
+
 @pytest.mark.parametrize("key", ["", "/etc", "a/../b", "flights//x"])
 def test_a_key_that_no_store_could_hold_is_a_difference(app: FlightsApp, key: str) -> None:
     Damage(app).say(object=key)

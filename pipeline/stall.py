@@ -1,0 +1,141 @@
+"""Write stalls: batches are held back before look-ups suffer from what compaction has not merged yet.
+
+RocksDB's rule (wiki page "Write Stalls"; `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger`): from so many
+L0 SSTs on writers are slowed down, from more on they are stopped. What counts here is the state partition that has most
+of them, with the merges that are finished in the place of their inputs: they come with the next batch.
+
+- Slowed down, each batch starts later, by a part of a batch's time that grows up to the whole.
+- Stopped, no batch starts while this runner merges. Where nothing is being merged, because that is left to another
+  process, a minute is waited for it. When it does not come, batches go on slowed down: reads get slower, the app lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+__all__ = ["L0_SLOWDOWN", "L0_STOP", "Compacting", "Stall", "Triggers"]
+
+Compacting = Literal["nothing", "under way", "finished"]
+"""What this runner does about its L0 SSTs: `finished` is merged, and comes with the next batch."""
+
+_LOOK_S = 0.1
+_GIVE_UP_S = 60.0
+
+_log = logging.getLogger("slackwater")
+
+
+L0_SLOWDOWN = 20
+L0_STOP = 36
+"""RocksDB's defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triggers:
+    """Numbers of L0 SSTs in one state partition from which on batches are held back."""
+
+    slowdown: int = L0_SLOWDOWN
+    stop: int = L0_STOP
+
+    def delay_s(self, l0: int, batch_s: float) -> float:
+        """How long a batch is put off, in seconds: none, up to `batch_s`, or for ever."""
+        if l0 < self.slowdown:
+            return 0.0
+        if l0 >= self.stop:
+            return inf
+        return batch_s * (l0 - self.slowdown + 1) / (self.stop - self.slowdown)
+
+
+class Stall:
+    """Holds back the batches of one stage. Says so in the log, once for each time that compaction falls behind.
+
+    Args:
+        stage: As people should read it.
+        triggers: When.
+        l0: Tells the L0 SSTs of the state partition that has most.
+        compacting: Tells what this runner does about them.
+        clock: Seconds, never going back.
+        sleep: Waits for that many seconds.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        triggers: Triggers,
+        l0: Callable[[], int],
+        compacting: Callable[[], Compacting],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._stage = stage
+        self._triggers = triggers
+        self._l0 = l0
+        self._compacting = compacting
+        self._clock = clock
+        self._sleep = sleep
+        self._said: set[str] = set()
+        self._held_s = 0.0
+
+    def wait(self, batch_s: float, stopping: Callable[[], bool]) -> float:
+        """Hold a batch back for as long as need be, or until `stopping`; the seconds that took.
+
+        `batch_s` is what the batch before took, in seconds.
+        """
+        began = self._clock()
+        waited_s = 0.0
+        while not stopping():
+            l0 = self._l0()
+            delay_s = self._triggers.delay_s(l0, batch_s)
+            self._tell(l0, delay_s)
+            if delay_s == inf:
+                delay_s = self._stopped_s(batch_s, waited_s)
+            if waited_s >= delay_s:
+                break
+            self._sleep(min(_LOOK_S, delay_s - waited_s))
+            waited_s = self._clock() - began
+        self._held_s += waited_s
+        return waited_s
+
+    def _stopped_s(self, batch_s: float, waited_s: float) -> float:
+        """How long a batch waits that is not to start."""
+        match self._compacting():
+            case "under way":
+                return inf
+            case "finished":
+                return 0.0
+            case "nothing" if "gave up" in self._said:
+                return batch_s
+            case "nothing":
+                if waited_s >= _GIVE_UP_S:
+                    self._say("gave up", "nobody has compacted it for %.0f s; batches go on, slowed down", waited_s)
+                return _GIVE_UP_S
+
+    def _tell(self, l0: int, delay_s: float) -> None:
+        if delay_s == inf:
+            self._say(
+                "stopped",
+                "%d L0 SSTs in one state partition (l0_stop is %d): no batch starts before compaction has merged them",
+                l0,
+                self._triggers.stop,
+            )
+        elif delay_s:
+            self._say(
+                "slowed down",
+                "%d L0 SSTs in one state partition (l0_slowdown is %d): batches start later until it has caught up",
+                l0,
+                self._triggers.slowdown,
+            )
+        elif self._said and l0 < self._triggers.slowdown:
+            self._say("", "%d L0 SSTs in one state partition; batches were held back for %.0f s", l0, self._held_s)
+            self._said.clear()
+            self._held_s = 0.0
+
+    def _say(self, what: str, message: str, *values: float) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("%s: " + message, self._stage, *values)

@@ -1,0 +1,204 @@
+"""Versions on their way to durability, beside compactions in other processes, take-overs and storage's bad days."""
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.pipeline.committer import Change, Committed, Committer
+from slackwater.store import history
+from slackwater.store.commit import claim, commit, successor
+from slackwater.store.counting import CountingStore
+from slackwater.store.errors import CommitConflict, Fenced, Unavailable
+from slackwater.store.faults import FaultyStore
+from slackwater.store.manifest import Input, Kind, Manifest
+from slackwater.store.memory import MemoryStore
+from slackwater.store.objects import ObjectStore
+
+
+def claimed(store: ObjectStore, writer: str = "w") -> Manifest:
+    inputs = {"t": Input("t", (0,))}
+    return claim(
+        store,
+        "app",
+        "stage",
+        writer=writer,
+        by=f"host:{writer}",
+        now_ms=1,
+        build=lambda draft: draft if draft.inputs else replace(draft, inputs=inputs),
+    )
+
+
+def following(head: Manifest, *, kind: Kind = "batch", writer: str = "") -> Manifest:
+    return successor(head, kind=kind, epoch=head.epoch, writer=writer or head.writer, by="host:x", now_ms=1)
+
+
+def versions(store: ObjectStore) -> list[Manifest]:
+    return list(history.after(store, "app", "stage", 0))
+
+
+def head_of(store: ObjectStore) -> Manifest:
+    return versions(store)[-1]
+
+
+def compact(store: ObjectStore) -> Manifest:
+    """What `slackwater compact` commits, as another process."""
+    compaction = following(head_of(store), kind="compaction", writer="compact")
+    commit(store, compaction)
+    return compaction
+
+
+@dataclass
+class Runner:
+    """A stage whose every batch reads one record."""
+
+    committer: Committer
+    told: list[Committed] = field(default_factory=list)
+
+    def begin(self) -> Change:
+        """What a batch makes of what it finds when it begins."""
+        base = self.committer.tip
+        read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
+        return Change(base, replace(following(base), inputs={"t": read}), (), time.monotonic(), self.told.append)
+
+    def batch(self) -> None:
+        self.committer.submit(self.begin())
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore(MemoryStore())
+
+
+@pytest.fixture
+def runner(store: CountingStore) -> Runner:
+    head = claimed(store)
+    store.reset()
+    return Runner(Committer(store, head))
+
+
+def assert_whole(store: ObjectStore, records: int) -> None:
+    """Every record was read once, in a history without gaps."""
+    found = versions(store)
+    assert [one.version for one in found] == list(range(1, len(found) + 1))
+    for before, after in pairwise(found):
+        assert after.time_ms > before.time_ms
+        assert after.inputs["t"].offsets[0] - before.inputs["t"].offsets[0] == (after.kind == "batch")
+    written = [one.row_seq for one in found if one.kind == "batch"]
+    assert written == sorted(set(written)), "_seq grows from batch to batch"
+    assert found[-1].inputs["t"].offsets[0] == records
+
+
+def test_a_batch_is_one_put(store: CountingStore, runner: Runner) -> None:
+    for _ in range(3):
+        runner.batch()
+    assert store.counts == {"put_if_absent": 3}
+    assert_whole(store, 3)
+    assert [(told.before.version, told.manifest.version) for told in runner.told] == [(1, 2), (2, 3), (3, 4)]
+    assert all(told.seconds >= told.commit_seconds > 0 for told in runner.told)
+
+
+def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: CountingStore, runner: Runner) -> None:
+    change = runner.begin()
+    compact(store)
+    last = compact(store)
+    store.reset()
+    runner.committer.submit(change)
+    # The try that lost, the number it lost, the one after these, that there is none more, and the commit.
+    assert store.counts == {"put_if_absent": 2, "get": 3}
+    assert (runner.committer.head.version, runner.committer.head.row_seq) == (4, 2)
+    assert [(told.before, told.manifest) for told in runner.told] == [(last, runner.committer.head)]
+    runner.batch()
+    assert runner.committer.head.row_seq == 5
+    assert_whole(store, 2)
+
+
+def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
+    store: CountingStore, runner: Runner
+) -> None:
+    compaction = compact(store)
+    store.reset()
+    runner.committer.look()
+    assert runner.committer.head == runner.committer.tip == compaction
+    runner.committer.look()
+    assert store.requests == 3
+    runner.batch()
+    assert store.counts == {"get": 3, "put_if_absent": 1}
+    assert runner.committer.head.seq == 0
+    assert_whole(store, 1)
+
+
+def test_a_batch_under_way_while_a_compaction_is_adopted_is_put_behind_it(store: CountingStore, runner: Runner) -> None:
+    change = runner.begin()
+    compact(store)
+    runner.committer.look()
+    store.reset()
+    runner.committer.submit(change)
+    assert store.counts == {"put_if_absent": 1}
+    assert (runner.committer.head.version, runner.committer.head.row_seq) == (3, 2)
+    assert_whole(store, 1)
+
+
+@pytest.mark.parametrize("compactions", [0, 1])
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_writer_that_was_taken_over_is_fenced(
+    store: CountingStore, runner: Runner, compactions: int, idle: bool
+) -> None:
+    for _ in range(compactions):
+        compact(store)
+    claimed(store, "other")
+    with pytest.raises(Fenced, match="epoch 2, written by host:other"):
+        runner.committer.look() if idle else runner.batch()
+    assert head_of(store).writer == "other"
+    assert runner.told == []
+
+
+def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runner: Runner) -> None:
+    for kind in ("batch", "clone"):
+        change = runner.begin()
+        commit(store, following(head_of(store), kind=kind, writer="other"))  # type: ignore[arg-type]
+        runner.committer.look()
+        with pytest.raises(CommitConflict, match="was committed first by host:x"):
+            runner.committer.submit(change)
+
+
+def test_a_compaction_of_a_newer_epoch_is_not_adopted(store: CountingStore, runner: Runner) -> None:
+    claimed(store, "other")
+    compact(store)
+    with pytest.raises(Fenced):
+        runner.committer.look()
+    with pytest.raises(Fenced):
+        runner.batch()
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.lists(st.sampled_from(["batch", "late batch", "compact", "look"]), max_size=20))
+def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int, steps: list[str]) -> None:
+    inner = MemoryStore()
+    runner = Runner(Committer(inner, claimed(inner)))
+    faulty = FaultyStore(inner, seed)
+    runner.committer = Committer(faulty, head_of(inner))
+    for step in steps:
+        try:
+            match step:
+                case "batch":
+                    runner.batch()
+                case "late batch":
+                    change = runner.begin()
+                    compact(inner)
+                    runner.committer.submit(change)
+                case "compact":
+                    compact(inner)
+                case "look":
+                    runner.committer.look()
+        except (Unavailable, CommitConflict):
+            # The runner ends, and another one claims the stage once what was under way has arrived.
+            faulty.settle()
+            runner.committer = Committer(faulty, claimed(inner, f"w{head_of(inner).version}"))
+    faulty.settle()
+    found = versions(inner)
+    assert_whole(inner, sum(one.kind == "batch" for one in found))
+    assert {told.manifest.version for told in runner.told} <= {one.version for one in found}

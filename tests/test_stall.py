@@ -1,0 +1,116 @@
+"""Batches are held back before reads suffer, and never for ever."""
+
+import logging
+from collections.abc import Callable
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.pipeline.stall import Compacting, Stall, Triggers
+
+TRIGGERS = Triggers(20, 36)
+
+
+class Held:
+    """A stage with so many L0 SSTs, on a clock of its own; `passes` is called for every step of time."""
+
+    def __init__(self, l0: int, compacting: Compacting = "under way") -> None:
+        self.l0 = l0
+        self.compacting = compacting
+        self.now_s = 0.0
+        self.passes: Callable[[], None] = lambda: None
+        self.stall = Stall(
+            "stage a/s", TRIGGERS, lambda: self.l0, lambda: self.compacting, clock=lambda: self.now_s, sleep=self._sleep
+        )
+
+    def wait(self, batch_s: float = 2.0) -> float:
+        return self.stall.wait(batch_s, lambda: False)
+
+    def _sleep(self, seconds: float) -> None:
+        assert 0 < seconds <= 0.1
+        self.now_s += seconds
+        self.passes()
+
+
+@given(st.integers(1, 60), st.floats(0, 100))
+def test_the_delay_grows_up_to_a_batchs_time_and_then_for_ever(l0: int, batch_s: float) -> None:
+    delay, next_one = TRIGGERS.delay_s(l0, batch_s), TRIGGERS.delay_s(l0 + 1, batch_s)
+    assert delay <= next_one
+    assert delay == 0 if l0 < 20 else delay <= batch_s or l0 >= 36
+    assert (delay == inf) == (l0 >= 36)
+    assert TRIGGERS.delay_s(35, batch_s) == batch_s
+
+
+def test_a_batch_is_put_off_by_its_part_of_a_batchs_time() -> None:
+    assert Held(19).wait() == 0
+    assert Held(20).wait() == pytest.approx(2 / 16)
+    assert Held(35).wait() == pytest.approx(2.0)
+    assert Held(35).wait(batch_s=0) == 0
+
+
+def test_a_delay_ends_when_compaction_has_caught_up() -> None:
+    held = Held(35)
+
+    def compacted() -> None:
+        held.l0 = 35 if held.now_s < 1 else 3
+
+    held.passes = compacted
+    assert held.wait(batch_s=10) == pytest.approx(1, abs=0.2)
+
+
+def test_a_stopped_stage_waits_as_long_as_something_is_being_merged() -> None:
+    held = Held(40)
+
+    def merged() -> None:
+        held.l0 = 40 if held.now_s < 300 else 35
+        held.compacting = "under way" if held.now_s < 300 else "nothing"
+
+    held.passes = merged
+    assert held.wait() == pytest.approx(300, abs=0.2)
+
+
+def test_what_is_merged_comes_with_the_next_batch_so_that_it_need_not_wait() -> None:
+    assert Held(40, "finished").wait() == 0
+
+
+def test_a_stage_that_nobody_compacts_goes_on_after_a_minute_and_then_slowed_down() -> None:
+    held = Held(40, "nothing")
+    assert held.wait() == pytest.approx(60, abs=0.2)
+    assert held.wait() == pytest.approx(2.0)
+    held.l0 = 3
+    assert held.wait() == 0
+    held.l0 = 40
+    assert held.wait() == pytest.approx(60, abs=0.2)
+
+
+def test_a_compaction_of_another_process_ends_the_wait() -> None:
+    held = Held(40, "nothing")
+
+    def adopted() -> None:
+        held.l0 = 40 if held.now_s < 3 else 2
+
+    held.passes = adopted
+    assert held.wait() == pytest.approx(3, abs=0.2)
+
+
+def test_a_stop_of_the_app_ends_the_wait() -> None:
+    held = Held(40)
+    assert held.stall.wait(2.0, lambda: held.now_s >= 1) == pytest.approx(1, abs=0.2)
+    assert held.stall.wait(2.0, lambda: True) == 0
+
+
+def test_the_log_tells_of_each_step_once_for_each_time_that_compaction_falls_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = Held(25, "nothing")
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        for l0 in (25, 30, 40, 41, 30, 19, 3, 25):
+            held.l0 = l0
+            held.wait()
+    slowed, stopped, gave_up, done, again = (record.getMessage() for record in caplog.records)
+    assert slowed == again
+    assert slowed.startswith("stage a/s: 25 L0 SSTs in one state partition (l0_slowdown is 20): batches start later")
+    assert stopped.startswith("stage a/s: 40 L0 SSTs in one state partition (l0_stop is 36): no batch starts before")
+    assert gave_up == "stage a/s: nobody has compacted it for 60 s; batches go on, slowed down"
+    assert done == "stage a/s: 19 L0 SSTs in one state partition; batches were held back for 66 s"
