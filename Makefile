@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := $(VENV)/.peers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench soak mutants clean
@@ -26,8 +27,8 @@ format: $(READY) ## format the code and mend what ruff can mend
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY) ## speed beside Spark's own state, and what a snapshot costs (about ten minutes)
-	@$(BIN)/python -m bench
+bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (about 25 minutes)
+	@$(BIN)/python -m bench $(NAMES)
 
 soak: $(READY) ## 30 snapshots of real apps whose stages are killed; the protocol under 100,000 random schedules
 	@$(BIN)/python -m pytest -q -m soak
@@ -50,4 +51,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]'
+	@touch $@
+
+# What only the benchmark compares with.
+$(PEERS): $(READY)
+	@echo "installing the benchmark's peers into $(VENV) …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@

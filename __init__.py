@@ -14,12 +14,14 @@ __all__ = [
     "count",
     "first",
     "last",
+    "leveled",
     "max",
     "mean",
     "min",
     "repartition",
     "sum",
     "topic",
+    "universal",
     "update",
     "upsert",
 ]
@@ -27,13 +29,16 @@ __all__ = [
 if TYPE_CHECKING:
     from .pipeline.aggregates import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.app import App, repartition, topic
+    from .pipeline.policies import leveled, universal
     from .pipeline.update import update
     from .pipeline.upsert import upsert
 
 _HOMES = {
     "App": "app",
+    "leveled": "policies",
     "repartition": "app",
     "topic": "app",
+    "universal": "policies",
     "update": "update",
     "upsert": "upsert",
     **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "aggregates"),

@@ -1,147 +1,139 @@
-"""All measurements in one run: `python -m bench`. `--quick` is for trying the benchmark itself."""
+"""Measurements in one run: `python -m bench` for all, `python -m bench NAME …` for some.
+
+Each module of this folder with a function `rows(folder, quick)`, or `rows(bootstrap, folder, quick)` where it wants a
+Kafka broker, is a measurement of that name.
+"""
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 import os
+import pkgutil
 import platform
+import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-from statistics import median
+from types import ModuleType
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from slackwater.pipeline.broker import EmbeddedKafka
 
-from . import capturing, command_line, diamond, snapshots, throughput
-from .events import KEYS, fill
+from . import plot
+from .memory import Workers
+from .row import Row
 
 OUT = Path(__file__).parent / "out"
-RECORDS = 4_000_000
+WORKER_LIMIT = 1 << 30
+MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    what: str
-    ours: str
-    peer: str
-    ratio: float
-    asked: str
-    reached: bool
-
-
-def main() -> None:
-    """Measure, print, write `bench/out/results.json`; exit 1 when a figure is not reached."""
+def main(words: Sequence[str]) -> int:
+    """Measure, print, write `results.json` and `bench.svg`; the exit code is 1 when a figure is not reached."""
+    measurements = _measurements()
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(measurements)}; all if there is none")
+    parser.add_argument("--quick", action="store_true", help="fewer, smaller: to try the benchmark itself")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for results.json and bench.svg (%(default)s)")
+    asked = parser.parse_args(words)
+    if unknown := set(asked.names) - measurements.keys():
+        parser.error(f"no measurement is named {', '.join(sorted(unknown))}; there are {', '.join(measurements)}")
+    names = asked.names or list(measurements)
     console = Console()
-    records = 1_600_000 if "--quick" in sys.argv else RECORDS
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as name:
-        folder = Path(name)
-        with EmbeddedKafka(folder / "kafka") as broker:
-            console.print(f"filling a topic with {records:,} events, {KEYS:,} keys …")
-            fill(broker.bootstrap, records)
-            console.print("stateful aggregation, Spark and slackwater in turns …")
-            rows.append(_throughput(broker.bootstrap, folder))
-            console.print("a running job with and without snapshots …")
-            rows += _snapshots(broker.bootstrap, folder)
-            console.print("records in flight, written and kept …")
-            rows.append(_capturing(broker.bootstrap, folder))
-        console.print("store requests at 10,000 and at 5,000,000 keys …")
-        rows += _requests(folder)
-        rows += _command_line(folder)
-    _print(console, rows)
-    OUT.mkdir(exist_ok=True)
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
-    (OUT / "results.json").write_text(json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=2))
-    raise SystemExit(0 if all(row.reached for row in rows) else 1)
+    failed: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-bench-")))
+        broker: EmbeddedKafka | None = None
+        workers = stack.enter_context(Workers())
+        for name in names:
+            console.print(f"{name}: {(measurements[name].__doc__ or '').splitlines()[0]}")
+            if broker is None and _wants_broker(measurements[name]):
+                broker = stack.enter_context(EmbeddedKafka(folder / "kafka"))
+            began = time.monotonic()
+            try:
+                rows += _measure(measurements[name], broker, folder / name, quick=asked.quick)
+            except Exception as error:
+                failed[name] = f"{type(error).__name__}: {error}"
+                console.print(f"[red]{name} failed:[/red]", markup=True)
+                traceback.print_exc()
+            seconds[name] = time.monotonic() - began
+            shutil.rmtree(folder / name, ignore_errors=True)
+            shown = [*rows, *_memory(workers)]
+            # After each, so that nothing is lost when a later one takes the machine down.
+            _write(asked.out, shown, failed, seconds)
+    plot.draw(shown, asked.out / "bench.svg")
+    _print(console, shown)
+    for name, why in failed.items():
+        console.print(f"not measured: {name} ({why})", markup=False)
+    return 0 if not failed and all(row.reached for row in shown) else 1
 
 
-def _throughput(bootstrap: str, folder: Path) -> Row:
-    seconds = throughput.compare(bootstrap, folder, rounds=1 if "--quick" in sys.argv else 2)
-    ours, spark = median(seconds["slackwater"]), median(seconds["spark"])
-    return Row(
-        f"batch of {throughput.BATCH:,} rows, count and sum on {KEYS:,} keys, median",
-        f"{ours:.2f} s",
-        f"Spark groupBy().agg(), RocksDB: {spark:.2f} s",
-        spark / ours,
-        ">= 1.2",
-        spark / ours >= 1.2,
-    )
+def _measurements() -> dict[str, ModuleType]:
+    """The modules with `rows`, by name."""
+    package = __spec__.parent if __spec__ else "bench"
+    found = {}
+    for one in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if one.name != "__main__":
+            module = import_module(f".{one.name}", package)
+            if hasattr(module, "rows"):
+                found[one.name] = module
+    return found
 
 
-def _snapshots(bootstrap: str, folder: Path) -> list[Row]:
-    found = diamond.measure(bootstrap, folder / "diamond")
-    with_, without = (float(np.percentile(seconds, 95)) for seconds in (found["with_"], found["without"]))
-    latency, limit = median(found["latencies"]), 2 * sum(found["batches"].values())
+def _wants_broker(module: ModuleType) -> bool:
+    return "bootstrap" in inspect.signature(module.rows).parameters
+
+
+def _measure(module: ModuleType, broker: EmbeddedKafka | None, folder: Path, *, quick: bool) -> list[Row]:
+    folder.mkdir()
+    measure: Callable[..., Sequence[Row]] = module.rows
+    if _wants_broker(module):
+        assert broker is not None
+        return list(measure(broker.bootstrap, folder, quick))
+    return list(measure(folder, quick))
+
+
+def _memory(workers: Workers) -> list[Row]:
+    """No row where no Spark ran."""
+    if not workers.resident:
+        return []
+    ratio = workers.resident / WORKER_LIMIT
     return [
         Row(
-            f"p95 batch time of a diamond with a snapshot every {diamond.EVERY_S:.0f} s "
-            f"({len(found['with_'])} batches)",
-            f"{with_:.2f} s",
-            f"without: {without:.2f} s",
-            with_ / without,
-            "<= 1.1",
-            with_ / without <= 1.1,
-        ),
-        Row(
-            f"snapshot of the running diamond complete after, median of {len(found['latencies'])}",
-            f"{latency:.2f} s",
-            f"two batches of each stage on the longest path: {limit:.2f} s",
-            latency / limit,
-            "<= 1",
-            latency <= limit,
-        ),
-    ]
-
-
-def _capturing(bootstrap: str, folder: Path) -> Row:
-    written, kept = capturing.measure(bootstrap, folder / "capturing")
-    return Row(
-        "records in flight kept with a snapshot",
-        f"{kept:,.0f} rows/s",
-        f"written to the channel: {written:,.0f} rows/s",
-        kept / written,
-        ">= 1",
-        kept >= written,
-    )
-
-
-def _requests(folder: Path) -> list[Row]:
-    small, large = snapshots.requests(folder, 10_000), snapshots.requests(folder, 5_000_000)
-    return [
-        Row(
-            f"store requests of a {verb}, 5,000,000 keys",
-            str(large[verb]),
-            f"10,000 keys: {small[verb]}",
-            large[verb] / small[verb],
-            "= 1",
-            large[verb] == small[verb],
+            "peak memory of an executor's Python worker in all of these: resident, with mapped SSTs",
+            f"{workers.resident / MIB:,.0f} MiB",
+            f"limit: {WORKER_LIMIT / MIB:,.0f} MiB (without what is mapped: {workers.own / MIB:,.0f} MiB)",
+            ratio,
+            "< 1",
+            ratio < 1,
         )
-        for verb in ("snapshot", "clone")
     ]
 
 
-def _command_line(folder: Path) -> list[Row]:
-    store = str(folder / "requests-10000")
-    verbs = {
-        "slackwater --help": (command_line.seconds("--help"), 0.4),
-        "slackwater query, local store": (
-            command_line.seconds("query", "bench", "SELECT count(*) FROM legs", "--store", store),
-            1.0,
-        ),
+def _write(out: Path, rows: Sequence[Row], failed: dict[str, str], seconds: dict[str, float]) -> None:
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    found = {
+        "machine": machine,
+        "rows": [asdict(row) for row in rows],
+        "failed": failed,
+        "seconds": {name: round(taken, 1) for name, taken in seconds.items()},
     }
-    return [
-        Row(what, f"{seconds:.2f} s", f"limit: {limit} s", seconds / limit, "< 1", seconds < limit)
-        for what, (seconds, limit) in verbs.items()
-    ]
+    out.mkdir(exist_ok=True, parents=True)
+    (out / "results.json").write_text(json.dumps(found, indent=2) + "\n")
 
 
-def _print(console: Console, rows: list[Row]) -> None:
+def _print(console: Console, rows: Sequence[Row]) -> None:
     table = Table("what", "slackwater", "beside", "ratio", "asked", "reached")
     for row in rows:
         verdict = "yes" if row.reached else "[red]no"
@@ -150,4 +142,4 @@ def _print(console: Console, rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import side
 from .events import PARTITIONS, fill
+from .row import Row
 
 if TYPE_CHECKING:
     from slackwater.pipeline.progress import Progress
@@ -22,12 +23,19 @@ RECORDS = 1_000_000
 BATCH = 100_000
 
 
-def measure(bootstrap: str, folder: Path) -> tuple[float, float]:
-    """Rows a second: written to a channel by a warm stage, and kept in a snapshot."""
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Records in flight, written to a channel by a warm stage and kept in a snapshot."""
     fill(bootstrap, RECORDS, topic=TOPIC)
-    command = [sys.executable, "-m", "bench.capturing", bootstrap, str(folder)]
-    written, kept = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    return written, kept
+    written, kept = side.run("capturing", bootstrap, folder)
+    return [
+        Row.at_least(
+            "records in flight kept with a snapshot",
+            f"{kept:,.0f} rows/s",
+            f"written to the channel: {written:,.0f} rows/s",
+            kept / written,
+            1,
+        )
+    ]
 
 
 def _run(bootstrap: str, folder: Path) -> tuple[float, float]:

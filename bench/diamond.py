@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypedDict
 
-from .events import PARTITIONS, TOPIC
+import numpy as np
+
+from . import side
+from .events import PARTITIONS, TOPIC, fill
+from .row import Row
 
 if TYPE_CHECKING:
     import slackwater as sw
@@ -27,6 +30,7 @@ PHASE_S = 25.0
 EVERY_S = 5.0
 WARM_UP_S = 40.0
 BATCH = 25_000
+RECORDS = 4_000_000
 
 
 class Measured(TypedDict):
@@ -38,11 +42,28 @@ class Measured(TypedDict):
     latencies: list[float]
 
 
-def measure(bootstrap: str, folder: Path) -> Measured:
-    """One running job, in turns without and with a snapshot every five seconds."""
-    command = [sys.executable, "-m", "bench.diamond", bootstrap, str(folder)]
-    found: Measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-    return found
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """A running job with and without snapshots."""
+    fill(bootstrap, RECORDS // 2 if quick else RECORDS)
+    found: Measured = side.run("diamond", bootstrap, folder)
+    with_, without = (float(np.percentile(seconds, 95)) for seconds in (found["with_"], found["without"]))
+    latency, limit = median(found["latencies"]), 2 * sum(found["batches"].values())
+    return [
+        Row.at_most(
+            f"p95 batch time of a diamond with a snapshot every {EVERY_S:.0f} s ({len(found['with_'])} batches)",
+            f"{with_:.2f} s",
+            f"without: {without:.2f} s",
+            with_ / without,
+            1.1,
+        ),
+        Row.at_most(
+            f"snapshot of the running diamond complete after, median of {len(found['latencies'])}",
+            f"{latency:.2f} s",
+            f"two batches of each stage on the longest path: {limit:.2f} s",
+            latency / limit,
+            1,
+        ),
+    ]
 
 
 def _app() -> sw.App:

@@ -1,14 +1,18 @@
-"""The benchmark's topic: flights of 2013, each of one of 490,000 legs."""
+"""The benchmark's topics: flights of 2013, each of one of so many legs; and ranges of numbers, for large states."""
 
 from __future__ import annotations
 
 import json
 import sys
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import numpy as np
-from confluent_kafka import Producer
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
@@ -16,28 +20,63 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 TOPIC = "bench-flights"
 KEYS = 490_000
 PARTITIONS = 4
+_CHUNK = 50_000
 
 
 def fill(bootstrap: str, records: int, *, topic: str = TOPIC, keys: int = KEYS, seed: int = 1) -> None:
-    """Write so many events: the record's key names a leg, drawn evenly, its value is the JSON of a real flight."""
+    """Write so many events, made into a topic where there is none: each of a leg, drawn evenly."""
+    fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, keys, records))
+
+
+def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64]) -> None:
+    """Write an event of each of these legs: the key names the leg, the value is the JSON of a real flight."""
     from feed import events
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
     flights = events()[["carrier", "origin", "dest", "dep_delay", "arr_delay"]].fillna(0).to_dict("records")
-    values = [json.dumps(flight).encode() for flight in flights]
-    legs = np.random.default_rng(seed).integers(0, keys, records)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4", "acks": 1})
-    for number, leg in enumerate(legs.tolist()):
-        while True:
-            try:
-                producer.produce(topic, values[number % len(values)], b"leg-%07d" % leg, number % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.05)
-    producer.flush()
+    values = cycle([json.dumps(flight).encode() for flight in flights])
+    chunks = (legs[at : at + _CHUNK] for at in range(0, len(legs), _CHUNK))
+    _send(bootstrap, topic, (zip(names(chunk).to_pylist(), values, strict=False) for chunk in chunks))
+
+
+def fill_ranges(bootstrap: str, topic: str, ranges: Sequence[tuple[int, int]]) -> None:
+    """Write ranges of numbers, first and last included, as "first,last"; how many rows that is, the reader decides."""
+    _send(bootstrap, topic, [[(b"", f"{first},{last}".encode()) for first, last in ranges]])
+
+
+def names(legs: npt.NDArray[np.int64]) -> pa.Array:
+    """Names of legs, as the events have them."""
+    digits = pc.utf8_lpad(pa.array(legs).cast(pa.string()), 7, "0")
+    return pc.binary_join_element_wise("leg-", digits, "").cast(pa.binary())
 
 
 def cycles(stamps_ms: list[int], warm_up: int) -> list[float]:
     """Seconds from batch to batch, the first `warm_up` left out."""
     return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][warm_up:]
+
+
+def _send(bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]]) -> None:
+    """Write keys and values to a topic, made if there is none, record by record to the next partition."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    try:
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "compression.type": "lz4",
+            "acks": 1,
+            "queue.buffering.max.messages": 4 * _CHUNK,
+        }
+    )
+    for chunk in chunks:
+        messages = [{"key": key, "value": value} for key, value in chunk]
+        # The queue has room for several chunks; waiting until half is gone keeps the sender busy.
+        while len(producer) > 2 * _CHUNK:
+            producer.poll(0.01)
+        for partition in range(PARTITIONS):
+            mine = messages[partition::PARTITIONS]
+            assert producer.produce_batch(topic, mine, partition=partition) == len(mine)
+    assert producer.flush(60) == 0

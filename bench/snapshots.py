@@ -9,6 +9,23 @@ import numpy as np
 import pyarrow as pa
 
 from .events import PARTITIONS
+from .row import Row
+
+
+def rows(folder: Path, quick: bool) -> list[Row]:
+    """Store requests of a snapshot and of a clone, at 10,000 and at 5,000,000 keys."""
+    small, large = requests(folder, 10_000), requests(folder, 5_000_000)
+    return [
+        Row(
+            f"store requests of a {verb}, 5,000,000 keys",
+            str(large[verb]),
+            f"10,000 keys: {small[verb]}",
+            large[verb] / small[verb],
+            "= 1",
+            large[verb] == small[verb],
+        )
+        for verb in ("snapshot", "clone")
+    ]
 
 
 def requests(folder: Path, num_keys: int) -> dict[str, int]:

@@ -1,101 +1,125 @@
-"""Stateful aggregation beside Spark's own: the same source, the same query, the same machine, one after the other.
+"""Stateful aggregation beside Spark's own: the same source, the same query, the same machine, in turns.
 
-`python -m bench.throughput slackwater|spark BOOTSTRAP FOLDER` runs one side in a fresh process and prints a JSON list:
-seconds from batch to batch.
+`python -m bench.throughput slackwater|spark BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it
+has read the topic, and prints a JSON list: seconds from batch to batch. It goes on where the last one with its folder
+ended.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
-from .events import PARTITIONS, TOPIC, cycles
+import numpy as np
+
+from . import side
+from .events import KEYS, PARTITIONS, cycles, fill, fill_legs
+from .row import Row
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BATCH = 400_000
-WARM_UP = 2
+PRELOAD = 1_250_000
+"""Rows of a batch while the state is built."""
+WARM_UP = 3
+MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
+SIDES = ("slackwater", "spark")
 
 
-def compare(bootstrap: str, folder: Path, *, rounds: int = 2) -> dict[str, list[float]]:
-    """Seconds a batch of either side, warm; the sides take turns, since machines drift."""
-    seconds: dict[str, list[float]] = {"slackwater": [], "spark": []}
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Stateful aggregation beside Spark's groupBy().agg() on RocksDB."""
+    large = 1_000_000 if quick else 5_000_000
+    return [
+        _row(bootstrap, folder / "small", KEYS, 1.2, rounds=1),
+        _row(bootstrap, folder / "large", large, 1.5, rounds=1 if quick else 2),
+    ]
+
+
+def _row(bootstrap: str, folder: Path, keys: int, limit: float, *, rounds: int) -> Row:
+    seconds = _compare(bootstrap, folder, keys, rounds)
+    ours, spark = median(seconds["slackwater"]), median(seconds["spark"])
+    return Row.at_least(
+        f"batch of {BATCH:,} rows, count and sum, state of {keys:,} keys, median of {len(seconds['slackwater'])}",
+        f"{ours:.2f} s",
+        f"Spark groupBy().agg(), RocksDB with changelog: {spark:.2f} s",
+        spark / ours,
+        limit,
+    )
+
+
+def _compare(bootstrap: str, folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds a batch of either side, warm, with all keys in the state before the first of them."""
+    topic = f"bench-flights-{keys}"
+
+    def turn(name: str, batch: int) -> list[float]:
+        found: list[float] = side.run(
+            "throughput", name, bootstrap, folder / name, topic, batch, peer=name != "slackwater"
+        )
+        return found
+
+    fill_legs(bootstrap, topic, np.random.default_rng(0).permutation(keys))
+    for name in SIDES:
+        turn(name, PRELOAD)
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for number in range(rounds):
-        for side, found in seconds.items():
-            command = [
-                sys.executable,
-                "-m",
-                "bench.throughput",
-                side,
-                bootstrap,
-                str(folder / f"{side}-{number}"),
-            ]
-            found += json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        fill(bootstrap, (1 + WARM_UP + MEASURED) * BATCH, topic=topic, keys=keys, seed=number)
+        # First the one, then the other, since machines drift.
+        for name in SIDES if number % 2 == 0 else reversed(SIDES):
+            seconds[name] += turn(name, BATCH)[WARM_UP:]
     return seconds
 
 
-def _slackwater(bootstrap: str, folder: Path) -> list[float]:
+def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
     import slackwater as sw
-    from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F
     from slackwater.pipeline.runner import Options, run
 
     app = sw.App("bench")
 
     @app.stage(
-        reads=sw.topic(TOPIC),
+        reads=sw.topic(topic),
         key="leg",
         partitions=PARTITIONS,
         state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
     )
     def legs(flights: DataFrame) -> DataFrame:
-        event = F.from_json(F.col("value").cast("string"), EVENT)
-        return flights.select(F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay"))
+        return _legs(flights)
 
     stamps: list[int] = []
     options = Options(
         store=str(folder / "store"),
         kafka={"bootstrap.servers": bootstrap},
         until_caught_up=True,
-        max_records=BATCH,
+        max_records=batch,
         cache_folder=folder / "cache",
         master="local[2]",
     )
     run(app, options, lambda progress: stamps.append(progress.time_ms))
-    return cycles(stamps, WARM_UP)
+    return cycles(stamps, 0)
 
 
-def _spark(bootstrap: str, folder: Path) -> list[float]:
+def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
     from slackwater.pipeline.session import spark_session
 
-    conf = {
-        "spark.sql.streaming.stateStore.providerClass": (
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        ),
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-        "spark.sql.shuffle.partitions": str(PARTITIONS),
-    }
+    conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
-        return _aggregate(spark, bootstrap, folder)
+        return _aggregate(spark, bootstrap, folder, topic, batch)
 
 
-def _aggregate(spark: SparkSession, bootstrap: str, folder: Path) -> list[float]:
-    from datetime import datetime
-
+def _aggregate(spark: SparkSession, bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
     from pyspark.sql import functions as F
 
     source = spark.readStream.format("slackwater-topic").options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "maxOffsetsPerTrigger": str(BATCH)}
+        **{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "maxOffsetsPerTrigger": str(batch)}
     )
-    event = F.from_json(F.col("value").cast("string"), EVENT)
-    rows = source.load().select(F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay"))
     query = (
-        rows.groupBy("leg")
+        _legs(source.load())
+        .groupBy("leg")
         .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
         .writeStream.outputMode("update")
         .format("noop")
@@ -103,17 +127,21 @@ def _aggregate(spark: SparkSession, bootstrap: str, folder: Path) -> list[float]
         .start()
     )
     query.processAllAvailable()
-    batches = [one for one in query.recentProgress if one["numInputRows"] > 0]
-    ends = [
-        round(datetime.fromisoformat(one["timestamp"]).timestamp() * 1000) + one["durationMs"]["triggerExecution"]
-        for one in batches
-    ]
+    ends = side.ends_ms(query)
     query.stop()
-    return cycles(ends, WARM_UP)
+    return cycles(ends, 0)
+
+
+def _legs(flights: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    event = F.from_json(F.col("value").cast("string"), EVENT)
+    return flights.select(F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay"))
 
 
 if __name__ == "__main__":
-    side, bootstrap, folder = sys.argv[1:]
+    name, bootstrap, folder, topic, batch = sys.argv[1:]
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
-    print(json.dumps({"slackwater": _slackwater, "spark": _spark}[side](bootstrap, work)))
+    sides: dict[str, Callable[[str, Path, str, int], list[float]]] = {"slackwater": _slackwater, "spark": _spark}
+    print(json.dumps(sides[name](bootstrap, work, topic, int(batch))))

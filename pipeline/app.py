@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
+from ..store.manifest import Policy
 from .stall import L0_SLOWDOWN, L0_STOP
 from .states import State
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["App", "Repartition", "Stage", "Topic", "repartition", "topic"]
 
 Transform = Callable[..., "DataFrame"]
+
+_UNIVERSAL = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Stage:
     partitions: int
     max_records: int | None
     trigger: str | None
+    compaction: Policy = _UNIVERSAL
     l0_slowdown: int = L0_SLOWDOWN
     l0_stop: int = L0_STOP
     max_unflushed: int | None = None
@@ -128,6 +132,7 @@ class App:
         partitions: int = 4,
         max_records: int | None = None,
         trigger: str | None = None,
+        compaction: Policy | None = None,
         l0_slowdown: int = L0_SLOWDOWN,
         l0_stop: int = L0_STOP,
         max_unflushed: int | None = None,
@@ -148,6 +153,8 @@ class App:
                 not; `slackwater rescale` changes it.
             max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
+            compaction: How the table is compacted: `universal(...)`, the default, or `leveled(...)`. A knob: it may be
+                another one from one start to the next.
             l0_slowdown: L0 SSTs in one state partition from which on batches are delayed, so that compaction catches
                 up (RocksDB's `level0_slowdown_writes_trigger`).
             l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
@@ -163,6 +170,8 @@ class App:
         inputs = (reads,) if isinstance(reads, Topic | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
         columns = (key,) if isinstance(key, str) else tuple(key or ())
+        if compaction is not None and state is None:
+            raise Usage("compaction= is for a stage with state=; this one has no table to compact")
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
@@ -177,6 +186,7 @@ class App:
                     partitions=partitions,
                     max_records=max_records,
                     trigger=trigger,
+                    compaction=compaction or _UNIVERSAL,
                     l0_slowdown=l0_slowdown,
                     l0_stop=l0_stop,
                     max_unflushed=max_unflushed,

@@ -147,7 +147,10 @@ class Claimer:
 
 
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
-    """The declared table, with the stored number of state partitions: the code only says how many at first."""
+    """The declared table, with the stored number of state partitions: the code only says how many at first.
+
+    How it is compacted is a knob, which the code may turn at any time.
+    """
     if head is None or (stored := head.table) == table:
         return table
     if stored is None or table is None:
@@ -166,4 +169,4 @@ def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table |
             )
     if stored.state != table.state:
         raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)
-    return stored
+    return replace(stored, compaction=table.compaction)

@@ -1,6 +1,6 @@
 """Compaction beside a running stage: merged off the critical path, committed with the next batch.
 
-One merge at a time for each stage, in a thread of the driver (Arrow works without Python's lock). A result waits
+A few merges at a time for each stage, in threads of the driver (Arrow works without Python's lock). A result waits
 until the next version names it instead of its inputs; a result that no version ever names is litter.
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
-from ..store import compaction
+from ..store import merging
 from ..store.cache import SstCache
+from ..store.compaction import Compaction, Done
 from ..store.errors import SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
+from ..store.picking import pick
 from .stall import Compacting
 
 __all__ = ["Compactor"]
@@ -23,33 +25,51 @@ _log = logging.getLogger("slackwater")
 
 
 class Compactor:
-    """Compacts the table of one stage."""
+    """Compacts the table of one stage.
 
-    def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
+    Args:
+        threads: How many merges go on at once; 0 when another process merges.
+    """
+
+    def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest, *, threads: int = 1) -> None:
         self._store = store
         self._cache = cache
         self._lock = threading.Lock()
-        self._done: list[compaction.Done] = []
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"compact-{head.stage}")
-        self._running: Future[None] | None = None
+        self._closing = threading.Event()
+        self._done: list[Done] = []
+        self._taken: list[Done] = []
+        """Given to the version that is on its way."""
+        self._busy: set[Compaction] = set()
+        """Begun, and not committed yet."""
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
-    def consider(self, head: Manifest) -> None:
-        """Start what the head's runs call for, unless a merge is under way or waits to be committed."""
+    def consider(self, head: Manifest) -> tuple[Compaction, ...]:
+        """Start what the version that is committed next calls for, and say what that is.
+
+        What shares an input with a merge that is under way, or waits to be committed, waits too.
+        """
+        due = pick(head.ssts, head.table.partitions, head.table.compaction) if head.table else ()
         with self._lock:
-            if self._done or (self._running is not None and not self._running.done()):
-                return
-        picked = compaction.pick(head.ssts, head.table.partitions) if head.table else ()
-        if picked:
-            self._running = self._executor.submit(self._run, head, picked)
+            # Either they are in that version, or they did not fit.
+            self._busy.difference_update(one.compaction for one in self._taken)
+            self._taken.clear()
+            taken = {sst for one in self._busy for sst in one.inputs}
+            wanted = [one for one in due if taken.isdisjoint(one.inputs)] if self._executor else []
+            self._busy.update(wanted)
+        for one in wanted:
+            assert self._executor is not None  # noqa: S101  else nothing is wanted
+            self._executor.submit(self._run, head, one)
+        return due
 
-    def take(self) -> tuple[compaction.Done, ...]:
+    def take(self) -> tuple[Done, ...]:
         """The finished merges, for the version about to be committed to put in the place of their inputs."""
         with self._lock:
             done, self._done = tuple(self._done), []
+            self._taken += done
         return done
 
     @property
-    def finished(self) -> tuple[compaction.Done, ...]:
+    def finished(self) -> tuple[Done, ...]:
         """What `take` would give."""
         with self._lock:
             return tuple(self._done)
@@ -57,22 +77,29 @@ class Compactor:
     @property
     def doing(self) -> Compacting:
         """What it is at."""
-        if self._running is not None and not self._running.done():
-            return "under way"
-        return "finished" if self.finished else "nothing"
+        with self._lock:
+            if len(self._busy) > len(self._done) + len(self._taken):
+                return "under way"
+            return "finished" if self._done else "nothing"
 
     def close(self) -> None:
-        """Wait for the merge under way; drop those not begun."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Stop the merges under way, and drop those not begun."""
+        self._closing.set()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, head: Manifest, picked: tuple[compaction.Compaction, ...]) -> None:
+    def _run(self, head: Manifest, one: Compaction) -> None:
         assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
-        for one in picked:
-            try:
-                made = compaction.run(self._store, self._cache, head.app, head.stage, head.table, one)
-            except SlackwaterError as error:
-                # The runs stay as they are and are picked again: slower, never wrong.
-                _log.warning("compaction of %s/%s put off: %s", head.app, head.stage, error)
-                return
+        stop = self._closing.is_set
+        try:
+            made = merging.run(self._store, self._cache, head.app, head.stage, head.table, one, stop=stop)
+        except merging.Stopped:
+            return
+        except SlackwaterError as error:
+            # The runs stay as they are and are picked again: slower, never wrong.
+            _log.warning("compaction of %s/%s put off: %s", head.app, head.stage, error)
             with self._lock:
-                self._done.append(made)
+                self._busy.discard(one)
+            return
+        with self._lock:
+            self._done.append(made)

@@ -27,6 +27,8 @@ class Options:
         cache_folder: Where this machine keeps SSTs for look-ups.
         cache_bytes: How much of it.
         spark_conf: Further Spark settings.
+        compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to
+            `slackwater compact`.
     """
 
     store: str
@@ -42,3 +44,4 @@ class Options:
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
     cache_bytes: int = 10 << 30
     spark_conf: dict[str, str] = field(default_factory=dict)
+    compaction_threads: int = 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
 
-from ..store.compaction import pick
+from ..store.compaction import Compaction
 from ..store.manifest import Manifest
 from ..store.runs import l0_files
 from .task import Result
@@ -21,7 +21,7 @@ class StateFigures:
     Attributes:
         files, bytes: The version's SSTs.
         l0_files: SSTs of level 0 in the state partition that has most of them.
-        debt_bytes: What compaction would merge now.
+        debt_bytes: What compaction is to merge now.
         flushed_bytes: What this batch wrote.
         compacted_bytes: What compactions wrote that this version names for the first time.
         snapshots_under_way: Snapshots that this version has recorded and that are not complete.
@@ -36,8 +36,8 @@ class StateFigures:
     snapshots_under_way: int
 
     @classmethod
-    def of(cls, before: Manifest, manifest: Manifest, results: tuple[Result, ...]) -> Self:
-        """From the versions before and after a batch, and its tasks' reports."""
+    def of(cls, before: Manifest, manifest: Manifest, results: tuple[Result, ...], due: tuple[Compaction, ...]) -> Self:
+        """From the versions before and after a batch, its tasks' reports, and what compaction is due."""
         flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
         known = {sst.object for sst in before.ssts}
         new = {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}
@@ -46,7 +46,7 @@ class StateFigures:
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
             l0_files=l0_files(manifest.ssts, partitions),
-            debt_bytes=sum(sst.bytes for picked in pick(manifest.ssts, partitions) for sst in picked.inputs),
+            debt_bytes=sum(one.input_bytes for one in due),
             flushed_bytes=sum(flushed.values()),
             compacted_bytes=sum(size for name, size in new.items() if name not in flushed),
             snapshots_under_way=len(manifest.recorded),
@@ -99,8 +99,9 @@ class Progress:
         commit_seconds: float,
         stall_seconds: float = 0.0,
         unflushed: int = 0,
+        due: tuple[Compaction, ...] = (),
     ) -> Self:
-        """From the versions before and after a batch, and its tasks' reports."""
+        """From the versions before and after a batch, its tasks' reports, and what compaction is due after it."""
         return cls(
             app=manifest.app,
             stage=manifest.stage,
@@ -121,7 +122,7 @@ class Progress:
             commit_seconds=commit_seconds,
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
-            state=StateFigures.of(before, manifest, results),
+            state=StateFigures.of(before, manifest, results, due),
             stall_seconds=stall_seconds,
             unflushed=unflushed,
         )

@@ -143,6 +143,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
                 hold=backpressure.flag(stage.name),
                 on_commit=on_commit,
+                compaction_threads=options.compaction_threads,
             )
             stack.callback(runner.close)
             runners.append(runner)

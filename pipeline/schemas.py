@@ -222,6 +222,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         values=tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
         partitions=stage.partitions,
         state=stage.state.describe(),
+        compaction=stage.compaction,
     )
     return Shape(inputs, from_arrow_schema(bound.emits), key, table, bound)
 

@@ -59,6 +59,7 @@ class StageRunner:
         store: Where manifests go.
         meter: Counts what the stage takes of the store.
         cache: The SST cache of this machine.
+        compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
@@ -78,6 +79,7 @@ class StageRunner:
         checkpoint: Checkpoint,
         hold: Path,
         on_commit: Callable[[Progress], None],
+        compaction_threads: int = 1,
     ) -> None:
         self.stage = stage
         self.error: BaseException | None = None
@@ -96,7 +98,9 @@ class StageRunner:
             store, claimed, meter=meter, spool=spool, max_unflushed=limits.max_unflushed, failed=self._failed
         )
         self._busy = threading.Lock()
-        self._compactor = Compactor(spool or store, cache, claimed) if shape.table is not None else None
+        self._compactor = (
+            Compactor(spool or store, cache, claimed, threads=compaction_threads) if shape.table is not None else None
+        )
         self._stall = self._stall_of(self._compactor) if self._compactor else None
         self._batch_s = 0.0
         """What the batch before took."""
@@ -141,7 +145,7 @@ class StageRunner:
         self._committer.look()
 
     def close(self) -> None:
-        """Let a compaction under way end, and commit nothing more."""
+        """Stop compactions under way, and commit nothing more."""
         self._committer.close()
         if self._compactor is not None:
             self._compactor.close()
@@ -224,6 +228,8 @@ class StageRunner:
             captured=outcome.captured,
         )
 
+        due = self._compactor.consider(manifest) if self._compactor else ()
+
         def told(done: Committed) -> None:
             self._on_commit(
                 Progress.of(
@@ -234,14 +240,13 @@ class StageRunner:
                     commit_seconds=done.commit_seconds,
                     stall_seconds=stall_seconds,
                     unflushed=done.unflushed,
+                    due=due,
                 )
             )
 
         taken = sum((result.stats for result in results), Stats())
         self._committer.submit(Change(base, manifest, merges, started, told, taken))
         self._batch_s = time.monotonic() - started
-        if self._compactor is not None:
-            self._compactor.consider(self._committer.tip)
 
     def _next(self, base: Manifest, duration_ms: int) -> Manifest:
         return commit.successor(

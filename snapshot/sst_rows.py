@@ -12,6 +12,7 @@ from ..store.blocks import decode, fetch
 from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore
+from ..store.tails import filter_faults
 from ..store.types import HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
 from .findings import Checked, noted
 
@@ -38,6 +39,7 @@ def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]
     with noted(wrong):
         data = fetch(store, sst)
         faults += _footer_faults(data, sst)
+        faults += filter_faults(data, sst)
         faults += row_faults(decode(data, sst, sst_schema(table)), sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
-from ..store import history, keys
+from ..store import boundary, history, keys
 from ..store.errors import ObjectNotFound
 from ..store.manifest import Input, Manifest, Output
 from ..store.objects import ObjectStore
@@ -26,9 +26,9 @@ class Kept:
 
     checked: Checked
     first: int
-    """The oldest version; 0 when there is none."""
+    """The version from which on it is whole; 0 when there is none."""
     partitions: frozenset[int]
-    """Every number of state partitions that it had."""
+    """Every number of state partitions that it had from there on."""
 
 
 def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
@@ -52,35 +52,50 @@ def whole_history(store: ObjectStore, app: str, stage: str, tell: Callable[[str]
     wrong: list[str] = []
     partitions = set()
     earlier: Manifest | None = None
-    versions = _versions(store, app, stage)
+    first, versions = _versions(store, app, stage, wrong)
     for number, version in enumerate(versions):
-        if number and version != versions[number - 1] + 1:
-            missing = keys.manifest(app, stage, versions[number - 1] + 1)
-            wrong.append(f"{missing} is missing: {stage} has v{versions[number - 1]}, and next v{version}")
-            earlier = None
         manifest = None
         with noted(wrong):
             manifest = _read(store, app, stage, version)
-        if manifest is not None and earlier is not None:
+        if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
             wrong += differences(earlier, manifest)
-        if manifest is not None and manifest.table is not None and manifest.table.partitions in _PARTITIONS:
-            partitions.add(manifest.table.partitions)
+        table = manifest.table if manifest is not None and version >= first else None
+        if table is not None and table.partitions in _PARTITIONS:
+            partitions.add(table.partitions)
         earlier = manifest
         if number % 100 == 0:
             tell(f"history of {stage}: v{version} of v{versions[-1]}")
-    return Kept(
-        Checked("history", stage, tuple(wrong), len(versions)), versions[0] if versions else 0, frozenset(partitions)
-    )
+    return Kept(Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions))
 
 
-def _versions(store: ObjectStore, app: str, stage: str) -> list[int]:
+def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
+    """From where on the history is whole, and all versions that belong to it; what is missing is added to `wrong`."""
     found = []
     for info in store.list(keys.manifests(app, stage)):
         try:
             found.append(keys.version_of(info.key))
         except ValueError:
             continue  # left in the folder by somebody
-    return found
+    limit = None
+    with noted(wrong):
+        # After the listing: what a collection takes meanwhile is doomed by the boundary that is seen then.
+        limit = boundary.newest(store, app)
+    first = min(found, default=0)
+    if limit is not None and stage in limit.first:
+        first = limit.first[stage]
+        found = [version for version in found if limit.allows(stage, version)]
+        wrong += (
+            f"{keys.manifest(app, stage, version)} is missing: what was collected of {stage} left v{version}"
+            for version in (*limit.kept.get(stage, ()), first)
+            if version not in found
+        )
+    whole = [version for version in found if version >= first]
+    wrong += (
+        f"{keys.manifest(app, stage, one + 1)} is missing: {stage} has v{one}, and next v{other}"
+        for one, other in pairwise(whole)
+        if other != one + 1
+    )
+    return first, found
 
 
 def _read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:

@@ -24,6 +24,8 @@ from .cache_folder import CacheFolder
 from .errors import Corruption, Unavailable
 from .manifest import Sst, Table
 from .objects import ObjectStore
+from .ranged import RangedSst
+from .reads import Reads
 from .types import sst_schema
 
 __all__ = ["Mapped", "SstCache"]
@@ -39,6 +41,10 @@ _MAX_RANGED = 10_000
 """SSTs for which reads by pieces are counted."""
 _TOUCH_S = 60.0
 """How exactly the time of a file's last use is known."""
+_REFUSED_S = 60.0
+"""For so long nobody tries again to keep an SST that could not be kept."""
+_WHOLE_BYTES = 64 << 20
+"""Larger SSTs come to the cache by pieces: bounds memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +81,8 @@ class SstCache:
         Args:
             folder: only for this cache; any number of processes may share it.
             max_bytes: what its files may take together (see `CacheFolder`).
-            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. The
-                one in use may be larger.
+            max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. What is
+                asked for by `open` may be larger.
         """
         self._folder = CacheFolder(folder, max_bytes)
         self._max_memory_bytes = max_memory_bytes
@@ -84,6 +90,7 @@ class SstCache:
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dropped_s = time.monotonic()
         self._ranged_bytes: dict[str, int] = {}
+        self._refused_s: dict[str, float] = {}
         self._parquet: dict[str, Path] = {}
         self._spill: Path | None = None
         self._pins: list[int] = []
@@ -92,21 +99,59 @@ class SstCache:
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
         """The SST's rows; asks the store only when no process of this machine has them yet.
 
+        Where they can be kept nowhere, all of them are in the memory of this process: `bring` avoids that.
+
+        Raises:
+            Corruption: the object is missing or not what the manifest promises.
+            Unavailable: the store did not answer.
+        """
+        mapped = self.bring(store, sst, table, Reads())
+        if mapped is None:
+            mapped = self._in_memory(sst, decode(fetch(store, sst), sst, sst_schema(table)), max_bytes=None)
+            assert mapped is not None  # noqa: S101  nothing bounds it
+        return mapped
+
+    def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
+        """The SST's rows; None where neither the folder nor the memory that this cache may use can hold them.
+
+        Args:
+            store: the store of the app.
+            sst: which one.
+            table: the declared columns.
+            reads: counts what is asked of the store.
+
         Raises:
             Corruption: the object is missing or not what the manifest promises.
             Unavailable: the store did not answer.
         """
         mapped = self.peek(sst, table)
-        if mapped is not None:
+        if mapped is not None or self.refuses(sst):
             return mapped
-        data = fetch(store, sst)
         schema = sst_schema(table)
-        self._write(sst, schema, decode(data, sst, schema))
-        mapped = self.peek(sst, table)
-        if mapped is not None:
-            return mapped
-        blocks = tuple(Block.of(batch) for batch in decode(data, sst, schema))
-        return self._remember(sst, Mapped(blocks, sum(block.rows.nbytes for block in blocks)))
+        if sst.bytes > _WHOLE_BYTES:
+            ranged = RangedSst(store, sst, table, reads)
+            self._write(sst, schema, (block.rows for block in ranged.read(ranged.all_groups)))
+            mapped = self.peek(sst, table)
+        else:
+            data = fetch(store, sst)
+            reads.requests += 1
+            reads.bytes += len(data)
+            self._write(sst, schema, decode(data, sst, schema))
+            mapped = self.peek(sst, table) or self._in_memory(
+                sst, decode(data, sst, schema), max_bytes=self._max_memory_bytes
+            )
+        if mapped is None:
+            with self._lock:
+                if len(self._refused_s) > _MAX_RANGED:
+                    self._refused_s.clear()
+                self._refused_s[file_name(sst)] = time.monotonic()
+        return mapped
+
+    def refuses(self, sst: Sst) -> bool:
+        """Whether the SST could not be kept a moment ago."""
+        with self._lock:
+            refused_s = self._refused_s.get(file_name(sst))
+        return refused_s is not None and time.monotonic() - refused_s < _REFUSED_S
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
         """The SST's rows if this machine has them, else None; asks no store."""
@@ -119,6 +164,14 @@ class SstCache:
                 return entry.mapped
         mapped = self._map(sst, table)
         return None if mapped is None else self._remember(sst, mapped)
+
+    def has(self, sst: Sst) -> bool:
+        """Whether this machine seems to have the SST's rows; asks no store, and looks at no byte of them."""
+        name = file_name(sst)
+        with self._lock:
+            if name in self._open:
+                return True
+        return (self._folder.path / (name + _ARROW)).exists()
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
         """Keep the rows of an SST that was just written: exactly its columns and order."""
@@ -212,6 +265,16 @@ class SstCache:
                     memory -= entry.mapped.memory_bytes
                     del self._open[other]
         return mapped
+
+    def _in_memory(self, sst: Sst, batches: Iterable[pa.RecordBatch], *, max_bytes: int | None) -> Mapped | None:
+        """The rows in this process's memory; None once they are more than that."""
+        blocks, memory = [], 0
+        for rows in batches:
+            memory += rows.nbytes
+            if max_bytes is not None and memory > max_bytes:
+                return None
+            blocks.append(Block.of(rows))
+        return self._remember(sst, Mapped(tuple(blocks), memory))
 
     def _touch(self, name: str, entry: _Open) -> None:
         """Note now and then that an open file is used, so that it is evicted late."""

@@ -20,12 +20,16 @@ from .manifest import Sst, Table
 from .objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
+from .tails import fetch_tails
 from .types import OP, TOMBSTONE, arrow_schema
 
 __all__ = ["Found", "multi_get", "point_get"]
 
-_FETCH_WHOLE = 4
-"""An SST is fetched whole once the pieces read of it would come to this fraction (1/n) of its bytes."""
+_SMALL_BYTES = 128 << 10
+"""An SST up to this comes whole: one request, where pieces would be two."""
+_SPARED = 1 / 6
+"""By pieces, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the row
+groups that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,8 @@ def multi_get(
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
-    An SST that is not in the cache is read by row groups while these are few, and fetched whole into the
-    cache once a quarter of it would have been read.
+    Of an SST that is not in the cache only the row groups are read in which keys can be, unless these are nearly all
+    of it: then it is fetched whole, into the cache. And so it is once its pieces have cost as much as the whole.
 
     Args:
         store: the store of the app.
@@ -73,9 +77,17 @@ def multi_get(
     """
     reads = Reads() if reads is None else reads
     search = _Search(table, hashes, keys, reads)
+    cold = [sst for sst, _ in search.over(ssts) if sst.bytes > _SMALL_BYTES and not cache.has(sst)]
+    fetch_tails(store, cold, table, reads)
     for sst, wanted in search.over(ssts):
-        for block in _blocks(store, cache, sst, table, search.hashes[wanted], reads):
-            search.look_in(block, wanted)
+        mapped = cache.peek(sst, table)
+        reads.searched += wanted.size
+        reads.cache_hits += mapped is not None
+        reads.cache_misses += mapped is None
+        if mapped is not None:
+            search.look_in(mapped.blocks, wanted)
+        else:
+            _look_cold(store, cache, sst, table, search, wanted, reads)
     return search.result()
 
 
@@ -88,31 +100,53 @@ def point_get(
     """
     reads = Reads()
     search = _Search(table, hashes, keys, reads)
+    fetch_tails(store, [sst for sst, _ in search.over(ssts)], table, reads)
     for sst, wanted in search.over(ssts):
-        ranged = RangedSst(store, sst, table, reads)
-        for block in ranged.read(ranged.needed(search.hashes[wanted])):
-            search.look_in(block, wanted)
+        reads.searched += wanted.size
+        reads.cache_misses += 1
+        ranged, groups, wanted = _narrow(store, sst, table, search, wanted, reads)
+        search.look_in(ranged.read(groups), wanted)
     values, present = search.result()
     return Found(values, present, reads)
 
 
-def _blocks(
-    store: ObjectStore, cache: SstCache, sst: Sst, table: Table, hashes: npt.NDArray[np.int64], reads: Reads
-) -> Iterable[Block]:
-    """The parts of an SST in which these hashes (ascending) can be."""
-    mapped = cache.peek(sst, table)
-    if mapped is not None:
-        reads.cache_hits += 1
-        return mapped.blocks
-    reads.cache_misses += 1
-    if cache.ranged_bytes(sst, 0) * _FETCH_WHOLE < sst.bytes:
-        ranged = RangedSst(store, sst, table, reads)
-        groups = ranged.needed(hashes)
-        if cache.ranged_bytes(sst, ranged.bytes_of(groups)) * _FETCH_WHOLE < sst.bytes:
-            return ranged.read(groups)
-    reads.requests += 1
-    reads.bytes += sst.bytes
-    return cache.open(store, sst, table).blocks
+def _look_cold(
+    store: ObjectStore,
+    cache: SstCache,
+    sst: Sst,
+    table: Table,
+    search: "_Search",
+    wanted: npt.NDArray[np.int64],
+    reads: Reads,
+) -> None:
+    """Look for the keys at these positions in an SST that this machine does not have."""
+    blocks: Iterable[Block] | None = None
+    if sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst, 0) >= sst.bytes:
+        mapped = cache.bring(store, sst, table, reads)
+        if mapped is not None:
+            reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
+            search.look_in(mapped.blocks, wanted)
+            return
+    ranged, groups, wanted = _narrow(store, sst, table, search, wanted, reads)
+    size = ranged.bytes_of(groups)
+    if size > sst.bytes * (1 - _SPARED):
+        mapped = cache.bring(store, sst, table, reads)
+        blocks = None if mapped is None else mapped.blocks
+    if blocks is None:
+        cache.ranged_bytes(sst, size)
+        blocks = ranged.read(groups)
+    search.look_in(blocks, wanted)
+
+
+def _narrow(
+    store: ObjectStore, sst: Sst, table: Table, search: "_Search", wanted: npt.NDArray[np.int64], reads: Reads
+) -> tuple[RangedSst, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """An SST in the store; its row groups to read, and the positions of the keys that can be in them."""
+    ranged = RangedSst(store, sst, table, reads)
+    hashes = search.hashes[wanted]
+    reads.touched_bytes += ranged.bytes_of(ranged.needed(hashes))
+    passing = ranged.passing(hashes)
+    return ranged, ranged.needed(hashes[passing]), wanted[passing]
 
 
 class _Search:
@@ -120,7 +154,6 @@ class _Search:
 
     def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table, reads: Reads) -> None:
         reads.keys += len(hashes)
-        self._reads = reads
         self._key_names = [column.name for column in table.key]
         self._value_names = [column.name for column in table.values]
         self._schema = arrow_schema(table.values)
@@ -140,11 +173,14 @@ class _Search:
             high = np.searchsorted(self.hashes, sst.hash_max, side="right")
             wanted = low + np.flatnonzero(self._missing[low:high])
             if wanted.size:
-                self._reads.searched += wanted.size
                 yield sst, wanted
 
-    def look_in(self, block: Block, wanted: npt.NDArray[np.int64]) -> None:
-        """Take what the block has of the keys at these positions."""
+    def look_in(self, blocks: Iterable[Block], wanted: npt.NDArray[np.int64]) -> None:
+        """Take what these blocks have of the keys at these positions."""
+        for block in blocks:
+            self._look_in(block, wanted)
+
+    def _look_in(self, block: Block, wanted: npt.NDArray[np.int64]) -> None:
         if not block.hashes.size:
             return
         hashes = self.hashes[wanted]

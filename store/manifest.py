@@ -9,7 +9,20 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import astuple
 
-__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Span", "Sst", "Stats", "Table"]
+__all__ = [
+    "AppInfo",
+    "Column",
+    "Input",
+    "Kind",
+    "Manifest",
+    "Origin",
+    "Output",
+    "Policy",
+    "Span",
+    "Sst",
+    "Stats",
+    "Table",
+]
 
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, or its number of state
@@ -23,6 +36,33 @@ class Column(Struct, frozen=True):
     type: str
 
 
+class Policy(Struct, frozen=True):
+    """How a table is compacted, in the words of RocksDB's options. Each state partition is an LSM tree by itself.
+
+    A knob: it says which SSTs are merged when, and never what the table holds.
+    """
+
+    kind: Literal["universal", "leveled"] = "universal"
+    """Runs of similar size merged (`store.universal`), or levels of growing size, each one run (`store.leveled`)."""
+    l0_trigger: int = 8
+    """`level0_file_num_compaction_trigger`: sorted runs (leveled: of level 0) from which on there is work to do."""
+    size_ratio: float = 1.0
+    """Universal: how much larger than those before it together a run may be that is merged with them; 1 is 100 %."""
+    min_merge_width: int = 2
+    """Universal: fewest runs merged because their sizes are similar."""
+    max_merge_width: int = 64
+    """Universal: most runs merged at once, unless all are."""
+    max_space_amplification: float = 1.0
+    """Bytes above the oldest run (leveled: of the levels between 0 and the last), over its own, that are put up with.
+    """
+    level_base_bytes: int = 256 << 20
+    """Leveled: `max_bytes_for_level_base`, what level 1 may hold in each state partition."""
+    fanout: float = 10.0
+    """Leveled: `max_bytes_for_level_multiplier`, how much more each further level may hold."""
+    target_file_bytes: int = 64 << 20
+    """`target_file_size_base`: a run of more bytes is several SSTs, side by side in their hashes."""
+
+
 class Table(Struct, frozen=True):
     """A stage's keyed state: `key` identifies a row; `values` whose names start with `_` are internal."""
 
@@ -33,6 +73,8 @@ class Table(Struct, frozen=True):
     keep to the ranges that there were then."""
     state: str
     """How the state was declared, in one line; a change of meaning is refused at start."""
+    compaction: Policy = Policy()
+    """As the program that claimed the stage last declared it."""
 
 
 class Sst(Struct, frozen=True):
@@ -43,7 +85,7 @@ class Sst(Struct, frozen=True):
     partition: int
     """The state partition it was written for. Where it belongs since a rescale, its hashes say: `store.runs`."""
     level: int
-    """0 as a batch wrote it; a compaction's output is one more than the highest of its inputs."""
+    """0 as a batch wrote it; what compaction wrote has the level that its policy gave it, 1 or more."""
     rows: int
     bytes: int
     checksum: str
@@ -57,9 +99,12 @@ class Sst(Struct, frozen=True):
     root: str = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
     footer_bytes: int = 0
-    """How many bytes at the object's end are its Parquet footer: one read brings exactly these."""
+    """How many bytes at the object's end are its Parquet footer: one read brings exactly these. With filters, their
+    checksums come before it, and count."""
     footer_checksum: str = ""
     """xxh3_128 of the footer's bytes, hexadecimal."""
+    filter_bytes: int = 0
+    """How many bytes before these are filters, one for each row group; 0 in SSTs that have none."""
 
 
 class Input(Struct, frozen=True):

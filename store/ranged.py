@@ -1,56 +1,43 @@
-"""An SST read by pieces: its footer, then only the row groups in which some hashes can be.
+"""An SST read by pieces: its tail, then only the row groups in which some keys can be.
 
-For a cold cache and for single look-ups. The checksum of the whole cannot be checked this way; but the footer has
-one of its own in the manifest, and each page a CRC.
+For a cold cache and for single look-ups. The checksum of the whole cannot be checked this way; but the footer and each
+filter have one of their own, and each page a CRC.
+
+What is read, for few keys: the footer, the filters of the row groups that the keys fall in by their hash, and of these
+row groups those that a filter lets pass. The filters of a small SST come with its footer, in one read. Where many keys
+fall in a row group, one of them passes anyway, and its filter is not asked for.
 """
 
 import io
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
-from .blocks import Block, check_shape, corrupt, file_name, holder
-from .errors import ObjectNotFound
+from .blocks import Block, corrupt
+from .filter import Filter
 from .manifest import Sst, Table
 from .objects import ObjectStore
+from .pieces import Pieces
 from .reads import Reads
-from .types import HASH, sst_schema
+from .tails import Tail, tail_of
 
 __all__ = ["RangedSst"]
 
-_MAX_GAP_BYTES = 65_536
-"""Row groups this near to each other come in one request: cheaper than another round trip."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Footer:
-    """Where the row groups of an SST are, and which hashes they hold; arrays have one element a row group."""
-
-    metadata: pq.FileMetaData
-    hash_min: npt.NDArray[np.int64]
-    hash_max: npt.NDArray[np.int64]
-    start: npt.NDArray[np.int64]
-    end: npt.NDArray[np.int64]
-
-
-_MAX_FOOTERS = 1024
-"""Footers this process keeps."""
-_footers: OrderedDict[str, _Footer] = OrderedDict()
-_footers_lock = Lock()
+_FEW_KEYS = 16
+"""Up to so many keys in a row group its filter is worth reading: it is 1/20 of the bytes, and 0.6 of so many absent
+keys are ruled out together."""
+_WINDOW_BYTES = 32 << 20
+"""Row groups of so many bytes are read, decoded and searched at once: bounds memory."""
 
 
 class RangedSst:
     """One SST in the store, of which only what is asked for is read."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
-        """Read the footer, unless this process has done so before.
+        """Read the tail, unless this process has done so before.
 
         Args:
             store: the store of the app.
@@ -63,40 +50,73 @@ class RangedSst:
             Unavailable: the store did not answer.
         """
         self._sst = sst
-        self._store = holder(store, sst)
+        self._pieces = Pieces(store, sst, reads)
         self._reads = reads
-        self._footer = self._read_footer(table)
-        reads.row_groups_total += len(self._footer.start)
+        self._tail: Tail = tail_of(self._pieces, sst, table)
+        reads.row_groups_total += len(self._tail.start)
 
     def needed(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The row groups, ascending, in which at least one of these hashes (ascending) can be."""
-        first = np.searchsorted(hashes, self._footer.hash_min, side="left")
-        end = np.searchsorted(hashes, self._footer.hash_max, side="right")
+        first = np.searchsorted(hashes, self._tail.hash_min, side="left")
+        end = np.searchsorted(hashes, self._tail.hash_max, side="right")
         return np.flatnonzero(first < end)
+
+    def within(self, low: int, high: int) -> npt.NDArray[np.int64]:
+        """The row groups, ascending, in which hashes from `low` to `high`, both included, can be."""
+        return np.flatnonzero((self._tail.hash_min <= high) & (self._tail.hash_max >= low))
 
     def bytes_of(self, groups: npt.NDArray[np.int64]) -> int:
         """How many bytes these row groups take."""
-        return int((self._footer.end[groups] - self._footer.start[groups]).sum())
+        return int((self._tail.end[groups] - self._tail.start[groups]).sum())
+
+    def passing(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these hashes (ascending) can be here, as far as row groups' ranges and filters tell.
+
+        Raises:
+            Corruption: the object is missing or a filter is damaged.
+            Unavailable: the store did not answer.
+        """
+        tail = self._tail
+        first = np.searchsorted(hashes, tail.hash_min, side="left")
+        end = np.searchsorted(hashes, tail.hash_max, side="right")
+        groups = np.flatnonzero(first < end)
+        # A hash that ends one row group and begins the next passes if either lets it.
+        passed, inside = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
+        for group in groups.tolist():
+            inside[first[group] : end[group]] = True
+        few = end[groups] - first[groups] <= _FEW_KEYS
+        for group in groups[~few].tolist():
+            passed[first[group] : end[group]] = True
+        asked = groups[few]
+        for group, one in zip(asked.tolist(), self._filters(asked), strict=True):
+            part = slice(first[group], end[group])
+            passed[part] |= True if one is None else one.may_have(hashes[part])
+        self._reads.filtered += int((inside & ~passed).sum())
+        return passed
+
+    @property
+    def all_groups(self) -> npt.NDArray[np.int64]:
+        """The numbers of all row groups."""
+        return np.arange(len(self._tail.start))
 
     def read(self, groups: npt.NDArray[np.int64]) -> Iterator[Block]:
-        """The rows of these row groups (ascending), in the order of the SST.
+        """The rows of these row groups (ascending), in the order of the SST, some 32 MiB of them at a time.
 
         Raises:
             Corruption: the object is missing or a page is damaged.
             Unavailable: the store did not answer.
         """
-        if not groups.size:
-            return
-        pieces = [
-            (start, self._read_range(start, end - start))
-            for start, end in _joined(self._footer.start[groups].tolist(), self._footer.end[groups].tolist())
-        ]
+        window = (self._tail.end[groups] - self._tail.start[groups]).cumsum() // _WINDOW_BYTES
+        for number in np.unique(window):
+            yield from self._read_window(groups[window == number])
+
+    def _read_window(self, groups: npt.NDArray[np.int64]) -> Iterator[Block]:
+        found = self._pieces.read(self._tail.start[groups].tolist(), self._tail.end[groups].tolist())
         self._reads.row_groups += len(groups)
-        self._reads.touched_bytes += self.bytes_of(groups)
         try:
             file = pq.ParquetFile(
-                pa.PythonFile(_Pieces(pieces, self._sst.bytes), "r"),
-                metadata=self._footer.metadata,
+                pa.PythonFile(_Partly(found, self._sst.bytes), "r"),
+                metadata=self._tail.metadata,
                 page_checksum_verification=True,
             )
             rows = file.read_row_groups(groups.tolist())
@@ -105,70 +125,24 @@ class RangedSst:
         for batch in rows.combine_chunks().to_batches():
             yield Block.of(batch)
 
-    def _read_footer(self, table: Table) -> _Footer:
-        name = file_name(self._sst)
-        with _footers_lock:
-            footer = _footers.get(name)
-        if footer is None:
-            size = self._sst.footer_bytes
-            data = self._read_range(self._sst.bytes - size, size)
-            found = xxhash.xxh3_128_hexdigest(data)
-            # Before anything looks at it: Arrow ends the process over some footers.
-            if found != self._sst.footer_checksum:
-                raise corrupt(self._sst, f"expected checksum {self._sst.footer_checksum} of its footer, found {found}")
-            metadata = pq.read_metadata(pa.BufferReader(data))
-            check_shape(self._sst, sst_schema(table), metadata.schema.to_arrow_schema(), metadata.num_rows)
-            footer = _footer(metadata)
-            with _footers_lock:
-                _footers[name] = footer
-                while len(_footers) > _MAX_FOOTERS:
-                    _footers.popitem(last=False)
-        return footer
-
-    def _read_range(self, start: int, length: int) -> bytes:
-        try:
-            data = self._store.get_range(self._sst.object, start, length)
-        except ObjectNotFound as error:
-            raise corrupt(self._sst, "the object is missing") from error
-        if len(data) != length:
-            raise corrupt(self._sst, f"expected {length} bytes from {start} on, found {len(data)}")
-        self._reads.requests += 1
-        self._reads.bytes += length
-        return data
+    def _filters(self, groups: npt.NDArray[np.int64]) -> list[Filter | None]:
+        """The filters of these row groups; None for all where the SST has none."""
+        tail = self._tail
+        if not tail.has_filters or not groups.size:
+            return [None] * len(groups)
+        kept = [tail.filters[group] for group in groups.tolist()]
+        absent = np.array([one is None for one in kept], np.bool_)
+        if absent.any():
+            wanted = groups[absent]
+            starts, ends = tail.filter_start[wanted].tolist(), tail.filter_end[wanted].tolist()
+            found = self._pieces.read(starts, ends)
+            for group, start, end in zip(wanted.tolist(), starts, ends, strict=True):
+                data = next(piece[start - at : end - at] for at, piece in found if at <= start < at + len(piece))
+                tail.keep(self._sst, group, data)
+        return [tail.filters[group] for group in groups.tolist()]
 
 
-def _footer(metadata: pq.FileMetaData) -> _Footer:
-    """What look-ups need of a footer, as arrays."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    hash_column = metadata.schema.names.index(HASH)
-    bounds = [group.column(hash_column).statistics for group in groups]
-    chunks = [[group.column(i) for i in range(group.num_columns)] for group in groups]
-    return _Footer(
-        metadata,
-        np.array([bound.min for bound in bounds], np.int64),
-        np.array([bound.max for bound in bounds], np.int64),
-        np.array([min(_start(chunk) for chunk in row) for row in chunks], np.int64),
-        np.array([max(_start(chunk) + chunk.total_compressed_size for chunk in row) for row in chunks], np.int64),
-    )
-
-
-def _start(chunk: pq.ColumnChunkMetaData) -> int:
-    dictionary = chunk.dictionary_page_offset
-    return int(chunk.data_page_offset if dictionary is None else min(dictionary, chunk.data_page_offset))
-
-
-def _joined(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ascending ranges, those close to each other joined."""
-    start, end = starts[0], ends[0]
-    for next_start, next_end in zip(starts[1:], ends[1:], strict=True):
-        if next_start - end > _MAX_GAP_BYTES:
-            yield start, end
-            start = next_start
-        end = next_end
-    yield start, end
-
-
-class _Pieces(io.RawIOBase):
+class _Partly(io.RawIOBase):
     """A file of which only some pieces are here; it has its full size, and elsewhere reads as cut off."""
 
     def __init__(self, pieces: Sequence[tuple[int, bytes]], size: int) -> None:

@@ -6,12 +6,26 @@ whose ranges of hashes meet have ranges of `_seq` that do not. So of two rows of
 the larger `seq_max`. Pure, and without numpy: `status` asks, too.
 """
 
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
 from .manifest import Sst
 
-__all__ = ["bounds", "by_partition", "deltas", "l0_files", "sorted_runs", "touched", "touching"]
+__all__ = [
+    "bounds",
+    "by_partition",
+    "bytes_within",
+    "deltas",
+    "depth",
+    "l0_files",
+    "of_hash",
+    "overlapping",
+    "sorted_runs",
+    "touched",
+    "touching",
+]
 
 _LOWEST = -(1 << 63)
 _HALF_BITS = 32
@@ -25,13 +39,23 @@ def bounds(partition: int, partitions: int) -> tuple[int, int]:
 
 def touched(sst: Sst, partitions: int) -> range:
     """The state partitions that the SST's range of hashes meets."""
-    return range(_of(sst.hash_min, partitions), _of(sst.hash_max, partitions) + 1)
+    return range(of_hash(sst.hash_min, partitions), of_hash(sst.hash_max, partitions) + 1)
 
 
 def touching(ssts: Iterable[Sst], partition: int, partitions: int) -> tuple[Sst, ...]:
     """The SSTs in which hashes of a state partition can be, in the order given."""
-    low, high = bounds(partition, partitions)
+    return overlapping(ssts, *bounds(partition, partitions))
+
+
+def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
+    """The SSTs in which hashes from `low` to `high`, both included, can be, in the order given."""
     return tuple(sst for sst in ssts if sst.hash_min <= high and sst.hash_max >= low)
+
+
+def bytes_within(sst: Sst, low: int, high: int) -> int:
+    """About how many of the SST's bytes are of these hashes, both included: hashes are spread evenly."""
+    inside = min(high, sst.hash_max) - max(low, sst.hash_min) + 1
+    return sst.bytes * max(0, inside) // (sst.hash_max - sst.hash_min + 1)
 
 
 def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:
@@ -51,19 +75,62 @@ def l0_files(ssts: Iterable[Sst], partitions: int) -> int:
 def sorted_runs(ssts: Iterable[Sst]) -> tuple[tuple[Sst, ...], ...]:
     """The sorted runs that these SSTs of one state partition make, newest first, and so the SSTs of each.
 
-    Runs never overlap in `_seq`. One is a single SST, but for those written when the partition was several: side by
-    side in their hashes, and of the same time.
+    Runs never overlap in `_seq`. Beside a single SST, there are two kinds: SSTs that do overlap in `_seq`, written when
+    the partition was several, or cut out of one merge; and those of one level, 1 or more, that follow each other in
+    `_seq` and lie side by side in their hashes, for a key is in one of them at most.
     """
-    runs: list[list[Sst]] = []
+    runs: list[_Run] = []
+    for group in _of_one_time(ssts):
+        run = _Run(group)
+        if not runs or not runs[-1].take(run):
+            runs.append(run)
+    return tuple(tuple(run.ssts) for run in runs)
+
+
+def depth(ssts: Iterable[Sst]) -> int:
+    """In how many of these SSTs a key can be, at most: 1 for a run, but for one that was several partitions' runs."""
+    ends = sorted(end for sst in ssts for end in ((sst.hash_min, -1), (sst.hash_max, 1)))
+    return max(accumulate(-change for _, change in ends), default=0)
+
+
+def _of_one_time(ssts: Iterable[Sst]) -> list[list[Sst]]:
+    """The smallest groups of SSTs that do not overlap each other in `_seq`, newest first."""
+    groups: list[list[Sst]] = []
     oldest = 0
     for sst in sorted(ssts, key=lambda sst: (-sst.seq_max, sst.hash_min)):
-        if runs and sst.seq_max >= oldest:
-            runs[-1].append(sst)
+        if groups and sst.seq_max >= oldest:
+            groups[-1].append(sst)
             oldest = min(oldest, sst.seq_min)
         else:
-            runs.append([sst])
+            groups.append([sst])
             oldest = sst.seq_min
-    return tuple(map(tuple, runs))
+    return groups
+
+
+class _Run:
+    """SSTs of one run, while more are added; `level` is 0 when nothing may be put beside them."""
+
+    def __init__(self, ssts: list[Sst]) -> None:
+        self.ssts = ssts
+        levels = {sst.level for sst in ssts}
+        self.level = levels.pop() if len(levels) == 1 else 0
+        self.ranges = sorted((sst.hash_min, sst.hash_max) for sst in ssts)
+        if any(later[0] <= earlier[1] for earlier, later in pairwise(self.ranges)):
+            self.level = 0
+
+    def take(self, older: "_Run") -> bool:
+        """Take in the SSTs of the next older run where these lie beside the own ones; whether they do."""
+        if not self.level or older.level != self.level or not all(map(self._is_free, older.ranges)):
+            return False
+        self.ssts += older.ssts
+        for each in older.ranges:
+            self.ranges.insert(bisect(self.ranges, each), each)
+        return True
+
+    def _is_free(self, hashes: tuple[int, int]) -> bool:
+        at = bisect(self.ranges, hashes)
+        after_the_one_before = at == 0 or self.ranges[at - 1][1] < hashes[0]
+        return after_the_one_before and (at == len(self.ranges) or hashes[1] < self.ranges[at][0])
 
 
 def deltas(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
@@ -77,7 +144,7 @@ def deltas(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
     return tuple(sst for sst in ssts if sst in newer)
 
 
-def _of(hashed: int, partitions: int) -> int:
+def of_hash(hashed: int, partitions: int) -> int:
     """`hashing.partition_of` of one hash."""
     return ((hashed - _LOWEST >> _HALF_BITS) * partitions) >> _HALF_BITS
 

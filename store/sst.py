@@ -1,8 +1,12 @@
 """SSTs: sorted, immutable Parquet objects, and their way to and from Arrow.
 
 One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row
-groups are small and carry the range of their `_hash`, so a look-up reads only those it needs; pages carry a
-CRC, and the manifest the checksum of the whole.
+groups are small and carry the range of their `_hash` and a filter over it, so a look-up reads only those it needs;
+pages carry a CRC, and the manifest the checksum of the whole.
+
+At the end: the filters of all row groups, the xxh3_64 of each (eight bytes, big-endian), Parquet's footer. The
+checksums lie where Parquet looks for nothing; they are ours, because nothing else says that a filter is whole, and a
+bit lost in one would hide a row.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +20,7 @@ from ulid import ULID
 
 from . import keys
 from .errors import Refused
+from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
@@ -50,11 +55,18 @@ class SstWriter:
             use_dictionary=[SEQ, OP, *strings],
             write_statistics=[HASH],
             write_page_checksum=True,
+            # For a full row group; Arrow folds the filter of a smaller one.
+            bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},
         )
         self.num_rows = 0
         self._num_tombstones = 0
         self._hash_min = self._hash_max = 0
         self._seqs: list[tuple[int, int]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Encoded bytes so far, without the footer."""
+        return int(self._sink.tell())
 
     def append(self, rows: pa.Table) -> None:
         """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
@@ -78,9 +90,7 @@ class SstWriter:
         if not self.num_rows:
             raise ValueError("an SST has at least one row; found none")
         self._writer.close()
-        data = self._sink.getvalue().to_pybytes()
-        # Parquet ends with the footer, its length in four bytes, and PAR1.
-        footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
+        data, filter_bytes, footer_bytes = _with_checksums(self._sink.getvalue())
         sst = Sst(
             object=keys.sst(app, stage, str(ULID())),
             partition=partition,
@@ -95,6 +105,7 @@ class SstWriter:
             tombstones=self._num_tombstones,
             footer_bytes=footer_bytes,
             footer_checksum=xxhash.xxh3_128_hexdigest(data[-footer_bytes:]),
+            filter_bytes=filter_bytes,
         )
         return sst, data
 
@@ -177,6 +188,21 @@ def write(
     if cache is not None:
         cache.add(sst, rows)
     return sst
+
+
+def _with_checksums(data: pa.Buffer) -> tuple[bytes, int, int]:
+    """The file with its filters' checksums before the footer; bytes of the filters, and of checksums and footer."""
+    # Parquet ends with the footer, its length in four bytes, and PAR1.
+    footer_bytes = int.from_bytes(data[-8:-4], "little") + 8
+    end = data.size - footer_bytes
+    groups = pq.read_metadata(pa.BufferReader(data.slice(end)))
+    places = [groups.row_group(i).column(0) for i in range(groups.num_row_groups)]
+    checksums = b"".join(
+        xxhash.xxh3_64_digest(data.slice(place.bloom_filter_offset, place.bloom_filter_length)) for place in places
+    )
+    filter_bytes = end - places[0].bloom_filter_offset
+    # Nothing in a footer points at itself, so it may begin later.
+    return b"".join((data.slice(0, end), checksums, data.slice(end))), filter_bytes, len(checksums) + footer_bytes
 
 
 def _shape(schema: pa.Schema) -> str:

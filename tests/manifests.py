@@ -24,7 +24,12 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(arguments)
     if origin is UnionType:
         return st.one_of(*map(any_value, arguments))
-    plain: dict[Any, st.SearchStrategy[Any]] = {int: INT64, str: st.text(max_size=8), type(None): st.none()}
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        int: INT64,
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        str: st.text(max_size=8),
+        type(None): st.none(),
+    }
     return plain[kind]
 
 

@@ -1,19 +1,20 @@
 import math
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store import compaction, sst
+from slackwater.store import merging, picking, sst
 from slackwater.store.cache import SstCache
-from slackwater.store.compaction import Compaction, Done, apply, run
+from slackwater.store.compaction import Compaction, Done, apply
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Corruption
-from slackwater.store.manifest import Sst
+from slackwater.store.manifest import Policy, Sst
 from slackwater.store.memory import MemoryStore
-from slackwater.store.runs import bounds, by_partition, touched
+from slackwater.store.merging import run
+from slackwater.store.runs import bounds, by_partition, depth, sorted_runs, touched
 
 from .state_rows import ROUTES, Hashes, Key, Values, write_version
 
@@ -32,7 +33,10 @@ def cache(tmp_path: Path) -> SstCache:
 
 PARTITIONS = 4
 """State partitions that runs without content are picked among."""
-pick = partial(compaction.pick, partitions=PARTITIONS)
+
+
+def pick(ssts: tuple[Sst, ...], partitions: int = PARTITIONS, **knobs: Any) -> tuple[Compaction, ...]:
+    return picking.pick(ssts, partitions, Policy(**knobs))
 
 
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
@@ -79,6 +83,11 @@ def cut(one: Compaction) -> Done:
     return Done(one, tuple(outputs))
 
 
+def runs_by_partition(ssts: tuple[Sst, ...], partitions: int) -> dict[int, int]:
+    """In how many SSTs of each state partition a key can be."""
+    return {p: sum(map(depth, sorted_runs(mine))) for p, mine in by_partition(ssts, partitions).items()}
+
+
 def test_runs_from_before_a_rescale_are_cut_where_they_are_merged() -> None:
     large = a_run(0, 0, 1000, partitions=1)
     small = tuple(a_run(i, i, 10, partitions=1) for i in range(6, 0, -1))
@@ -93,8 +102,8 @@ def test_runs_that_lay_side_by_side_are_one_run_when_their_partitions_are() -> N
     right = (a_run(9, 9, 10, 1), a_run(7, 8, 10, 1), a_run(1, 6, 100, 1))
     newer, beyond = a_run(10, 10, 10, partitions=2), a_run(1, 9, 1000, 3)
     ssts = (newer, *left, *right, beyond)
-    assert compaction.pick(ssts, 2, trigger=7) == ()
-    (one,) = compaction.pick(ssts, 2, trigger=6)
+    assert pick(ssts, 2, l0_trigger=5) == ()
+    (one,) = pick(ssts, 2, l0_trigger=4)
     assert one.inputs[0] == newer
     assert set(one.inputs) == {newer, *left, *right}
     assert one.drops_tombstones
@@ -113,12 +122,12 @@ def test_whatever_the_rescales_merging_ends_with_few_ssts_in_every_partition(
         for _ in range(batches):
             seq += 1
             ssts = (*(a_run(seq, seq, size, p, partitions) for p in range(partitions)), *ssts)
-        counts = {p: len(mine) for p, mine in by_partition(ssts, partitions).items()}
-        while picked := compaction.pick(ssts, partitions, trigger=trigger):
+        counts = runs_by_partition(ssts, partitions)
+        while picked := pick(ssts, partitions, l0_trigger=trigger):
             inputs = [sst for one in picked for sst in one.inputs]
             assert len(inputs) == len(set(inputs))
             ssts = apply(ssts, [cut(one) for one in picked])
-            fewer = {p: len(mine) for p, mine in by_partition(ssts, partitions).items()}
+            fewer = runs_by_partition(ssts, partitions)
             assert all(fewer[p] <= counts[p] for p in counts)
             assert all(fewer[one.partition] < counts[one.partition] for one in picked)
             counts = fewer
@@ -128,12 +137,12 @@ def test_whatever_the_rescales_merging_ends_with_few_ssts_in_every_partition(
 def test_few_runs_are_left_alone() -> None:
     assert pick(()) == ()
     assert pick(runs_of(*[10] * 7)) == ()
-    assert pick(runs_of(*[10] * 3), trigger=4) == ()
+    assert pick(runs_of(*[10] * 3), l0_trigger=4) == ()
 
 
 def test_a_trigger_that_can_never_be_met_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 SSTs, found 1"):
-        pick((), trigger=1)
+    with pytest.raises(ValueError, match="at least 2 and fanout above 1, found 1"):
+        pick((), l0_trigger=1)
 
 
 def test_deltas_that_outgrow_the_oldest_run_are_merged_into_it() -> None:
@@ -148,12 +157,12 @@ def test_runs_of_similar_size_are_merged_and_the_large_one_is_left() -> None:
 
 def test_similar_runs_behind_a_small_one_are_found() -> None:
     ssts = runs_of(1, 100, 110, 10_000)
-    assert pick(ssts, trigger=4, size_ratio=0.2) == (compaction_of(ssts[1:3], drops_tombstones=False),)
+    assert pick(ssts, l0_trigger=4, size_ratio=0.2) == (compaction_of(ssts[1:3], drops_tombstones=False),)
 
 
 def test_when_no_sizes_are_similar_the_newest_runs_make_room() -> None:
     ssts = runs_of(1, 10, 100, 1000, 10_000)
-    assert pick(ssts, trigger=4) == (compaction_of(ssts[:3], drops_tombstones=False),)
+    assert pick(ssts, l0_trigger=4) == (compaction_of(ssts[:3], drops_tombstones=False),)
 
 
 def test_each_partition_is_picked_for_by_itself_in_any_order_of_runs() -> None:
@@ -173,7 +182,7 @@ def test_what_is_picked_are_neighbours_and_brings_the_runs_below_the_trigger(
 ) -> None:
     ssts = runs_of(*sizes)
     for _ in range(len(sizes) + 1):
-        picked = pick(ssts, trigger=trigger, max_merge_width=max_width)
+        picked = pick(ssts, l0_trigger=trigger, max_merge_width=max_width)
         if not picked:
             break
         (one,) = picked
@@ -279,7 +288,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
     if drop:
         expected = {key: found for key, found in expected.items() if found[0] is not None}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "_SLICE_ROWS", slice_rows)
+        patch.setattr(merging, "_SLICE_ROWS", slice_rows)
         patch.setattr("slackwater.store.blocks.BLOCK_ROWS", 7)
         done = run(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
     if not done.outputs:

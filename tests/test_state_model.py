@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from msgspec.structs import replace
 from slackwater.store.cache import SstCache
-from slackwater.store.compaction import Compaction, Done, apply, pick, run
+from slackwater.store.compaction import Compaction, Done, apply
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import Column, Sst, Table
+from slackwater.store.manifest import Column, Policy, Sst, Table
 from slackwater.store.memory import MemoryStore
+from slackwater.store.merging import run
+from slackwater.store.picking import pick, pick_all
 from slackwater.store.relation import register
-from slackwater.store.runs import by_partition, sorted_runs, touched
+from slackwater.store.runs import by_partition, depth, sorted_runs, touched
 
 from .state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 
@@ -82,6 +84,18 @@ def _one_form(part: object) -> object:
             return part
 
 
+# Files and levels of a few rows: an SST of one has 2 to 3 kB.
+POLICIES = st.builds(
+    Policy,
+    kind=st.sampled_from(["universal", "leveled"]),
+    l0_trigger=st.integers(2, 4),
+    max_space_amplification=st.sampled_from([0.5, 100.0]),
+    level_base_bytes=st.sampled_from([1, 4000, 16_000]),
+    fanout=st.sampled_from([2.0, 3.0]),
+    target_file_bytes=st.sampled_from([500, 4000, 64 << 20]),
+)
+
+
 class StateModel(RuleBasedStateMachine):
     """Versions of one table, merges that start at one version and land at a later one, and a dictionary."""
 
@@ -122,16 +136,33 @@ class StateModel(RuleBasedStateMachine):
             if put is not None:
                 self.model[form] = (key, put)
 
-    @rule(target=merges, trigger=st.integers(2, 4))
-    def merge_what_is_picked(self, trigger: int) -> object:
-        done = [self.merge(one) for one in pick(self.ssts, self.table.partitions, trigger=trigger)]
+    @rule(target=merges, policy=POLICIES)
+    def merge_what_is_picked(self, policy: Policy) -> object:
+        done = [self.merge(one) for one in pick(self.ssts, self.table.partitions, policy)]
         return multiple(*done)
 
-    @rule(trigger=st.integers(2, 4))
-    def merge_until_nothing_is_picked(self, trigger: int) -> None:
-        while picked := pick(self.ssts, self.table.partitions, trigger=trigger):
+    @rule(policy=POLICIES)
+    def merge_until_nothing_is_picked(self, policy: Policy) -> None:
+        for _ in range(200):
+            picked = pick(self.ssts, self.table.partitions, policy)
+            if not picked:
+                break
             self.ssts = apply(self.ssts, [self.merge(one) for one in picked])
-        assert all(len(mine) < trigger for mine in by_partition(self.ssts, self.table.partitions).values())
+        else:
+            raise AssertionError(f"merging does not end: {policy}")
+        if policy.kind == "universal":
+            for mine in by_partition(self.ssts, self.table.partitions).values():
+                assert sum(map(depth, sorted_runs(mine))) < policy.l0_trigger
+
+    @rule(policy=POLICIES)
+    def merge_all(self, policy: Policy) -> None:
+        partitions = self.table.partitions
+        for partition in range(partitions):
+            picked = pick_all(self.ssts, partitions, policy, only=partition.__eq__)
+            self.ssts = apply(self.ssts, [self.merge(one) for one in picked])
+        for mine in by_partition(self.ssts, partitions).values():
+            assert len(sorted_runs(mine)) == 1
+            assert not any(sst.tombstones for sst in mine)
 
     @rule(partitions=st.integers(1, 6))
     def rescale(self, partitions: int) -> None:

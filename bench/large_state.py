@@ -1,0 +1,109 @@
+"""Apps whose table is large from the start: its SSTs are written as a compaction would leave them, and committed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from .events import names
+
+if TYPE_CHECKING:
+    import slackwater as sw
+    from pyspark.sql import DataFrame, SparkSession
+    from slackwater.store.manifest import Sst, Table
+    from slackwater.store.objects import ObjectStore
+
+APP, STAGE = "bench", "legs"
+
+
+def app_of(topic: str, keys: int, partitions: int) -> sw.App:
+    """Counts and sums by leg, of a topic with ranges of numbers; a number's leg is drawn from so many."""
+    import slackwater as sw
+
+    app = sw.App(APP)
+
+    @app.stage(
+        name=STAGE,
+        reads=sw.topic(topic),
+        key="leg",
+        partitions=partitions,
+        state=sw.aggregate(flights=sw.count(), delay=sw.sum("delay")),
+    )
+    def legs(messages: DataFrame) -> DataFrame:
+        return legs_of(messages, keys)
+
+    return app
+
+
+def legs_of(messages: DataFrame, keys: int) -> DataFrame:
+    """A row for each number of the topic's ranges."""
+    from pyspark.sql import functions as F
+
+    ends = F.split(F.col("value").cast("string"), ",").cast("array<long>")
+    numbers = messages.select(F.explode(F.sequence(ends[0], ends[1])).alias("number"))
+    # A step that is prime to the number of keys: each comes once before one comes again, and neighbours are far apart.
+    leg = (F.col("number") * 7_919) % keys
+    name = F.concat(F.lit("leg-"), F.lpad(leg.cast("string"), 7, "0"))
+    return numbers.select(name.alias("leg"), (F.col("number") % 60).cast("double").alias("delay"))
+
+
+def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: int, *, at_end: bool = False) -> None:
+    """An app that stands at the beginning of its topic (or at the end), with a table of so many keys."""
+    from msgspec.structs import replace
+    from slackwater.pipeline.claiming import Claimer
+    from slackwater.pipeline.kafka import offsets
+    from slackwater.pipeline.schemas import shapes
+    from slackwater.store import apps, commit
+    from slackwater.store.manifest import AppInfo
+    from slackwater.store.open import open_store
+
+    store = open_store(str(root))
+    kafka = {"bootstrap.servers": bootstrap}
+    apps.ensure_app(store, AppInfo(APP, time.time_ns() // 1_000_000))
+    (stage,) = app.in_order()
+    claimer = Claimer(store, kafka, app, {}, writer="bench", by="bench", accept_loss=False)
+    claimed = claimer.claim(stage, shapes(app, spark)[STAGE], time.time_ns() // 1_000_000)
+    assert claimed.table is not None
+    made = commit.successor(claimed, kind="batch", epoch=1, writer="bench", by="bench", now_ms=claimed.time_ms + 1)
+    if at_end:
+        inputs = {name: replace(one, offsets=offsets(kafka, one.topic)[1]) for name, one in claimed.inputs.items()}
+        made = replace(made, inputs=inputs)
+    commit.commit(store, replace(made, ssts=_ssts(store, claimed.table, keys)))
+
+
+def copy(root: Path, to: Path) -> None:
+    """The same objects under another root, as hard links: they never change."""
+    shutil.copytree(root, to, copy_function=os.link)
+
+
+def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
+    """One SST for each state partition."""
+    from slackwater.store import sst
+    from slackwater.store.hashing import hash_keys, partition_of
+
+    legs = pa.table({"leg": names(np.arange(keys)).cast(pa.string())})
+    hashes = hash_keys(legs, ["leg"])
+    order = np.argsort(hashes)
+    hashes = hashes[order]
+    ends = np.searchsorted(partition_of(hashes, table.partitions), np.arange(table.partitions + 1))
+    made = []
+    for partition, (start, end) in enumerate(pairwise(ends.tolist())):
+        rows = pa.table(
+            {
+                "_hash": hashes[start:end],
+                "leg": legs["leg"].take(pa.array(order[start:end])),
+                "flights": np.ones(end - start, np.int64),
+                "delay": (order[start:end] % 60).astype(np.float64),
+                "_seq": np.ones(end - start, np.int64),
+                "_op": np.zeros(end - start, np.uint8),
+            }
+        )
+        made.append(sst.write(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1))
+    return tuple(made)

@@ -1,0 +1,66 @@
+"""Peak memory of Spark's Python workers, by watching all processes below this one.
+
+Mapped SSTs lie in the page cache, which the kernel takes back when it likes; while they are there, they count as
+resident in each worker that looked at them. So two figures: all that is resident (RSS), and what is the worker's own
+(RSS without what is mapped from files).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Self
+
+import psutil
+
+from .side import PEER
+
+__all__ = ["Workers"]
+
+_LOOK_S = 0.1
+_SEARCH_EVERY = 5
+"""Looks between two searches for new processes."""
+
+
+class Workers:
+    """`with Workers() as workers:` watches; the peaks, in bytes, are there during and after."""
+
+    def __init__(self) -> None:
+        self.resident = 0
+        self.own = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        self._known: dict[psutil.Process, bool] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        looks = 0
+        workers: list[psutil.Process] = []
+        while not self._stop.wait(_LOOK_S):
+            if looks % _SEARCH_EVERY == 0:
+                workers = [process for process in psutil.Process().children(recursive=True) if self._is_ours(process)]
+            looks += 1
+            for worker in workers:
+                try:
+                    memory = worker.memory_info()
+                except psutil.Error:
+                    continue
+                self.resident = max(self.resident, memory.rss)
+                # Linux tells what is mapped; elsewhere all counts as the worker's own.
+                self.own = max(self.own, memory.rss - getattr(memory, "shared", 0))
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Whether this is a worker of an executor of ours; a worker is a fork of `pyspark.daemon`."""
+        if process not in self._known:
+            try:
+                ours = any(word.startswith("pyspark.daemon") for word in process.cmdline())
+                self._known[process] = ours and PEER not in process.environ()
+            except psutil.Error:
+                return False
+        return self._known[process]

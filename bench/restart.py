@@ -1,0 +1,171 @@
+"""The first commit after the machine is lost: an empty cache, no scratch, only the store or the checkpoint is left.
+
+`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` makes what is left: our stores, and a checkpoint of
+Spark's own. `python -m bench.restart slackwater|spark BOOTSTRAP FOLDER KEYS BEGAN` is a restart: a fresh process that
+prints a JSON list, seconds since BEGAN (seconds since 1970) until Spark was up and until the first batch was committed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from . import side
+from .events import PARTITIONS, fill_ranges
+from .large_state import app_of, copy, legs_of, write
+from .row import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SIZES = (100_000, 10_000_000)
+FIRST = 1_000
+"""Rows of the first batch, each of another key."""
+TOPIC = "bench-restart"
+RANGE = 250_000
+BUILD = 8
+"""Ranges of a batch while Spark's checkpoint is built."""
+SNAPSHOT_S = 120.0
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """The first commit after the machine is lost, beside Spark's restart from its checkpoint."""
+    small, large = (100_000, 1_000_000) if quick else SIZES
+    side.run("restart", "prepare", bootstrap, folder, small, large, peer=True)
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    turns = (("slackwater", large), ("spark", large), ("slackwater", small))
+    for number in range(1 if quick else 3):
+        for name, keys in turns if number % 2 == 0 else reversed(turns):
+            found.setdefault((name, keys), []).append(_restart(bootstrap, folder, name, keys, number))
+    up, ours = _median(found["slackwater", large])
+    spark_up, spark = _median(found["spark", large])
+    _, few = _median(found["slackwater", small])
+    what = f"{FIRST:,} rows, after losing the machine"
+    return [
+        Row.at_least(
+            f"Spark up to first commit, {what}, {large:,} keys",
+            f"{ours - up:.2f} s (process start to commit: {ours:.2f} s)",
+            f"Spark from its RocksDB checkpoint: {spark - spark_up:.2f} s ({spark:.2f} s)",
+            (spark - spark_up) / (ours - up),
+            5,
+        ),
+        Row.at_most(
+            f"process start to first commit, {what}, {large:,} keys",
+            f"{ours:.2f} s",
+            f"{small:,} keys: {few:.2f} s",
+            ours / few,
+            1.2,
+        ),
+    ]
+
+
+def _median(restarts: list[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds until Spark was up, and until the first commit."""
+    ups, commits = zip(*restarts, strict=True)
+    return median(ups), median(commits)
+
+
+def _restart(bootstrap: str, folder: Path, name: str, keys: int, number: int) -> tuple[float, float]:
+    """One restart from a copy of what is left."""
+    work = folder / f"{name}-{keys}-{number}"
+    copy(folder / f"{name}-{keys}", work / "left")
+    up, committed = side.run("restart", name, bootstrap, work, keys, time.time(), peer=name == "spark")
+    return up, committed
+
+
+def _prepare(bootstrap: str, folder: Path, small: int, large: int) -> None:
+    from slackwater.pipeline.session import spark_session
+
+    fill_ranges(bootstrap, TOPIC, [(first, first + RANGE - 1) for first in range(0, large, RANGE)])
+    conf = {
+        **side.SPARK_STATE,
+        "spark.sql.shuffle.partitions": str(PARTITIONS),
+        # A job that has run for long has a snapshot of its state that is not old.
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot": "1",
+        "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
+    }
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        checkpoint = folder / f"spark-{large}"
+        query = _query(spark, bootstrap, checkpoint, large, BUILD)
+        query.processAllAvailable()
+        last = query.lastProgress
+        assert last is not None
+        _await_snapshots(checkpoint, last["batchId"] + 1)
+        query.stop()
+        for keys in (small, large):
+            write(folder / f"slackwater-{keys}", app_of(TOPIC, keys, PARTITIONS), spark, bootstrap, keys, at_end=True)
+    step = FIRST // PARTITIONS
+    fill_ranges(bootstrap, TOPIC, [(first, first + step - 1) for first in range(0, FIRST, step)])
+
+
+def _await_snapshots(checkpoint: Path, version: int) -> None:
+    """Wait until each partition's state as of that version is in the checkpoint, and not only its changelog."""
+    deadline = time.monotonic() + SNAPSHOT_S
+    wanted = [checkpoint / "state" / "0" / str(partition) / f"{version}.zip" for partition in range(PARTITIONS)]
+    while not all(snapshot.exists() for snapshot in wanted):
+        assert time.monotonic() < deadline, sorted(str(path) for path in (checkpoint / "state").rglob("*.zip"))
+        time.sleep(0.2)
+
+
+def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int, max_records: int) -> StreamingQuery:
+    from pyspark.sql import functions as F
+
+    source = spark.readStream.format("slackwater-topic").options(
+        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "maxOffsetsPerTrigger": str(max_records)}
+    )
+    return (
+        legs_of(source.load(), keys)
+        .groupBy("leg")
+        .agg(F.count("*").alias("flights"), F.sum("delay").alias("delay"))
+        .writeStream.outputMode("update")
+        .format("noop")
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+
+
+def _slackwater(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float, float]:
+    from slackwater.pipeline.runner import Options, run
+    from slackwater.pipeline.session import spark_session
+
+    stamps: list[int] = []
+    options = Options(
+        store=str(folder / "left"),
+        kafka={"bootstrap.servers": bootstrap},
+        until_caught_up=True,
+        cache_folder=folder / "cache",
+    )
+    with spark_session("bench", master="local[2]"):
+        up = time.time() - began
+        run(app_of(TOPIC, keys, PARTITIONS), options, lambda progress: stamps.append(progress.time_ms))
+    return up, stamps[0] / 1000 - began
+
+
+def _spark(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float, float]:
+    from slackwater.pipeline.session import spark_session
+
+    conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        up = time.time() - began
+        query = _query(spark, bootstrap, folder / "left", keys, FIRST)
+        query.processAllAvailable()
+        (first,) = side.ends_ms(query)
+        query.stop()
+    return up, first / 1000 - began
+
+
+if __name__ == "__main__":
+    verb, bootstrap, name, *words = sys.argv[1:]
+    folder = Path(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    if verb == "prepare":
+        _prepare(bootstrap, folder, int(words[0]), int(words[1]))
+        print("null")
+    else:
+        restart = {"slackwater": _slackwater, "spark": _spark}[verb]
+        print(json.dumps(restart(bootstrap, folder, int(words[0]), float(words[1]))))

@@ -1,0 +1,77 @@
+"""Batch time of the same batch over states of different sizes.
+
+`python -m bench.state_size BOOTSTRAP FOLDER ROUNDS SIZE …` runs them in turns in a fresh process and prints a JSON
+object: by size, seconds from batch to batch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+
+from . import side
+from .events import PARTITIONS, cycles, fill_ranges
+from .large_state import app_of, write
+from .row import Row
+
+SIZES = (100_000, 1_000_000, 10_000_000)
+BATCH = 100_000
+"""Rows of a batch, each of another key: also over the smallest state, all of it."""
+WARM_UP = 2
+MEASURED = 6
+TOPIC = "bench-state-size"
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """The same batch over 100,000, 1,000,000 and 10,000,000 keys."""
+    sizes = (10_000, 100_000, 1_000_000) if quick else SIZES
+    found = side.run("state_size", bootstrap, folder, 1 if quick else 2, *sizes)
+    seconds = {size: median(found[str(size)]) for size in sizes}
+    return [
+        Row.at_most(
+            f"batch of {BATCH:,} rows, as many keys, state of {size:,} keys, median of {len(found[str(size)])}",
+            f"{seconds[size]:.2f} s",
+            f"state of {sizes[0]:,} keys: {seconds[sizes[0]]:.2f} s",
+            seconds[size] / seconds[sizes[0]],
+            1.5,
+        )
+        for size in sizes[1:]
+    ]
+
+
+def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[int, list[float]]:
+    from slackwater.pipeline.runner import Options, run
+    from slackwater.pipeline.session import spark_session
+
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    batches = 1 + WARM_UP + MEASURED
+    with spark_session("bench", master="local[2]") as spark:
+        apps = {}
+        fill_ranges(bootstrap, TOPIC, [])
+        for size in sizes:
+            apps[size] = app_of(TOPIC, size, PARTITIONS)
+            write(folder / str(size), apps[size], spark, bootstrap, size)
+        for number in range(rounds):
+            # One range, and so one record, of a batch in each partition.
+            step = BATCH // PARTITIONS
+            first = number * batches * BATCH
+            fill_ranges(bootstrap, TOPIC, [(at, at + step - 1) for at in range(first, first + batches * BATCH, step)])
+            for size in sizes if number % 2 == 0 else reversed(sizes):
+                stamps: list[int] = []
+                options = Options(
+                    store=str(folder / str(size)),
+                    kafka={"bootstrap.servers": bootstrap},
+                    until_caught_up=True,
+                    max_records=PARTITIONS,
+                    cache_folder=folder / f"cache-{size}",
+                )
+                run(apps[size], options, lambda progress, stamps=stamps: stamps.append(progress.time_ms))
+                seconds[size] += cycles(stamps, WARM_UP)
+    return seconds
+
+
+if __name__ == "__main__":
+    bootstrap, folder, rounds, *sizes = sys.argv[1:]
+    print(json.dumps(_run(bootstrap, Path(folder), int(rounds), [int(size) for size in sizes])))

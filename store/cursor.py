@@ -1,0 +1,109 @@
+"""An SST read from its lowest hash to its highest, of which only what is being looked at is in memory."""
+
+from collections import deque
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from .cache import Mapped, SstCache
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .ranged import RangedSst
+from .reads import Reads
+from .types import HASH
+
+__all__ = ["Cursor"]
+
+
+class Cursor:
+    """Reads the rows of an SST within a window of hashes, one range of hashes after the other, ascending.
+
+    What this machine has in its cache is memory-mapped. Else a few row groups at a time come from the store, and are
+    not put into the cache: what is merged is about to be replaced.
+    """
+
+    def __init__(
+        self, store: ObjectStore, cache: SstCache, sst: Sst, table: Table, window: tuple[int, int], read_bytes: int
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            store: the store of the app.
+            cache: this machine's.
+            sst: which one.
+            table: the declared columns.
+            window: the lowest and the highest hash that will be asked for.
+            read_bytes: how many bytes of row groups to read at once, or one group if that has more.
+        """
+        self.sst = sst
+        self._store, self._cache, self._table = store, cache, table
+        self._window = window
+        self._read_bytes = read_bytes
+        self._mapped: Mapped | None = None
+        self._ranged: RangedSst | None = None
+        self._groups: deque[int] = deque()
+        self._ahead: pa.Table | None = None
+
+    def read(self, low: int, high: int) -> list[pa.Table]:
+        """The rows with hashes from `low` to `high`, both included, in the order of the SST; forgets those before.
+
+        Raises:
+            Corruption: the object is missing or damaged.
+            Unavailable: the store did not answer.
+        """
+        if not low <= self.sst.hash_max or not high >= self.sst.hash_min:
+            return []
+        if self._mapped is None and self._ranged is None:
+            self._open()
+        rows = [*self._of_mapped(low, high)] if self._mapped is not None else self._of_groups(low, high)
+        if high >= self.sst.hash_max:
+            self.close()
+        return [part for part in rows if part.num_rows]
+
+    def close(self) -> None:
+        """Let go of what is in memory."""
+        self._mapped, self._ahead = None, None
+        self._groups.clear()
+
+    def _open(self) -> None:
+        self._mapped = self._cache.peek(self.sst, self._table)
+        if self._mapped is None:
+            self._ranged = RangedSst(self._store, self.sst, self._table, Reads())
+            self._groups.extend(self._ranged.within(*self._window).tolist())
+
+    def _of_mapped(self, low: int, high: int) -> list[pa.Table]:
+        assert self._mapped is not None  # noqa: S101  as the caller has seen
+        return [_between(self._mapped.table, low, high)[0]]
+
+    def _of_groups(self, low: int, high: int) -> list[pa.Table]:
+        found = []
+        while True:
+            if self._ahead is not None:
+                rows, end = _between(self._ahead, low, high)
+                found.append(rows)
+                if end < self._ahead.num_rows:
+                    self._ahead = self._ahead.slice(end)
+                    return found
+                self._ahead = None
+            if not self._groups:
+                return found
+            self._ahead = self._next_groups()
+
+    def _next_groups(self) -> pa.Table:
+        assert self._ranged is not None  # noqa: S101  there are groups only of an open SST
+        groups = [self._groups.popleft()]
+        while self._groups and self._ranged.bytes_of(np.array([*groups, self._groups[0]])) <= self._read_bytes:
+            groups.append(self._groups.popleft())
+        return pa.Table.from_batches([block.rows for block in self._ranged.read(np.array(groups))])
+
+
+def _between(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, int]:
+    """The rows with hashes from `low` to `high`, and how many rows there are up to these."""
+    start, end = _position(rows, low, "left"), _position(rows, high, "right")
+    return rows.slice(start, end - start), end
+
+
+def _position(rows: pa.Table, hashed: int, side: Literal["left", "right"]) -> int:
+    """How many rows come before this hash; with side="right" also those of the hash itself."""
+    return sum(int(np.searchsorted(np.asarray(chunk), hashed, side=side)) for chunk in rows.column(HASH).chunks)

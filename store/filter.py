@@ -1,0 +1,66 @@
+"""Filters: whether an SST can have a key at all, from a byte of it for each row.
+
+Parquet's own: a split-block Bloom filter over `_hash` for each row group, between the last row group and the footer,
+so that any reader of Parquet profits, DuckDB too. Arrow writes them; here they are asked, for all keys of a look-up at
+once. Eight bits a row: of 100 keys that a row group does not have, 3 pass, and of those that it has, all.
+
+The format and the constants are those of the Parquet specification (parquet-format, `BloomFilter.md`), after Putze,
+Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007). Parquet hashes a value with XXH64, so
+`_hash` is hashed once more.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .xxh64 import hash_u64
+
+__all__ = ["FALSE_POSITIVES", "Filter"]
+
+FALSE_POSITIVES = 0.05
+"""What Arrow is asked for. It takes the next power of two of bytes, which for a full row group gives 0.03."""
+
+_SALT = np.array(
+    [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], np.uint32
+)
+_BLOCK_BYTES = 32
+_KINDS = b"\x1c\x1c\x00\x00" * 3 + b"\x00"
+"""The end of a header in Thrift's compact protocol: of the algorithms, hashes and compressions the one there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """The filter of one row group."""
+
+    blocks: npt.NDArray[np.uint32]
+    """Eight words a block."""
+
+    @staticmethod
+    def decode(data: bytes) -> "Filter":
+        """A filter as Parquet holds it, header and bits.
+
+        Raises:
+            ValueError: it is not of the one kind that the specification has.
+        """
+        # Field 1, an i32 in zigzag: how many bytes of bits follow.
+        size, at, shift = 0, 1, 0
+        while at < min(len(data), 6):
+            size |= (data[at] & 0x7F) << shift
+            shift += 7
+            at += 1
+            if data[at - 1] < 0x80:
+                break
+        num_bytes, start = size >> 1, at + len(_KINDS)
+        known = data[:1] == b"\x15" and data[at:start] == _KINDS and not size & 1
+        if not known or not num_bytes or num_bytes % _BLOCK_BYTES or len(data) != start + num_bytes:
+            raise ValueError(f"expected a split-block Bloom filter of XXH64 in {len(data)} bytes; found another header")
+        return Filter(np.frombuffer(data, "<u4", offset=start).reshape(-1, _BLOCK_BYTES // 4))
+
+    def may_have(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether each of these `_hash` can be in the row group; False is certain."""
+        hashed = hash_u64(hashes.view(np.uint64), np.zeros(len(hashes), np.uint64))
+        block = ((hashed >> np.uint64(32)) * np.uint64(len(self.blocks))) >> np.uint64(32)
+        bits = np.uint32(1) << ((hashed.astype(np.uint32)[:, np.newaxis] * _SALT) >> np.uint32(27))
+        found: npt.NDArray[np.bool_] = ((self.blocks[block] & bits) == bits).all(axis=1)
+        return found

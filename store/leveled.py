@@ -1,0 +1,213 @@
+"""Leveled compaction: levels of growing size, each one sorted run of SSTs side by side.
+
+As in RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction Files";
+`db/compaction/compaction_picker_level.cc`), for each state partition on its own. Batches write level 0. When that has
+`l0_trigger` runs, they are merged into level 1; of a level that has outgrown its size, SSTs are merged into the next
+one, those first that overlap the fewest bytes there for each byte of their own (`kMinOverlappingRatio`). Pure.
+
+One thing is different, and it keeps the law of `store.runs`, on which all readers rely: SSTs whose hashes meet do not
+overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an
+SST of a full level about as large as it should be), and what goes from level i to the next is all that the level has of
+a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by key. Cutting upper
+levels where the lower ones are cut is how Spooky granulates merges, too (Dayan, Weiss, Dashevsky, Pan, Bortnikov,
+Twitto: "Spooky: Granulating LSM-Tree Compactions Correctly", VLDB 2022); here hashes are spread evenly, so the bounds
+need not be looked for. Where a rescale or another policy left SSTs that do not keep to the slots, a compaction takes in
+what it must, until the law holds for its result.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from math import ceil, log2
+
+from .compaction import Compaction, newest_first
+from .manifest import Policy, Sst
+from .runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+
+__all__ = ["everything", "pick"]
+
+_MOST_SLOTS = 1 << 30
+"""Of a table; the upper half of a hash has so many values and a little more."""
+
+
+def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
+    """What to merge now of the SSTs that touch a state partition: of the level that is most in need, or nothing.
+
+    A level's score is its number of runs over `l0_trigger` for level 0, its bytes over what it may hold for others. At
+    1 and above the highest wins; level 0 goes down as a whole, of another as many SSTs as bring it within its size.
+    When the levels between 0 and the last take more than `max_space_amplification` times the bytes of the last, all of
+    the partition is merged into one level.
+    """
+    return tuple(_Tree(partition, partitions, ssts, policy).due())
+
+
+def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
+    """All SSTs that touch a state partition, to become one run."""
+    return _Tree(partition, partitions, ssts, policy).everything()
+
+
+class _Tree:
+    """The levels of one state partition."""
+
+    def __init__(self, partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> None:
+        self._partition, self._partitions = partition, partitions
+        self._policy = policy
+        self._low, self._high = bounds(partition, partitions)
+        self._ssts = ssts
+        self._bottom = self._level_for(sum(map(self._bytes, ssts)))
+        self._level = _levels(ssts, self._bottom + 1)
+
+    def due(self) -> Iterator[Compaction]:
+        """The compactions of the level that is most in need."""
+        sizes: dict[int, int] = {}
+        for sst in self._ssts:
+            if level := self._level[sst]:
+                sizes[level] = sizes.get(level, 0) + self._bytes(sst)
+        newest = [sst for sst in self._ssts if not self._level[sst]]
+        scores = {level: size / self._may_hold(level) for level, size in sizes.items()}
+        scores[0] = sum(map(depth, sorted_runs(newest))) / self._policy.l0_trigger
+        last = max(sizes, default=0)
+        between = sum(size for level, size in sizes.items() if level < last)
+        level = min(scores, key=lambda level: (-scores[level], level))
+        if between > self._policy.max_space_amplification * sizes.get(last, 0):
+            yield self.everything()
+        elif scores[level] < 1:
+            return
+        elif level:
+            yield from self._overflow(level, sizes[level] - self._may_hold(level))
+        else:
+            yield self._closed(newest, 1)
+
+    def everything(self) -> Compaction:
+        """All of the partition, into the level that can hold it."""
+        return self._compaction(frozenset(self._ssts), (self._low, self._high), self._bottom)
+
+    def _overflow(self, level: int, excess: float) -> Iterator[Compaction]:
+        """Merges into the next level that take at least so many bytes, the cheapest first."""
+        taken: set[Sst] = set()
+        for sst in self._cheapest(level):
+            if excess <= 0:
+                return
+            if sst not in taken:
+                one = self._closed([sst], level + 1)
+                if taken.isdisjoint(one.inputs):
+                    taken.update(one.inputs)
+                    excess -= sum(self._bytes(each) for each in one.inputs if self._level[each] == level)
+                    yield one
+
+    def _cheapest(self, level: int) -> list[Sst]:
+        """The SSTs of a level, those first for which least of the next level has to be written again."""
+        below = sorted(self._at(level + 1), key=lambda sst: sst.hash_min)
+        begins, ends = [sst.hash_min for sst in below], [sst.hash_max for sst in below]
+        before = list(accumulate((sst.bytes for sst in below), initial=0))
+
+        def cost(sst: Sst) -> tuple[float, int]:
+            met = before[bisect_right(begins, sst.hash_max)] - before[bisect_left(ends, sst.hash_min)]
+            return met / sst.bytes, sst.hash_min
+
+        return sorted(self._at(level), key=cost)
+
+    def _at(self, level: int) -> list[Sst]:
+        return [sst for sst in self._ssts if self._level[sst] == level]
+
+    def _closed(self, wanted: Iterable[Sst], into: int) -> Compaction:
+        """The smallest compaction of these SSTs into a level (or a deeper one) whose result keeps the law."""
+        inputs = set(wanted)
+        while True:
+            top = min(self._level[sst] for sst in inputs)
+            into = max(into, *(self._level[sst] for sst in inputs))
+            window = self._aligned(inputs, max(1, top))
+            oldest, newest = min(sst.seq_min for sst in inputs), max(sst.seq_max for sst in inputs)
+            more = {
+                sst
+                for sst in overlapping(self._ssts, *window)
+                if max(1, top) <= self._level[sst] <= into or (sst.seq_min <= newest and sst.seq_max >= oldest)
+            }
+            if more <= inputs:
+                return self._compaction(frozenset(inputs), window, into)
+            inputs |= more
+
+    def _aligned(self, ssts: Iterable[Sst], level: int) -> tuple[int, int]:
+        """The range of hashes of the SSTs, within the partition, out to the bounds of a level's slots."""
+        slots = self._slots(level)
+        first = of_hash(max(self._low, min(sst.hash_min for sst in ssts)), slots)
+        last = of_hash(min(self._high, max(sst.hash_max for sst in ssts)), slots)
+        return bounds(first, slots)[0], bounds(last, slots)[1]
+
+    def _compaction(self, inputs: frozenset[Sst], window: tuple[int, int], into: int) -> Compaction:
+        oldest = min(sst.seq_min for sst in inputs)
+        older = [sst for sst in overlapping(self._ssts, *window) if sst not in inputs and sst.seq_max < oldest]
+        # A level may be cut anywhere between its slots until there is something below to be kept apart.
+        slots = self._slots(into)
+        first, last = of_hash(window[0], slots), of_hash(window[1], slots)
+        below = (touched(sst, slots) for sst in older)
+        guarded = {slot for met in below for slot in range(max(met.start, first), min(met.stop, last) + 1)}
+        return Compaction(
+            self._partition,
+            self._partitions,
+            newest_first(inputs),
+            drops_tombstones=not older,
+            level=into,
+            target_file_bytes=self._policy.target_file_bytes,
+            window=window,
+            slots=slots,
+            guards=frozenset(bounds(slot, slots)[0] for slot in guarded),
+            moves=not older and self._can_move(inputs),
+        )
+
+    def _can_move(self, inputs: frozenset[Sst]) -> bool:
+        """Whether the inputs are a part of one level by themselves, and merging would leave every row as it is."""
+        level = {self._level[sst] for sst in inputs}
+        return (
+            len(level) == 1
+            and 0 not in level
+            and not any(sst.tombstones or len(touched(sst, self._partitions)) > 1 for sst in inputs)
+        )
+
+    def _bytes(self, sst: Sst) -> int:
+        return bytes_within(sst, self._low, self._high)
+
+    def _may_hold(self, level: int) -> float:
+        return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)
+
+    def _level_for(self, size: int) -> int:
+        """The first level that can hold so many bytes."""
+        level = 1
+        while self._may_hold(level) < size:
+            level += 1
+        return level
+
+    def _slots(self, level: int) -> int:
+        """How many slots the whole table has at a level."""
+        ssts = self._may_hold(level) / self._policy.target_file_bytes
+        slots = self._partitions << max(0, ceil(log2(ssts)))
+        while slots > _MOST_SLOTS and slots > self._partitions:
+            slots //= 2
+        return slots
+
+
+def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
+    """The level that each SST has in a tree: its own, where it lies above all older ones that it meets, else 0.
+
+    Universal compaction counts its levels otherwise; of what it left, the oldest run is a level, and the newer ones
+    wait to be merged like those of level 0. `deepest` keeps a number that it counted up from being taken for a depth.
+    """
+    found: dict[Sst, int] = {}
+    met = _older_ones(ssts)
+    for sst in sorted(ssts, key=lambda sst: sst.seq_max):
+        level = min(sst.level, deepest)
+        found[sst] = level if all(found[other] > level for other in met[sst]) else 0
+    return found
+
+
+def _older_ones(ssts: Sequence[Sst]) -> dict[Sst, list[Sst]]:
+    """For each SST the older ones that share hashes with it."""
+    older: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
+    reached: list[Sst] = []
+    for sst in sorted(ssts, key=lambda sst: sst.hash_min):
+        reached = [other for other in reached if other.hash_max >= sst.hash_min]
+        for other in reached:
+            newer, elder = (sst, other) if sst.seq_max > other.seq_max else (other, sst)
+            older[newer].append(elder)
+        reached.append(sst)
+    return older

@@ -1,0 +1,166 @@
+"""Carrying out a compaction, out of core: inputs are read, merged and written one slice of the hash range at a time.
+
+What is in memory at once is one slice of all inputs and one encoded SST, however large the runs are.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from .cache import SstCache
+from .compaction import Compaction, Done
+from .cursor import Cursor
+from .errors import Refused
+from .hashing import sort_keys
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .rolling import RollingWriter
+from .runs import bounds, of_hash, sorted_runs, touched
+from .types import HASH, OP, TOMBSTONE
+
+__all__ = ["Stopped", "merge_rows", "run"]
+
+_SLICE_ROWS = 1 << 18
+"""Rows of all inputs merged at once, about: bounds memory."""
+_SLICES_A_FILE = 8
+"""Slices are so small that an SST can end near its size."""
+_READ_BYTES = 32 << 20
+"""Bytes of inputs that are not in the cache, read ahead of being merged: of all runs together."""
+_LONGEST_S = 1800.0
+"""A merge that takes longer is given up. Garbage collection takes what a batch has not named an hour after it was
+written for litter, and the first SST of a long merge may be as old by then."""
+
+
+class Stopped(Exception):
+    """A merge was told to stop, and did. What it had written is litter."""
+
+
+def run(
+    store: ObjectStore,
+    cache: SstCache,
+    app: str,
+    stage: str,
+    table: Table,
+    compaction: Compaction,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+) -> Done:
+    """Merge the inputs and put the result into the store, under new names, and into the cache.
+
+    Keeps the newest row of each key of the window, and all rows beyond the partition. One put for each SST of the
+    result; inputs that are not in the cache take a read of their footer and one for every few megabytes. A trivial move
+    takes no request.
+
+    Args:
+        store: the store of the app.
+        cache: this machine's.
+        app: name of the app.
+        stage: name of the stage.
+        table: the declared columns.
+        compaction: what to merge.
+        stop: asked before each slice whether to give up.
+
+    Raises:
+        Stopped: `stop` said so.
+        Refused: it would take more than half an hour.
+        Corruption: an input is missing or damaged.
+        Unavailable: the store did not answer.
+    """
+    if compaction.moves:
+        return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
+    began_s = time.monotonic()
+    row_bytes = sum(sst.bytes for sst in compaction.inputs) / sum(sst.rows for sst in compaction.inputs)
+
+    def write(
+        inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
+    ) -> tuple[Sst, ...]:
+        writer = RollingWriter(
+            store,
+            cache,
+            table,
+            app=app,
+            stage=stage,
+            partition=partition,
+            level=level,
+            target_file_bytes=compaction.target_file_bytes,
+            row_bytes=row_bytes,
+        )
+        read_bytes = _READ_BYTES // len(sorted_runs(inputs))
+        cursors = [Cursor(store, cache, sst, table, window, read_bytes) for sst in inputs]
+        slice_rows = min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _SLICES_A_FILE))
+        for piece in _slices(inputs, window, slots, max(1, slice_rows)):
+            if stop():
+                raise Stopped
+            if time.monotonic() - began_s > _LONGEST_S:
+                raise _too_long(compaction)
+            parts = [part for cursor in cursors for part in cursor.read(piece.low, piece.high)]
+            if parts:
+                drop = compaction.drops_tombstones and partition == compaction.partition
+                writer.append(merge_rows(parts, table, drop_tombstones=drop))
+            if piece.ends_slot:
+                writer.end_slot(guard=piece.high + 1 in compaction.guards)
+            else:
+                writer.may_cut()
+        return writer.finish()
+
+    slots = compaction.slots or compaction.partitions
+    outputs = write(compaction.inputs, compaction.partition, compaction.output_level, compaction.hashes, slots)
+    for sst in compaction.inputs:
+        for other in touched(sst, compaction.partitions):
+            if other != compaction.partition:
+                # Only cut, not merged: its place among the runs stays, and so does its level.
+                window = bounds(other, compaction.partitions)
+                outputs += write((sst,), other, sst.level, window, compaction.partitions)
+    return Done(compaction, outputs)
+
+
+def merge_rows(parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool) -> pa.Table:
+    """The newest row of each key, in the order of an SST.
+
+    Args:
+        parts: rows of some range of hashes, those of the newest SST first; each part has a key once.
+        table: the declared columns.
+        drop_tombstones: leave out the keys whose newest row is one.
+    """
+    rows = pa.concat_tables(parts).combine_chunks()
+    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
+    # Of equal keys the first came from the newest input.
+    keep = order[~repeats]
+    if drop_tombstones:
+        keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
+    return rows.take(pa.array(keep))
+
+
+def _too_long(compaction: Compaction) -> Refused:
+    return Refused(
+        f"merging {len(compaction.inputs)} SSTs of {compaction.input_bytes} bytes of state partition "
+        f"{compaction.partition} takes more than {_LONGEST_S / 60:.0f} minutes, so garbage collection could take their "
+        "result for litter before it is committed",
+        hint="`slackwater rescale` to more state partitions, or leveled compaction, make merges smaller",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Hashes that are merged at once, both ends included."""
+
+    low: int
+    high: int
+    ends_slot: bool
+
+
+def _slices(ssts: Sequence[Sst], window: tuple[int, int], slots: int, slice_rows: int) -> Iterator[_Slice]:
+    """The window cut at the bounds of slots, and these into slices of about so many rows: hashes are spread evenly."""
+    for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
+        low, high = bounds(slot, slots)
+        low, high = max(low, window[0]), min(high, window[1])
+        inside = (min(high, sst.hash_max) - max(low, sst.hash_min) + 1 for sst in ssts)
+        widths = ((sst, width) for sst, width in zip(ssts, inside, strict=True) if width > 0)
+        num_rows = sum(sst.rows * width // (sst.hash_max - sst.hash_min + 1) for sst, width in widths)
+        count = min(max(1, -(-num_rows // slice_rows)), high - low + 1)
+        edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
+        for number in range(count):
+            yield _Slice(edges[number], edges[number + 1] - 1, ends_slot=number == count - 1)

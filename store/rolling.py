@@ -1,0 +1,109 @@
+"""One sorted run written as several SSTs, side by side in their hashes."""
+
+import pyarrow as pa
+
+from .cache import SstCache
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .sst import ROW_GROUP_ROWS, SstWriter
+
+__all__ = ["RollingWriter"]
+
+_WRITE_ROWS = 4 * ROW_GROUP_ROWS
+"""Rows are written in whole row groups, however few come at a time."""
+
+
+class RollingWriter:
+    """Puts rows that come in the order of an SST into the store, in SSTs of about `target_file_bytes`.
+
+    It may be told where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        table: Table,
+        *,
+        app: str,
+        stage: str,
+        partition: int,
+        level: int,
+        target_file_bytes: int,
+        row_bytes: float,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            store: where the SSTs go, one put each.
+            cache: gets them, too.
+            table: the declared columns.
+            app: name of the app.
+            stage: name of the stage.
+            partition: the state partition of all rows.
+            level: what the SSTs say of themselves.
+            target_file_bytes: how large an SST becomes, about.
+            row_bytes: about how many encoded bytes a row takes.
+        """
+        self._store, self._cache, self._table = store, cache, table
+        self._app, self._stage, self._partition, self._level = app, stage, partition, level
+        self._target_file_bytes = target_file_bytes
+        self._row_bytes = row_bytes
+        self._done: list[Sst] = []
+        # Of the SST that is being written:
+        self._writer: SstWriter | None = None
+        self._waiting: list[pa.Table] = []
+        self._num_waiting = 0
+        self._slots = 0
+        self._before_slot = 0.0
+        self._began_inside = False
+
+    def append(self, rows: pa.Table) -> None:
+        """Add rows. No two calls have rows of one hash."""
+        self._waiting.append(rows)
+        self._num_waiting += rows.num_rows
+        if self._num_waiting >= _WRITE_ROWS:
+            self._write(self._num_waiting // ROW_GROUP_ROWS * ROW_GROUP_ROWS)
+
+    def may_cut(self) -> None:
+        """Here, within a slot, an SST may end: if it is large enough, and has no whole slot."""
+        if self._num_bytes >= self._target_file_bytes and not self._slots:
+            self._cut(inside_a_slot=True)
+
+    def end_slot(self, *, guard: bool) -> None:
+        """Here a slot ends; `guard`: and so does the SST. Else it may have the next one, too, if that will fit."""
+        size = self._num_bytes
+        if guard or self._began_inside or size + (size - self._before_slot) > self._target_file_bytes:
+            self._cut(inside_a_slot=False)
+        else:
+            self._slots, self._before_slot = self._slots + 1, size
+
+    def finish(self) -> tuple[Sst, ...]:
+        """The SSTs that were written, in their order; none when there were no rows."""
+        self._cut(inside_a_slot=False)
+        return tuple(self._done)
+
+    @property
+    def _num_bytes(self) -> float:
+        """About how large the SST would be if it ended here."""
+        return (self._writer.num_bytes if self._writer else 0) + self._num_waiting * self._row_bytes
+
+    def _write(self, num_rows: int) -> None:
+        waiting = pa.concat_tables(self._waiting)
+        self._writer = self._writer or SstWriter(self._table)
+        self._writer.append(waiting.slice(0, num_rows))
+        self._num_waiting -= num_rows
+        self._waiting = [waiting.slice(num_rows)] if self._num_waiting else []
+
+    def _cut(self, *, inside_a_slot: bool) -> None:
+        if self._num_waiting:
+            self._write(self._num_waiting)
+        if self._writer:
+            sst, data = self._writer.finish(
+                app=self._app, stage=self._stage, partition=self._partition, level=self._level
+            )
+            self._store.put(sst.object, data)
+            self._cache.add_encoded(sst, self._table, data)
+            self._done.append(sst)
+        self._writer = None
+        self._slots, self._before_slot, self._began_inside = 0, 0.0, inside_a_slot

@@ -1,0 +1,84 @@
+"""Universal compaction: few sorted runs, each about as large as all newer ones together.
+
+The choice is RocksDB's (wiki page "Universal Compaction"; `db/compaction/compaction_picker_universal.cc`), for each
+state partition on its own: runs of similar size, newest first, are merged into one, so each row is rewritten
+O(log(state / batch)) times and the large oldest run only when the newer ones have grown to a good part of its size.
+Pure.
+"""
+
+from collections.abc import Sequence
+
+from .compaction import Compaction, newest_first
+from .manifest import Policy, Sst
+from .runs import bounds, bytes_within, depth, sorted_runs
+
+__all__ = ["everything", "pick"]
+
+
+def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
+    """What to merge now of the SSTs that touch a state partition: one compaction, or none.
+
+    Fewer than `l0_trigger` runs are left alone; one that was several partitions' counts as often as a key can be in it.
+    Else the first of these that applies, as in RocksDB:
+
+    1. The runs but the oldest take more than `max_space_amplification` times the oldest's bytes: merge all.
+    2. Starting from the newest run that allows it, the longest row of runs in which each takes at most
+       `1 + size_ratio` times the bytes of those before it together: merge these, if they are
+       `min_merge_width`.
+    3. Merge the newest runs, as many as bring the number of runs below `l0_trigger`.
+
+    Of an SST that reaches beyond the partition, only its share of the bytes counts.
+    """
+    runs = sorted_runs(ssts)
+    depths = [depth(run) for run in runs]
+    if sum(depths) < policy.l0_trigger:
+        return ()
+    low, high = bounds(partition, partitions)
+    sizes = [sum(bytes_within(sst, low, high) for sst in run) for run in runs]
+    if sum(sizes[:-1]) > policy.max_space_amplification * sizes[-1]:
+        start, end = 0, len(runs)
+    else:
+        fewest = (0, min(_fewest(depths, policy.l0_trigger), max(2, policy.max_merge_width)))
+        start, end = _similar(sizes, policy) or fewest
+    return (_merge(partition, partitions, runs[start:end], policy, drops_tombstones=end == len(runs)),)
+
+
+def everything(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> Compaction:
+    """All SSTs that touch a state partition, to become one run."""
+    return _merge(partition, partitions, (ssts,), policy, drops_tombstones=True)
+
+
+def _merge(
+    partition: int, partitions: int, runs: Sequence[Sequence[Sst]], policy: Policy, *, drops_tombstones: bool
+) -> Compaction:
+    return Compaction(
+        partition,
+        partitions,
+        newest_first(sst for run in runs for sst in run),
+        drops_tombstones=drops_tombstones,
+        target_file_bytes=policy.target_file_bytes,
+    )
+
+
+def _fewest(depths: Sequence[int], trigger: int) -> int:
+    """How many runs, newest first, must become one so that fewer than `trigger` are left."""
+    left = sum(depths)
+    for num, each in enumerate(depths, start=1):
+        left -= each
+        if left + 1 < trigger:
+            return num
+    return len(depths)
+
+
+def _similar(sizes: Sequence[int], policy: Policy) -> tuple[int, int] | None:
+    """Start and end of the first row of runs of similar size (newest first), or None."""
+    for start in range(len(sizes)):
+        total, end = sizes[start], start + 1
+        while (
+            end < len(sizes) and end - start < policy.max_merge_width and sizes[end] <= total * (1 + policy.size_ratio)
+        ):
+            total += sizes[end]
+            end += 1
+        if end - start >= max(2, policy.min_merge_width):
+            return start, end
+    return None
