@@ -1,5 +1,6 @@
 """Where the store and the brokers are: flags, then the environment, then the nearest slackwater.toml."""
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from ..snapshot.retention import Retention
     from ..store.cache import SstCache
     from ..store.objects import ObjectStore
+    from ..store.prices import Prices
 
 __all__ = ["FILE", "Settings", "load"]
 
 FILE = "slackwater.toml"
 
-_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "retention", "store")
+_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "prices", "retention", "store")
 _CACHE_MAX_BYTES = 10 << 30
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
@@ -39,6 +41,8 @@ class Settings:
     cache_max_bytes: int
     retention_table: Mapping[str, Any] = field(default_factory=dict)
     """`[retention]` of the file, checked, with a table for each app that has rules of its own."""
+    prices_table: Mapping[str, Any] = field(default_factory=dict)
+    """`[prices]` of the file, checked."""
 
     def retention(self, app: str, **said: "str | int | None") -> "Retention":
         """What of an app's history to keep: the app's own table in the file, else the common one, then what is said.
@@ -49,6 +53,12 @@ class Settings:
         from .retention import retention_of
 
         return retention_of(self.retention_table, app, said)
+
+    def prices(self) -> "Prices":
+        """What the store takes: the file's prices, S3's for those that it does not set."""
+        from ..store.prices import Prices
+
+        return Prices(**self.prices_table)
 
     def store_root(self) -> str:
         """The store root. Raises `Usage` when nothing names one."""
@@ -117,6 +127,7 @@ def load(
         cache_folder=Path(cache) if cache else _user_cache(environ),
         cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),
         retention_table=values.get("retention", {}),
+        prices_table=values.get("prices", {}),
     )
 
 
@@ -145,8 +156,28 @@ def _read(path: Path) -> dict[str, Any]:
         raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
     if "retention" in values:
         check(path, values["retention"])
+    if "prices" in values:
+        _check_prices(path, values["prices"])
     values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
     return values
+
+
+def _check_prices(path: Path, table: object) -> None:
+    from ..store.prices import Prices
+
+    if not isinstance(table, dict):
+        raise Usage(f"{path}: prices must be a table", hint="write [prices] above them")
+    for key, value in table.items():
+        if key not in Prices.__struct_fields__:
+            raise Usage(
+                f"{path} sets prices.{key}, which is no price{nearest(key, Prices.__struct_fields__)}",
+                hint=f"the prices are {', '.join(Prices.__struct_fields__)}",
+            )
+        if key == "currency":
+            if not isinstance(value, str):
+                raise Usage(f"{path}: prices.currency must be a string such as 'EUR', not {value!r}")
+        elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise Usage(f"{path}: prices.{key} must be a number that is not negative, not {value!r}")
 
 
 def _as_properties(path: Path, table: object) -> dict[str, str]:

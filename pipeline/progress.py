@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Self
 
 from ..store.compaction import Compaction
-from ..store.manifest import Manifest
+from ..store.manifest import Manifest, Stats
 from ..store.runs import l0_files
 from .task import Result
 
@@ -70,6 +70,7 @@ class Progress:
         unflushed: Versions behind it that were acknowledged and not yet committed.
         epoch: The writer's.
         state: Figures of the table's SSTs.
+        stats: What this version took of the store.
     """
 
     app: str
@@ -85,6 +86,7 @@ class Progress:
     time_ms: int
     epoch: int
     state: StateFigures
+    stats: Stats
     stall_seconds: float = 0.0
     unflushed: int = 0
 
@@ -123,6 +125,7 @@ class Progress:
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
             state=StateFigures.of(before, manifest, results, due),
+            stats=manifest.stats or Stats(),
             stall_seconds=stall_seconds,
             unflushed=unflushed,
         )
