@@ -1,6 +1,5 @@
 """Where the store and the brokers are: flags, then the environment, then the nearest slackwater.toml."""
 
-import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from . import prices, retention
 from .humane import nearest
-from .retention import check
 
 if TYPE_CHECKING:
     from ..pipeline.channels import KafkaChannels
@@ -155,29 +154,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
     if "retention" in values:
-        check(path, values["retention"])
+        retention.check(path, values["retention"])
     if "prices" in values:
-        _check_prices(path, values["prices"])
+        prices.check(path, values["prices"])
     values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
     return values
-
-
-def _check_prices(path: Path, table: object) -> None:
-    from ..store.prices import Prices
-
-    if not isinstance(table, dict):
-        raise Usage(f"{path}: prices must be a table", hint="write [prices] above them")
-    for key, value in table.items():
-        if key not in Prices.__struct_fields__:
-            raise Usage(
-                f"{path} sets prices.{key}, which is no price{nearest(key, Prices.__struct_fields__)}",
-                hint=f"the prices are {', '.join(Prices.__struct_fields__)}",
-            )
-        if key == "currency":
-            if not isinstance(value, str):
-                raise Usage(f"{path}: prices.currency must be a string such as 'EUR', not {value!r}")
-        elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise Usage(f"{path}: prices.{key} must be a number that is not negative, not {value!r}")
 
 
 def _as_properties(path: Path, table: object) -> dict[str, str]:

@@ -74,9 +74,9 @@ def hourly(taken: Stats) -> Stats | None:
 
 
 def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:
-    """What the newest versions took, at most so many of them: how many these are, and their sum. One request.
+    """What the newest versions took: how many these are, and their sum. One request.
 
-    Where fewer are left of the history, all that the stage ever took.
+    So many as asked for; where fewer are left of the history, all that the stage ever had, and took.
 
     Raises:
         Corruption: the version before these is not readable.

@@ -4,6 +4,7 @@ A fault that does no harm is none: where a line may as well read otherwise, it i
 """
 
 from .fault import Fault
+from .planted_metering import METERING_FAULTS
 from .planted_snapshots import SNAPSHOT_FAULTS
 
 __all__ = ["FAULTS"]
@@ -503,6 +504,7 @@ FAULTS = (
         STAGE,
     ),
     *SNAPSHOT_FAULTS,
+    *METERING_FAULTS,
     # Behind a compaction, and ahead of the store.
     Fault(
         "a snapshot is of the number that was lost",
