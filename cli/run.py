@@ -57,6 +57,9 @@ def run(
         str | None,
         typer.Option(metavar="TIME", help="From batch to batch, such as '1 second'. Default: no wait."),
     ] = None,
+    max_unflushed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="How many versions a stage may run ahead of its last commit.")
+    ] = 0,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on when offsets not read yet are gone from Kafka.")
     ] = False,
@@ -106,6 +109,7 @@ def run(
             until_caught_up=until_caught_up,
             max_records=max_records,
             trigger=trigger,
+            max_unflushed=max_unflushed,
             accept_loss=accept_loss,
             master=master,
             patience_s=patience,
@@ -135,6 +139,7 @@ def _line(commit: "Progress") -> str:
         f"{humane.count(commit.rows_out)} out" if commit.rows_out else "",
         f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
         f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",
+        f"{commit.unflushed} unflushed" if commit.unflushed else "",
         humane.windows(commit.windows),
         f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
     )

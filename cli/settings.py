@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from . import prices, retention
 from .humane import nearest
-from .retention import check
 
 if TYPE_CHECKING:
     from ..pipeline.channels import KafkaChannels
     from ..snapshot.retention import Retention
     from ..store.cache import SstCache
     from ..store.objects import ObjectStore
+    from ..store.prices import Prices
 
 __all__ = ["FILE", "Settings", "load"]
 
 FILE = "slackwater.toml"
 
-_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "retention", "store")
+_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "prices", "retention", "store")
 _CACHE_MAX_BYTES = 10 << 30
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
@@ -39,6 +40,8 @@ class Settings:
     cache_max_bytes: int
     retention_table: Mapping[str, Any] = field(default_factory=dict)
     """`[retention]` of the file, checked, with a table for each app that has rules of its own."""
+    prices_table: Mapping[str, Any] = field(default_factory=dict)
+    """`[prices]` of the file, checked."""
 
     def retention(self, app: str, **said: "str | int | None") -> "Retention":
         """What of an app's history to keep: the app's own table in the file, else the common one, then what is said.
@@ -49,6 +52,12 @@ class Settings:
         from .retention import retention_of
 
         return retention_of(self.retention_table, app, said)
+
+    def prices(self) -> "Prices":
+        """What the store takes: the file's prices, S3's for those that it does not set."""
+        from ..store.prices import Prices
+
+        return Prices(**self.prices_table)
 
     def store_root(self) -> str:
         """The store root. Raises `Usage` when nothing names one."""
@@ -117,6 +126,7 @@ def load(
         cache_folder=Path(cache) if cache else _user_cache(environ),
         cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),
         retention_table=values.get("retention", {}),
+        prices_table=values.get("prices", {}),
     )
 
 
@@ -144,7 +154,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
     if "retention" in values:
-        check(path, values["retention"])
+        retention.check(path, values["retention"])
+    if "prices" in values:
+        prices.check(path, values["prices"])
     values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
     return values
 

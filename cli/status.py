@@ -6,27 +6,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import SlackwaterError
+from ..store.errors import SlackwaterError, Usage
 from . import humane, options
-from .output import Part, output_for
+from .output import Output, Part, output_for
 from .settings import Settings, load
 from .tables import Grid
 
 if TYPE_CHECKING:
     from ..store.objects import ObjectStore
-    from .overview import AppOverview, StageOverview
+    from .overview import AppOverview, StageOverview, TableFigures
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
 _KAFKA_TIMEOUT_S = 3.0
+_SINCE = "1h"
+_EMPTY = "no app in this store yet; `slackwater run FILE` makes one"
+_FIGURES = (
+    "table",
+    ">L0",
+    ">debt",
+    ">read amp",
+    ">write amp",
+    ">cache hits",
+    ">filter hits",
+    ">commit",
+    ">of versions",
+)
 
 
 @app.command(
     epilog=options.examples(
         "slackwater status",
         "slackwater status flights --watch",
+        "slackwater status flights --cost --since 1d          # requests, bytes, and S3's bill for a month",
         "slackwater status flights --json | jq '.[].stages[].inputs[].lag'",
     )
 )
@@ -39,16 +53,32 @@ def status(
     every: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default=True)
     ] = 2.0,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Show instead what the store is asked and keeps, and what a month costs.")
+    ] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPAN", help="With --cost: by the versions of this time. Default: 1h.", show_default=False
+        ),
+    ] = None,
     store: options.Store = None,
     kafka: options.Kafka = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show how far every stage is, and what it has not read yet.
+    """Show how far every stage is, and what it has not read yet; of one app also how its tables do.
 
     The lag of users' topics needs Kafka; without it everything else is shown.
     """
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     opened = settings.open_store()
+    if cost:
+        if watch:
+            raise Usage("--cost and --watch exclude each other")
+        _show_cost(opened, settings, output, app_name, since or _SINCE)
+        return
+    if since is not None:
+        raise Usage("--since goes with --cost")
     if not watch:
         found, note = _look(opened, settings, app_name)
         output.show(found, *_parts(found, in_detail=app_name is not None))
@@ -69,7 +99,18 @@ def _look(store: "ObjectStore", settings: Settings, app_name: str | None) -> tup
 
     ends = _EndOffsets(settings)
     names = (app_name,) if app_name else list_apps(store)
-    return tuple(overview(store, name, ends) for name in names), ends.silence
+    found = tuple(overview(store, name, ends, in_detail=app_name is not None) for name in names)
+    return found, ends.silence
+
+
+def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
+    from ..snapshot.retention import span_ms
+    from ..store.apps import list_apps
+    from .cost import cost_of, parts
+
+    since_ms, prices = humane.now_ms() - span_ms(since), settings.prices()
+    costs = tuple(cost_of(store, name, since_ms, prices) for name in ((app_name,) if app_name else list_apps(store)))
+    output.show(costs, *(parts(costs, since) if costs else (_EMPTY,)))
 
 
 class _EndOffsets:
@@ -93,7 +134,7 @@ class _EndOffsets:
 
 def _parts(found: tuple["AppOverview", ...], *, in_detail: bool) -> Iterator[Part]:
     if not found:
-        yield "no app in this store yet; `slackwater run FILE` makes one"
+        yield _EMPTY
     now_ms = humane.now_ms()
     for number, each in enumerate(found):
         if number:
@@ -104,6 +145,11 @@ def _parts(found: tuple["AppOverview", ...], *, in_detail: bool) -> Iterator[Par
             (_row(stage, now_ms) for stage in each.stages),
         )
         if in_detail:
+            if any(stage.figures for stage in each.stages):
+                yield ""
+                yield Grid.of(
+                    _FIGURES, (_figures(stage, figures) for stage in each.stages if (figures := stage.figures))
+                )
             yield ""
             yield Grid.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
 
@@ -131,6 +177,24 @@ def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
         humane.size(stage.bytes) if has_table else "-",
         ", ".join(f"{source.name} {_number(source.lag)}" for source in stage.inputs),
     )
+
+
+def _figures(stage: "StageOverview", figures: "TableFigures") -> tuple[str, ...]:
+    return (
+        stage.stage,
+        str(figures.l0_files),
+        humane.size(figures.debt_bytes),
+        _ratio(figures.read_amplification, "{:.1f}"),
+        _ratio(figures.write_amplification, "{:.1f}"),
+        _ratio(figures.cache_hits, "{:.0%}"),
+        _ratio(figures.filter_hits, "{:.0%}"),
+        _ratio(figures.commit_ms, "{:.0f} ms"),
+        humane.count(figures.versions),
+    )
+
+
+def _ratio(value: float | None, shape: str) -> str:
+    return "-" if value is None else shape.format(value)
 
 
 def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:

@@ -93,6 +93,7 @@ class Stage:
     compaction: Policy = _UNIVERSAL
     l0_slowdown: int = L0_SLOWDOWN
     l0_stop: int = L0_STOP
+    max_unflushed: int | None = None
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -134,6 +135,7 @@ class App:
         compaction: Policy | None = None,
         l0_slowdown: int = L0_SLOWDOWN,
         l0_stop: int = L0_STOP,
+        max_unflushed: int | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -157,6 +159,8 @@ class App:
                 up (RocksDB's `level0_slowdown_writes_trigger`).
             l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
                 (`level0_stop_writes_trigger`).
+            max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
+                machine only (RocksDB's `max_write_buffer_number`); 0 for none, default what `run` says.
             name: Default the function's name.
 
         Raises:
@@ -185,6 +189,7 @@ class App:
                     compaction=compaction or _UNIVERSAL,
                     l0_slowdown=l0_slowdown,
                     l0_stop=l0_stop,
+                    max_unflushed=max_unflushed,
                 )
             )
             return transform
@@ -280,6 +285,8 @@ class App:
             written.add(output.name)
         if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
             raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
+        if stage.max_unflushed is not None and stage.max_unflushed < 0:
+            raise Usage(f"stage {stage.name!r}: max_unflushed is {stage.max_unflushed}; expected 0 or more versions")
         if not 1 < stage.l0_slowdown <= stage.l0_stop:
             raise Usage(
                 f"stage {stage.name!r}: l0_slowdown is {stage.l0_slowdown} and l0_stop is {stage.l0_stop}; expected "

@@ -1,5 +1,10 @@
 """A stage's versions on their way to durability, one after the other.
 
+As a rule a batch ends with its commit. With `max_unflushed` it ends when its SSTs are durable on this machine: a thread
+uploads them and commits, version after version, while the next batches run, as RocksDB flushes memtables while others
+are written. What counts for everybody else, and for whoever goes on after a crash, is what is committed; a version that
+never was is computed again.
+
 A version is built on a head that may not be the newest any more when it is to be committed: a compaction of another
 process (`slackwater compact`) is a version, too. It changes no row, so the batch follows it under the next number
 (`store.rebase`). Whatever else took the number ends this writer.
@@ -9,21 +14,28 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ..store import boundary, commit, history
 from ..store.compaction import Done
-from ..store.errors import CommitConflict, Fenced
-from ..store.manifest import Manifest
+from ..store.errors import CommitConflict, Fenced, Refused
+from ..store.manifest import Manifest, Stats
+from ..store.metering import charged
 from ..store.objects import ObjectStore
 from ..store.rebase import rebase
+from ..store.spool import SpooledStore
+from .metering import StageMeter
 
 __all__ = ["Change", "Committed", "Committer"]
 
 _REBASES = 100
 """Lost races, to compactions that commit at the same moment, before a commit gives up."""
+_UPLOADS = 4
+"""SSTs of one version that are uploaded at once; each is in memory meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +47,14 @@ class Committed:
         manifest: Its version.
         seconds: From the batch's start until the next one could start.
         commit_seconds: What the put of the manifest took.
+        unflushed: Versions behind it that are not committed yet.
     """
 
     before: Manifest
     manifest: Manifest
     seconds: float
     commit_seconds: float
+    unflushed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class Change:
         merges: Those that `manifest` has in the place of their inputs.
         started: When the batch did, on the monotonic clock.
         told: Hears of the commit.
+        taken: What its tasks took of the store.
     """
 
     before: Manifest
@@ -60,11 +75,18 @@ class Change:
     merges: tuple[Done, ...]
     started: float
     told: Callable[[Committed], None]
+    taken: Stats = field(default_factory=Stats)
+
+    @property
+    def added(self) -> frozenset[str]:
+        """The SSTs that the version before did not have, by object."""
+        return frozenset({sst.object for sst in self.manifest.ssts} - {sst.object for sst in self.before.ssts})
 
     def onto(self, head: Manifest) -> Change:
         """The same, built on this head."""
-        if head is self.before:
-            return self
+        if head.version == self.before.version:
+            # No other version: at most, what it took has been written up since.
+            return replace(self, before=head)
         return replace(self, before=head, manifest=rebase(self.before, self.manifest, head, self.merges))
 
 
@@ -74,37 +96,119 @@ class Committer:
     Args:
         store: Where manifests go.
         claimed: The claim's manifest, the head.
+        meter: Counts what the stage takes, for its versions to tell; None when nobody does.
+        spool: Where the SSTs of changes wait; None when they are in the store already.
+        max_unflushed: How many versions may be acknowledged and not committed, with a `spool`; 0 for none.
+        failed: Told, on a thread of this class, why nothing is committed any more.
     """
 
-    def __init__(self, store: ObjectStore, claimed: Manifest) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        claimed: Manifest,
+        *,
+        meter: StageMeter | None = None,
+        spool: SpooledStore | None = None,
+        max_unflushed: int = 0,
+        failed: Callable[[BaseException], None] = lambda _error: None,
+    ) -> None:
         self.head = claimed
         """The newest committed version."""
         self._store = store
-        self._lock = threading.Lock()
+        self._meter = meter
+        self._spool = spool
+        self._max_unflushed = max_unflushed if spool is not None else 0
+        self._failed = failed
+        self._committing = threading.Lock()
+        self._moved = threading.Condition()
+        """Guards what follows."""
+        self._unflushed: deque[tuple[Change, float]] = deque()
+        """Changes, and the seconds until each was acknowledged."""
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._uploaded: set[str] = set()
+        if self._max_unflushed:
+            threading.Thread(target=self._flush, name=f"flush-{claimed.stage}", daemon=True).start()
 
     @property
     def tip(self) -> Manifest:
-        """What the next batch is built on."""
-        return self.head
+        """What the next batch is built on: the newest acknowledged version."""
+        with self._moved:
+            return self._unflushed[-1][0].manifest if self._unflushed else self.head
 
     def submit(self, change: Change) -> None:
         """Make a version durable: one request, unless its number is taken.
+
+        With `max_unflushed`, only see that it will be, and return, as soon as no more than that many are on their way.
 
         Raises:
             Fenced: A writer with a newer epoch took the stage over.
             CommitConflict: Somebody else, who is no compaction, committed.
             Unavailable: Storage did not answer.
+            Refused: This was closed.
         """
-        with self._lock:
-            change, commit_seconds = self._commit(change.onto(self.head))
-            self.head = change.manifest
-        seconds = time.monotonic() - change.started
-        change.told(Committed(change.before, change.manifest, seconds, commit_seconds))
+        if not self._max_unflushed:
+            with self._committing:
+                change, commit_seconds = self._commit(change.onto(self.head))
+                self.head = change.manifest
+            seconds = time.monotonic() - change.started
+            change.told(Committed(change.before, change.manifest, seconds, commit_seconds, 0))
+            return
+        with self._moved:
+            self._moved.wait_for(lambda: self._over or len(self._unflushed) < self._max_unflushed)
+            if self._failure is not None:
+                raise self._failure
+            if self._closed:
+                name = f"{change.manifest.app}/{change.manifest.stage}"
+                raise Refused(f"stage {name} was stopped before its last batch; it is read again by the next run")
+            self._unflushed.append((change, time.monotonic() - change.started))
+            self._moved.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until all that was submitted is committed; False when it is not after the timeout, or failed."""
+        with self._moved:
+            return self._moved.wait_for(lambda: not self._unflushed or self._over, timeout_s) and not self._unflushed
+
+    def close(self) -> None:
+        """Commit nothing more; what is not committed is dropped whole."""
+        with self._moved:
+            self._closed = True
+            self._moved.notify_all()
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self._failure is not None
+
+    def _flush(self) -> None:
+        """Make changes durable, in their order, until this is closed or one fails."""
+        while True:
+            with self._moved:
+                self._moved.wait_for(lambda: self._unflushed or self._closed)
+                if self._closed:
+                    return
+                change, seconds = self._unflushed[0]
+            try:
+                with self._committing:
+                    change, commit_seconds = self._commit(change.onto(self.head))
+                    self.head = change.manifest
+                self._forget()
+                behind = len(self._unflushed) - 1
+                change.told(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
+            except BaseException as error:
+                # It is raised where the next batch ends, too.
+                with self._moved:
+                    self._failure = error
+                    self._moved.notify_all()
+                self._failed(error)
+                return
+            with self._moved:
+                self._unflushed.popleft()
+                self._moved.notify_all()
 
     def look(self) -> None:
         """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""
         # A commit under way finds out for itself, and may wait for storage.
-        if not self._lock.acquire(blocking=False):
+        if not self._committing.acquire(blocking=False):
             return
         try:
             compactions, other = self._newer(self.head)
@@ -114,14 +218,20 @@ class Committer:
                 # The commit that loses says it best.
                 commit.commit(self._store, self._successor())
         finally:
-            self._lock.release()
+            self._committing.release()
 
     def _commit(self, change: Change) -> tuple[Change, float]:
         """Commit, after compactions where these were faster; as it was committed, and the seconds of the last put."""
+        taken = change.taken
         for attempt in range(_REBASES):
+            self._upload(change)
+            manifest = change.manifest
+            if self._meter is not None:
+                taken += self._meter.take()
+                manifest = charged(change.before, manifest, taken)
             began = time.monotonic()
             try:
-                commit.commit(self._store, change.manifest)
+                commit.commit(self._store, manifest)
             except Fenced:
                 raise
             except CommitConflict:
@@ -131,7 +241,26 @@ class Committer:
                 change = change.onto(compactions[-1])
             else:
                 break
-        return change, time.monotonic() - began
+        seconds = time.monotonic() - began
+        if self._meter is not None:
+            self._meter.put(seconds)
+        return replace(change, manifest=manifest), seconds
+
+    def _upload(self, change: Change) -> None:
+        """Bring what the version adds into the store, unless it is there."""
+        if self._spool is None or not (waiting := sorted(change.added - self._uploaded)):
+            return
+        with ThreadPoolExecutor(min(_UPLOADS, len(waiting)), thread_name_prefix="upload") as threads:
+            for _ in threads.map(self._spool.upload, waiting):
+                pass
+        self._uploaded.update(waiting)
+
+    def _forget(self) -> None:
+        """The store has it. What a dropped merge left stays until the end: a batch under way may look into it."""
+        if self._spool is not None:
+            for key in self._uploaded:
+                self._spool.forget(key)
+        self._uploaded.clear()
 
     def _newer(self, head: Manifest) -> tuple[list[Manifest], Manifest | None]:
         """The compactions of this epoch that follow a version, and what came after them, if anything did."""

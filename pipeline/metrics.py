@@ -21,7 +21,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._batch_seconds = self._histogram("batch_seconds", "From a batch's start to its commit.")
+        self._batch_seconds = self._histogram("batch_seconds", "From a batch's start until the next could start.")
         self._commit_seconds = self._histogram("commit_seconds", "The put of a version's manifest.")
         self._stalled = self._counter("write_stall_seconds", "Waited by batches because compaction had fallen behind.")
         self._rows_read = self._counter("rows_read", "Records read from topics and channels.")
@@ -29,6 +29,7 @@ class Metrics:
         self._keys_written = self._counter("state_keys_written", "State rows written by batches.")
         self._flushed = self._counter("flushed_bytes", "SST bytes written by batches (L0).")
         self._compacted = self._counter("compaction_written_bytes", "SST bytes written by compactions.")
+        self._unflushed = self._gauge("unflushed_versions", "Versions acknowledged and not yet committed.")
         self._version = self._gauge("version", "Newest committed version.")
         self._epoch = self._gauge("epoch", "Epoch of the writer.")
         self._committed = self._gauge("last_commit_timestamp_seconds", "Wall clock of the newest commit.")
@@ -37,6 +38,20 @@ class Metrics:
         self._l0 = self._gauge("l0_files", "L0 SSTs of the state partition that has most: what a look-up may search.")
         self._debt = self._gauge("compaction_debt_bytes", "Bytes of the SSTs that compaction would merge now.")
         self._snapshots = self._gauge("snapshots_under_way", "Snapshots recorded and not complete.")
+        self._requests = Counter(
+            "slackwater_store_requests",
+            "Requests to the store, of all processes.",
+            ("app", "stage", "verb"),
+            registry=self.registry,
+        )
+        self._read_bytes = self._counter("store_read_bytes", "Bytes of objects received from the store.")
+        self._written_bytes = self._counter("store_written_bytes", "Bytes of objects sent to the store.")
+        self._keys = self._counter("lookup_keys", "Keys that batches looked up.")
+        self._probes = self._counter("sst_probes", "Pairs of a key looked up and an SST that could have it.")
+        self._filtered = self._counter("filter_hits", "Of the probes, those that a filter ruled out.")
+        self._hits = self._counter("cache_hits", "SSTs looked into that the machine had.")
+        self._misses = self._counter("cache_misses", "SSTs looked into that it did not have.")
+        self._row_groups = self._counter("row_groups_read", "Row groups read from the store by pieces.")
 
     def observe(self, commit: Progress) -> None:
         """Note a committed batch."""
@@ -49,6 +64,7 @@ class Metrics:
         self._keys_written.labels(*labels).inc(commit.keys)
         self._flushed.labels(*labels).inc(commit.state.flushed_bytes)
         self._compacted.labels(*labels).inc(commit.state.compacted_bytes)
+        self._unflushed.labels(*labels).set(commit.unflushed)
         self._version.labels(*labels).set(commit.version)
         self._epoch.labels(*labels).set(commit.epoch)
         self._committed.labels(*labels).set(commit.time_ms / 1000)
@@ -57,6 +73,17 @@ class Metrics:
         self._l0.labels(*labels).set(commit.state.l0_files)
         self._debt.labels(*labels).set(commit.state.debt_bytes)
         self._snapshots.labels(*labels).set(commit.state.snapshots_under_way)
+        took = commit.stats
+        for verb, number in (("get", took.gets), ("put", took.puts), ("list", took.lists), ("delete", took.deletes)):
+            self._requests.labels(*labels, verb).inc(number)
+        self._read_bytes.labels(*labels).inc(took.bytes_read)
+        self._written_bytes.labels(*labels).inc(took.bytes_written)
+        self._keys.labels(*labels).inc(took.keys)
+        self._probes.labels(*labels).inc(took.searched)
+        self._filtered.labels(*labels).inc(took.filtered)
+        self._hits.labels(*labels).inc(took.cache_hits)
+        self._misses.labels(*labels).inc(took.cache_misses)
+        self._row_groups.labels(*labels).inc(took.row_groups)
 
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.

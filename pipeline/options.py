@@ -20,6 +20,7 @@ class Options:
         until_caught_up: Stop when nothing is left to read.
         max_records: At most so many input records a batch, for stages that do not say it themselves.
         trigger: Shortest time between batches, likewise.
+        max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
         accept_loss: Go on without input records that are gone.
         master: Spark's master URL; None for Spark's own configuration.
         patience_s: How long a broker or a store may be away.
@@ -36,6 +37,7 @@ class Options:
     until_caught_up: bool = False
     max_records: int | None = None
     trigger: str | None = None
+    max_unflushed: int = 0
     accept_loss: bool = False
     master: str | None = None
     patience_s: float = 120

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Self
 
 from ..store.compaction import Compaction
-from ..store.manifest import Manifest
+from ..store.manifest import Manifest, Stats
 from ..store.runs import l0_files
 from .task import Result
 
@@ -63,11 +63,14 @@ class Progress:
         rows_out: Rows written to channels.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
         snapshots: Names of no snapshot, or ids of those that this version is part of.
-        seconds: From the batch's start to its commit, in all.
-        commit_seconds: Of these, what the put of the manifest took.
+        seconds: From the batch's start until the next one could start: to its commit, or, with `max_unflushed`, until
+            its SSTs were durable on the runner's machine and there was room for it.
+        commit_seconds: What the put of the manifest took.
         stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
+        unflushed: Versions behind it that were acknowledged and not yet committed.
         epoch: The writer's.
         state: Figures of the table's SSTs.
+        stats: What this version took of the store.
     """
 
     app: str
@@ -83,7 +86,9 @@ class Progress:
     time_ms: int
     epoch: int
     state: StateFigures
+    stats: Stats
     stall_seconds: float = 0.0
+    unflushed: int = 0
 
     @classmethod
     def of(
@@ -95,6 +100,7 @@ class Progress:
         seconds: float,
         commit_seconds: float,
         stall_seconds: float = 0.0,
+        unflushed: int = 0,
         due: tuple[Compaction, ...] = (),
     ) -> Self:
         """From the versions before and after a batch, its tasks' reports, and what compaction is due after it."""
@@ -119,5 +125,7 @@ class Progress:
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
             state=StateFigures.of(before, manifest, results, due),
+            stats=manifest.stats or Stats(),
             stall_seconds=stall_seconds,
+            unflushed=unflushed,
         )

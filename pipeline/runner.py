@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +21,7 @@ from ulid import ULID
 from ..snapshot.clone import unfinished
 from ..store import apps
 from ..store.cache import SstCache
+from ..store.counting import CountingStore
 from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
 from ..store.open import open_store
@@ -28,10 +30,12 @@ from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
 from .claiming import Claimer
+from .metering import StageMeter
 from .options import Options
 from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
+from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
 from .stall import Triggers
 from .task import Places
@@ -67,16 +71,21 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             stage.max_records or options.max_records,
             interval_ms(stage.trigger or options.trigger),
             Triggers(stage.l0_slowdown, stage.l0_stop),
+            options.max_unflushed if stage.max_unflushed is None else stage.max_unflushed,
         )
         for stage in stages
     }
     kafka_client.wait_for(options.kafka, options.patience_s)
-    store = open_store(options.store, patience_s=options.patience_s)
+    opened = open_store(options.store, patience_s=options.patience_s)
+    store = CountingStore(opened)
+    # Each stage has a store of its own over the same one, and is counted by itself.
+    stores = {stage.name: CountingStore(opened) for stage in stages}
     with ExitStack() as stack:
         session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
         spark = stack.enter_context(session)
         # After Spark, which sets a handler of its own.
         stop = stack.enter_context(_stop_signals())
+        check_unflushed(limits, spark.sparkContext.master or "")
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
@@ -84,7 +93,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
                 hint="run the same `slackwater clone` again; it goes on where it stopped",
             )
-        claimer = Claimer(
+        any_claimer = Claimer(
             store=store,
             kafka=options.kafka,
             app=app,
@@ -93,10 +102,15 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             by=f"{socket.gethostname()}:{os.getpid()}",
             accept_loss=options.accept_loss,
         )
-        claimer.create_channels(stages)
+        any_claimer.create_channels(stages)
+        claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
         for stage in stages:
-            claimer.check(stage, known[stage.name])
+            claimers[stage.name].check(stage, known[stage.name])
         scratch = Path(stack.enter_context(_scratch()))
+        spools = beside(options.cache_folder)
+        sweep(spools)
+        runs_ahead = any(limit.max_unflushed for limit in limits.values())
+        spool = stack.enter_context(spool_folder(spools, any_claimer.writer)) if runs_ahead else None
         runners: list[StageRunner] = []
         backpressure = Backpressure(scratch / "held", _readers(stages, limits))
 
@@ -105,7 +119,9 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             on_progress(progress)
 
         for stage in stages:
-            claimed = claimer.claim(stage, known[stage.name], time.time_ns() // 1_000_000)
+            claimed = claimers[stage.name].claim(stage, known[stage.name], time.time_ns() // 1_000_000)
+            shared = () if runners else (store,)
+            meter = StageMeter(scratch / "counts" / stage.name, stores[stage.name], *shared)
             places = Places(
                 app.name,
                 stage.name,
@@ -113,6 +129,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 dict(options.kafka),
                 (str(options.cache_folder), options.cache_bytes),
                 options.patience_s,
+                str(spool) if limits[stage.name].max_unflushed else "",
             )
             runner = StageRunner(
                 stage,
@@ -120,7 +137,8 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 claimed,
                 places=places,
                 limits=limits[stage.name],
-                store=store,
+                store=stores[stage.name],
+                meter=meter,
                 cache=SstCache(options.cache_folder, options.cache_bytes),
                 checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
                 hold=backpressure.flag(stage.name),
@@ -131,6 +149,21 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             runners.append(runner)
         backpressure.look({runner.stage.name: runner.head for runner in runners})
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
+
+
+def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
+    """See that stages which run ahead of the store have their executors where the SSTs wait.
+
+    Raises:
+        Refused: Executors may be on other machines.
+    """
+    ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
+    if ahead and not master.startswith("local"):
+        raise Refused(
+            f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
+            f"the runner's machine, and executors of {master} do not share that disk",
+            hint="run it with --master 'local[*]', or with max_unflushed=0",
+        )
 
 
 def _readers(stages: Iterable[Stage], limits: Mapping[str, Limits]) -> tuple[Reader, ...]:

@@ -2,12 +2,14 @@
 
 Options follow Structured Streaming's Kafka source: `kafka.*` for the client, `subscribe`, `maxOffsetsPerTrigger`.
 Those of our own: `store`, `app`, `input`, `upstream`, `handled` (snapshot ids, comma between), `triggerMs`, `hold` (a
-file; while it is there, no batch starts) and `patienceS`. Planning runs in one process per source on the driver,
+file; while it is there, no batch starts), `counts` (a folder where the planner's requests to the store are counted) and
+`patienceS`. Planning runs in one process per source on the driver,
 reading in Spark's Python workers.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from ..store.counting import CountingStore
+from ..store.objects import ObjectStore
 from ..store.open import open_store
+from ..store.shared_counts import SharedCounts
 from .kafka import offsets, read_range
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .quiet import leave_interrupts_to_the_driver
@@ -102,6 +107,11 @@ class _Reader(DataSourceStreamReader):
         held = Path(flag).exists if flag else lambda: False
         return Pace(int(self._options.get("triggerms", 0)) / 1000, held=held)
 
+    def _open_store(self) -> ObjectStore:
+        store = open_store(self._options["store"], patience_s=self._patience_s)
+        folder = self._options.get("counts", "")
+        return CountingStore(store, SharedCounts(Path(folder) / str(os.getpid())).add) if folder else store
+
     def _plan(self) -> Any:
         raise NotImplementedError
 
@@ -130,8 +140,7 @@ class _TopicReader(_Reader):
         options = self._options
         requests: Callable[[], tuple[str, ...]] = tuple
         if "store" in options:
-            store = open_store(options["store"], patience_s=self._patience_s)
-            requests = partial(request_ids, store, options["app"])
+            requests = partial(request_ids, self._open_store(), options["app"])
         return TopicPlanner(
             self._kafka,
             options["subscribe"],
@@ -176,7 +185,7 @@ class _ChannelReader(_Reader):
     def _plan(self) -> ChannelPlanner:
         options = self._options
         return ChannelPlanner(
-            open_store(options["store"], patience_s=self._patience_s),
+            self._open_store(),
             options["app"],
             options["upstream"],
             self._input,

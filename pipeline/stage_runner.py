@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ..store import commit, compaction, runs
 from ..store.cache import SstCache
-from ..store.manifest import Input, Manifest, Output
+from ..store.manifest import Input, Manifest, Output, Stats
 from ..store.objects import ObjectStore
+from ..store.spool import SpooledStore
 from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
@@ -21,6 +23,7 @@ from .checkpoint import Checkpoint
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
 from .markers import write_markers
+from .metering import StageMeter
 from .planner import Position
 from .progress import Progress
 from .schemas import Shape, apply
@@ -28,8 +31,6 @@ from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -38,11 +39,12 @@ __all__ = ["StageRunner"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large and how frequent a stage's batches are."""
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store."""
 
     max_records: int | None
     trigger_ms: int
     stall: Triggers = field(default_factory=Triggers)
+    max_unflushed: int = 0
 
 
 class StageRunner:
@@ -53,8 +55,9 @@ class StageRunner:
         shape: Its schemas.
         claimed: The claim's manifest, the head.
         places: Where workers find things.
-        limits: Admission and trigger.
+        limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
         store: Where manifests go.
+        meter: Counts what the stage takes of the store.
         cache: The SST cache of this machine.
         compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         checkpoint: Scratch for Spark.
@@ -71,6 +74,7 @@ class StageRunner:
         places: Places,
         limits: Limits,
         store: ObjectStore,
+        meter: StageMeter,
         cache: SstCache,
         checkpoint: Checkpoint,
         hold: Path,
@@ -85,13 +89,17 @@ class StageRunner:
         self._shape = shape
         self._places = places
         self._limits = limits
+        self._meter = meter
         self._checkpoint = checkpoint
         self._hold = hold
         self._on_commit = on_commit
-        self._committer = Committer(store, claimed)
+        spool = SpooledStore(store, Path(places.spool)) if places.spool else None
+        self._committer = Committer(
+            store, claimed, meter=meter, spool=spool, max_unflushed=limits.max_unflushed, failed=self._failed
+        )
         self._busy = threading.Lock()
         self._compactor = (
-            Compactor(store, cache, claimed, threads=compaction_threads) if shape.table is not None else None
+            Compactor(spool or store, cache, claimed, threads=compaction_threads) if shape.table is not None else None
         )
         self._stall = self._stall_of(self._compactor) if self._compactor else None
         self._batch_s = 0.0
@@ -124,19 +132,21 @@ class StageRunner:
             .start()
         )
 
-    def idle(self, timeout_s: float) -> bool:
-        """Wait until no batch is under way; False when one still is after the timeout."""
-        if not self._busy.acquire(timeout=timeout_s):
-            return False
-        self._busy.release()
-        return True
+    def settle(self, timeout_s: float) -> None:
+        """Let the batch under way end and what is not flushed be committed; what takes longer is dropped whole."""
+        deadline = time.monotonic() + timeout_s
+        if self._busy.acquire(timeout=timeout_s):
+            self._busy.release()
+            self._committer.drain(max(0.0, deadline - time.monotonic()))
+        self._committer.close()
 
     def check_epoch(self) -> None:
         """Look whether somebody compacted the stage, or took it over. Raises `Fenced`."""
         self._committer.look()
 
     def close(self) -> None:
-        """Stop compactions under way."""
+        """Stop compactions under way, and commit nothing more."""
+        self._committer.close()
         if self._compactor is not None:
             self._compactor.close()
 
@@ -163,7 +173,7 @@ class StageRunner:
             options["maxOffsetsPerTrigger"] = self._limits.max_records
         # A topic's source that knows the store looks there for requests.
         if at.upstream or asks:
-            options |= {"store": self._places.store, "app": self.head.app}
+            options |= {"store": self._places.store, "app": self.head.app, "counts": self._meter.folder}
         if not at.upstream:
             if asks:
                 options["handled"] = ",".join(self.head.recorded)
@@ -180,8 +190,11 @@ class StageRunner:
                 self._run(rows, batch)
             except BaseException as error:
                 # Spark shows a query's failure as text; the runner wants the error itself.
-                self.error = self.error or error
+                self._failed(error)
                 raise
+
+    def _failed(self, error: BaseException) -> None:
+        self.error = self.error or error
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         before, after = self._checkpoint.planned(batch - 1), self._checkpoint.planned(batch)
@@ -226,11 +239,13 @@ class StageRunner:
                     seconds=done.seconds,
                     commit_seconds=done.commit_seconds,
                     stall_seconds=stall_seconds,
+                    unflushed=done.unflushed,
                     due=due,
                 )
             )
 
-        self._committer.submit(Change(base, manifest, merges, started, told))
+        taken = sum((result.stats for result in results), Stats())
+        self._committer.submit(Change(base, manifest, merges, started, told, taken))
         self._batch_s = time.monotonic() - started
 
     def _next(self, base: Manifest, duration_ms: int) -> Manifest:

@@ -20,10 +20,14 @@ from pyspark import TaskContext
 
 from ..store import index, runs, sst
 from ..store.cache import SstCache
+from ..store.counting import CountingStore
 from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
-from ..store.manifest import Sst, Table
+from ..store.manifest import Sst, Stats, Table
+from ..store.metering import looked_up
 from ..store.objects import ObjectStore
 from ..store.open import open_store
+from ..store.reads import Reads
+from ..store.spool import SpooledStore
 from .app import Repartition
 from .kafka import send
 from .quiet import leave_interrupts_to_the_driver
@@ -46,6 +50,8 @@ class Places:
     cache: tuple[str, int]
     """Folder of the SST cache, and how many bytes it may hold."""
     patience_s: float
+    spool: str = ""
+    """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -64,6 +70,8 @@ class Result(msgspec.Struct, frozen=True):
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, Sent]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
+    stats: Stats = Stats()
+    """What it took of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,16 @@ class _Sink:
 def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
     """A worker is reused from batch to batch, and with it what it has open."""
     return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
+
+
+@lru_cache(maxsize=64)
+def _counted(
+    _app: str, _stage: str, spool: str, store: str, patience_s: float, cache_folder: str, cache_bytes: int
+) -> tuple[CountingStore, ObjectStore, SstCache]:
+    """What counts the requests, for each stage by itself, since a worker serves them all; and what to use."""
+    opened, cache = _storage(store, patience_s, cache_folder, cache_bytes)
+    counted = CountingStore(opened)
+    return counted, SpooledStore(counted, Path(spool)) if spool else counted, cache
 
 
 def _attempt(writer: str, version: int) -> str:
@@ -153,13 +171,17 @@ class StateTask:
             return
         attempt = _attempt(self.writer, self.version)
         key = [column.name for column in self.table.key]
+        places, reads = self.places, Reads()
+        counted, store, cache = _counted(
+            places.app, places.stage, places.spool, places.store, places.patience_s, *places.cache
+        )
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []
         emitted: list[pa.Table] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
             mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
-            made, out = self._merge(mine, key, partition)
+            made, out = self._merge(mine, key, partition, store, cache, reads)
             written += [made] if made else []
             emitted += [out] if out is not None else []
         sent: dict[str, dict[int, Sent]] = {}
@@ -168,16 +190,17 @@ class StateTask:
             sent = _Sink(self.places, self.outputs).write(
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent))
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, counted.take() + looked_up(reads)))
 
-    def _merge(self, rows: pa.Table, key: list[str], partition: int) -> tuple[Sst | None, pa.Table | None]:
+    def _merge(
+        self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads
+    ) -> tuple[Sst | None, pa.Table | None]:
         rows, groups = group(rows, key)
         starts = pa.array(groups.starts)
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
-        store, cache = _storage(self.places.store, self.places.patience_s, *self.places.cache)
         ssts = runs.touching(self.ssts, partition, self.table.partitions)
-        old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys)
+        old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys, reads)
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
         deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
         # Nothing to remember of a key that was not there and is deleted.

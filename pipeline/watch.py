@@ -122,12 +122,12 @@ class Watch:
         }
 
     def _halt(self) -> None:
-        """Let batches under way end for a while, then drop them whole."""
+        """Let batches under way end and be committed for a while, then drop them whole."""
         for runner in self._runners:
             runner.stopping = True
         deadline = time.monotonic() + _STOP_S
         for runner in self._runners:
-            runner.idle(max(0.0, deadline - time.monotonic()))
+            runner.settle(max(0.0, deadline - time.monotonic()))
         failures = {runner.stage.name: runner.error for runner in self._runners}
         for query in self._queries:
             query.stop()

@@ -327,6 +327,8 @@ def _first_version(
         awaited={},
         captured={},
         duration_ms=0,
+        stats=None,
+        totals=None,
     )
 
 

@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from .counting import CountingStore
 from .errors import Corruption, ObjectNotFound
 from .manifest import Sst
 from .objects import ObjectStore
 from .open import open_store
+from .spool import SpooledStore
 from .types import HASH
 
 __all__ = [
@@ -50,10 +52,15 @@ class Block:
 def holder(store: ObjectStore, sst: Sst) -> ObjectStore:
     """The store that has the object: the manifest's own, or another root that a clone points at.
 
+    Where requests are counted, those to the other root are, too.
+
     Raises:
         Usage: the other root cannot be understood.
     """
-    return store if sst.root in ("", store.url) else _open_once(sst.root)
+    if sst.root in ("", store.url):
+        return store
+    other = _open_once(sst.root)
+    return store.over(other) if isinstance(store, CountingStore | SpooledStore) else other
 
 
 @lru_cache(maxsize=16)

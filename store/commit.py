@@ -28,9 +28,9 @@ def successor(
 ) -> Manifest:
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
-    State, offsets and open snapshots are carried on. What `head` itself read and wrote is not: inputs have
-    rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers. `time_ms` is
-    `now_ms`, or one more than `head`'s when the clock is behind it.
+    State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
+    have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, `stats` is None.
+    `time_ms` is `now_ms`, or one more than `head`'s when the clock is behind it.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
@@ -49,6 +49,7 @@ def successor(
         outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
         duration_ms=duration_ms,
         seq=0,
+        stats=None,
     )
 
 

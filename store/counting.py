@@ -1,4 +1,4 @@
-"""How many requests something takes: the figures that the project promises are counted here."""
+"""How many requests something takes: the figures that the project promises are counted here, and what versions say."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -6,9 +6,21 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
+from .manifest import Stats
 from .objects import ObjectInfo, ObjectStore
 
-__all__ = ["CountingStore"]
+__all__ = ["VERBS", "CountingStore"]
+
+VERBS = {
+    "get": "gets",
+    "get_range": "gets",
+    "put": "puts",
+    "put_if_absent": "puts",
+    "list": "lists",
+    "list_folders": "lists",
+    "delete": "deletes",
+}
+"""S3's verb for each method of a store, as `Stats` names it."""
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
@@ -20,15 +32,22 @@ T = TypeVar("T")
 class CountingStore:
     """Another store, with its requests counted by verb as S3 would count them.
 
-    A listing is a request for each 1,000 entries taken, at least one. Safe to use from many threads.
+    A listing is a request for each 1,000 entries taken, at least one; a request that the store repeats until it is
+    answered is one. Safe to use from many threads.
+
+    Args:
+        inner: the store that does the work.
+        on_request: also told of each request: the method's name, bytes read, bytes written.
     """
 
-    def __init__(self, inner: ObjectStore) -> None:
+    def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:
         self._inner = inner
+        self._on_request = on_request
         self._lock = Lock()
         self._counts: Counter[str] = Counter()
         self._bytes_read = 0
         self._bytes_written = 0
+        self._taken = Stats()
 
     @property
     def url(self) -> str:
@@ -57,17 +76,34 @@ class CountingStore:
         """Bytes of objects sent since the start or the last `reset`, also by puts that were refused."""
         return self._bytes_written
 
+    def take(self) -> Stats:
+        """What came since the last `take` (or the start, or the last `reset`): each request is taken once."""
+        with self._lock:
+            verbs = Counter[str]()
+            for method, number in self._counts.items():
+                verbs[VERBS[method]] += number
+            now = Stats(bytes_read=self._bytes_read, bytes_written=self._bytes_written, **verbs)
+            taken, self._taken = now - self._taken, now
+        return taken
+
+    def over(self, other: ObjectStore) -> "CountingStore":
+        """Another store, whose requests are counted here as well."""
+        return CountingStore(other, lambda verb, read, written: self._count(verb, read=read, written=written))
+
     def reset(self) -> None:
         """Count from zero."""
         with self._lock:
             self._counts.clear()
             self._bytes_read = self._bytes_written = 0
+            self._taken = Stats()
 
     def _count(self, verb: str, *, read: int = 0, written: int = 0) -> None:
         with self._lock:
             self._counts[verb] += 1
             self._bytes_read += read
             self._bytes_written += written
+        if self._on_request is not None:
+            self._on_request(verb, read, written)
 
     def get(self, key: str) -> bytes:
         """See `ObjectStore`."""

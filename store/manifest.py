@@ -7,8 +7,22 @@ replaces it under the next number.
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
-__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Policy", "Span", "Sst", "Table"]
+__all__ = [
+    "AppInfo",
+    "Column",
+    "Input",
+    "Kind",
+    "Manifest",
+    "Origin",
+    "Output",
+    "Policy",
+    "Span",
+    "Sst",
+    "Stats",
+    "Table",
+]
 
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, or its number of state
@@ -132,6 +146,49 @@ class Span(Struct, frozen=True):
     up_to: int
 
 
+class Stats(Struct, frozen=True, omit_defaults=True):
+    """What versions of a stage took, over all processes that worked for it: `store.metering` says what is counted."""
+
+    ms: int = 0
+    """How long was counted: while the stage stood still for want of a runner, nothing was."""
+    gets: int = 0
+    puts: int = 0
+    lists: int = 0
+    """Listings, one for each 1,000 entries."""
+    deletes: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    keys: int = 0
+    """Keys that batches looked up."""
+    searched: int = 0
+    """Probes: pairs of such a key and an SST that could have it."""
+    filtered: int = 0
+    """Of these, what a filter ruled out."""
+    cache_hits: int = 0
+    """SSTs looked into that the machine had."""
+    cache_misses: int = 0
+    row_groups: int = 0
+    """Row groups read from the store by pieces."""
+    flushed_bytes: int = 0
+    """SSTs of level 0: what batches wrote."""
+    compacted_bytes: int = 0
+    """SSTs of other levels that a version names for the first time: what compactions wrote."""
+    commits: int = 0
+    """Puts of manifests that `commit_ms` is the time of."""
+    commit_ms: int = 0
+
+    def __add__(self, other: "Stats") -> "Stats":
+        return Stats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: "Stats") -> "Stats":
+        return Stats(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def requests(self) -> int:
+        """Requests of all verbs."""
+        return self.gets + self.puts + self.lists + self.deletes
+
+
 class Manifest(Struct, frozen=True):
     """One committed version of one stage."""
 
@@ -163,6 +220,10 @@ class Manifest(Struct, frozen=True):
     seq: int = 0
     """`_seq` of the rows that this version wrote, where it is not the version's own number: 0 where it is. A batch that
     lost its number to a compaction is committed under a later one, and its SSTs are written by then."""
+    stats: Stats | None = None
+    """What was taken since the version before; None where nobody counted."""
+    totals: Stats | None = None
+    """The sum of `stats` since the stage began, so that two manifests tell of all that lies between them."""
 
     @property
     def row_seq(self) -> int:

@@ -4,6 +4,7 @@ A fault that does no harm is none: where a line may as well read otherwise, it i
 """
 
 from .fault import Fault
+from .planted_metering import METERING_FAULTS
 from .planted_snapshots import SNAPSHOT_FAULTS
 
 __all__ = ["FAULTS"]
@@ -19,10 +20,14 @@ DIAMOND = ("test_diamond_law.py",)
 PLANNER = ("test_planner.py",)
 WIRE = ("test_wire.py",)
 STAGE = ("test_stage_runner.py",)
+REBASE = ("test_rebase.py",)
+COMMITTER = ("test_committer.py",)
+FLUSH = ("test_async_flush.py",)
 
 _STATE, _PROCESS = "chandy_lamport/state.py", "chandy_lamport/process.py"
 _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
+_REBASE, _COMMITTER = "store/rebase.py", "pipeline/committer.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
 
 _COMPUTE = "self._compute(rows, folded) if has_rows else ()"
@@ -499,4 +504,76 @@ FAULTS = (
         STAGE,
     ),
     *SNAPSHOT_FAULTS,
+    *METERING_FAULTS,
+    # Behind a compaction, and ahead of the store.
+    Fault(
+        "a snapshot is of the number that was lost",
+        _REBASE,
+        "snapshot: version if at == manifest.version else onto.recorded.get(snapshot, at)",
+        "snapshot: onto.recorded.get(snapshot, at)",
+        REBASE,
+    ),
+    Fault(
+        "a snapshot of a version that waits before is of the number that was lost",
+        _REBASE,
+        "else onto.recorded.get(snapshot, at)",
+        "else at",
+        REBASE,
+    ),
+    Fault(
+        "what the compaction merged is there again",
+        _REBASE,
+        "ssts=apply((*onto.ssts, *added), merges)",
+        "ssts=apply((*{*before.ssts, *onto.ssts}, *added), merges)",
+        REBASE,
+    ),
+    Fault(
+        "the result of a merge whose inputs are gone stays",
+        _REBASE,
+        "known = {*before.ssts, *(sst for done in merges for sst in done.outputs)}",
+        "known = {*before.ssts}",
+        REBASE,
+    ),
+    Fault(
+        "rows are taken to have the number that they were committed under",
+        _REBASE,
+        "seq=0 if manifest.row_seq == version else manifest.row_seq,",
+        "seq=0,",
+        REBASE,
+    ),
+    Fault(
+        "a compaction of another epoch is followed",
+        _COMMITTER,
+        'found.kind == "compaction" and found.epoch == head.epoch',
+        'found.kind == "compaction"',
+        COMMITTER,
+    ),
+    Fault(
+        "any version is followed",
+        _COMMITTER,
+        'found.kind == "compaction" and found.epoch == head.epoch',
+        "found.epoch == head.epoch",
+        COMMITTER,
+    ),
+    Fault(
+        "a version is committed before its SSTs are uploaded",
+        _COMMITTER,
+        "        for attempt in range(_REBASES):\n            self._upload(change)\n",
+        "        for attempt in range(_REBASES):\n",
+        FLUSH,
+    ),
+    Fault(
+        "the next batch is built on what is committed",
+        _COMMITTER,
+        "return self._unflushed[-1][0].manifest if self._unflushed else self.head",
+        "return self.head",
+        FLUSH,
+    ),
+    Fault(
+        "one version more may be unflushed",
+        _COMMITTER,
+        "len(self._unflushed) < self._max_unflushed)",
+        "len(self._unflushed) <= self._max_unflushed)",
+        FLUSH,
+    ),
 )

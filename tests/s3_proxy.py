@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -29,16 +30,21 @@ class S3Proxy(ThreadingHTTPServer):
     - lose: it is forwarded, and the connection is closed without an answer;
     - cut: it is forwarded, and half of the answer's body arrives;
     - none left: it is forwarded.
+
+    Every request takes `delay_s` longer, as if the server were far away.
     """
 
     daemon_threads = True
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, delay_s: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = urlsplit(endpoint).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.accidents: list[str] = []
         self.requests = 0
+        self.delay_s = delay_s
+        self.answered: list[tuple[str, str, int, int]] = []
+        """Of each request that was forwarded: method, path, bytes of an object that came and that went back."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -47,6 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self) -> None:
         self.server.requests += 1
+        time.sleep(self.server.delay_s)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         accident = self.server.accidents.pop(0) if self.server.accidents else ""
         self.close_connection = accident in ("drop", "lose", "cut")
@@ -65,6 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
             data = answer.read()
         finally:
             behind.close()
+        listing = "list-type=" in self.path
+        back = len(data) if self.command == "GET" and not listing and answer.status < 300 else 0
+        self.server.answered.append(("LIST" if listing else self.command, self.path, len(body), back))
         if accident != "lose":
             self._answer(answer.status, data, dict(answer.headers), cut=accident == "cut")
 
@@ -85,9 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def s3_proxy(endpoint: str) -> Iterator[S3Proxy]:
+def s3_proxy(endpoint: str, *, delay_s: float = 0.0) -> Iterator[S3Proxy]:
     """A running proxy, stopped at the end."""
-    with S3Proxy(endpoint) as proxy:
+    with S3Proxy(endpoint, delay_s) as proxy:
         thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

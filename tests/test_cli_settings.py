@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.cli.settings import load
 from slackwater.store.errors import Usage
+from slackwater.store.prices import Prices
 
 
 def write_toml(folder: Path, text: str) -> None:
@@ -68,6 +69,12 @@ def test_a_kafka_property_from_the_environment_comes_before_the_file(tmp_path: P
     assert settings.kafka()["sasl.password"] == "from outside"
 
 
+def test_prices_that_the_file_does_not_set_are_those_of_s3(tmp_path: Path) -> None:
+    assert load(environ={}, folder=tmp_path).prices() == Prices()
+    write_toml(tmp_path, '[prices]\nput_per_1000 = 0.0054\nread_per_gb = 0\ncurrency = "EUR"')
+    assert load(environ={}, folder=tmp_path).prices() == Prices(put_per_1000=0.0054, read_per_gb=0, currency="EUR")
+
+
 def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
     settings = load(kafka="broker:1", environ={"SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD": "hush"}, folder=tmp_path)
     assert "hush" not in repr(settings)
@@ -83,6 +90,12 @@ def test_settings_do_not_show_secrets(tmp_path: Path) -> None:
         ('[kafka_properties]\n"a.b" = [1]', "'a.b' must be"),
         ('cache_max_bytes = "10 GB"', "cache_max_bytes must be"),
         ("store = s3://bucket", "is not TOML"),
+        ("prices = 3", "prices must be a table"),
+        ("[prices]\nput_per_thousand = 1", "the nearest is 'put_per_1000'"),
+        ('[prices]\nput_per_1000 = "0.005"', "prices.put_per_1000 must be a number"),
+        ("[prices]\nget_per_1000 = -1", "prices.get_per_1000 must be"),
+        ("[prices]\nget_per_1000 = nan", "prices.get_per_1000 must be"),
+        ("[prices]\ncurrency = 1", "prices.currency must be"),
     ],
 )
 def test_a_file_that_nobody_understands_is_refused(tmp_path: Path, text: str, expected: str) -> None:

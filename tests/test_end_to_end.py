@@ -1,22 +1,31 @@
 """The main job on the real thing: broker, Spark, store. Every promise is checked against SQL over the raw input."""
 
 import json
+import os
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+from slackwater.pipeline import runner
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import EmbeddedBucket
 from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets
+from slackwater.pipeline.metering import StageMeter
 from slackwater.snapshot.snapshots import read_snapshot
-from slackwater.store import history
+from slackwater.store import codec, history
+from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Refused
+from slackwater.store.manifest import Stats
 from slackwater.store.open import open_store
 
 from .running import Ledger, eventually
+from .s3_proxy import s3_proxy
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -180,6 +189,74 @@ def test_a_store_that_comes_back_is_waited_for(
             app.await_commit("branches")
             eventually(ledger.has_caught_up, "every stage has read everything")
         ledger.check_tables()
+
+
+@pytest.mark.s3
+def test_the_versions_of_a_real_run_say_what_its_s3_server_was_asked(
+    kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The law of test_metering.py: requests of the driver, of the workers and of the planners, seen before S3."""
+    meters: list[StageMeter] = []
+
+    class Kept(StageMeter):
+        """Counts as ever, where the counters outlive the run."""
+
+        def __init__(self, folder: Path, *stores: CountingStore) -> None:
+            super().__init__(tmp_path / "counts" / folder.name, *stores)
+            meters.append(self)
+
+    monkeypatch.setattr(runner, "StageMeter", Kept)
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    with s3_proxy(s3_server) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        # Spark started before: this is how its Python processes get variables of their own.
+        for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+            monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+        ledger = Ledger(kafka.bootstrap, tmp_path, store=s3_url)
+        ledger.send(600)
+        ledger.catch_up("entries", "accounts", max_records=300)
+        asked = list(proxy.answered)
+        store = open_store(s3_url)
+        heads = [head for name in ("entries", "accounts") if (head := history.head(store, ledger.app, name))]
+    told = sum((head.totals for head in heads if head.totals), Stats())
+    after = sum((meter.take() for meter in meters), Stats())
+    verbs = Counter(verb for verb, *_ in asked)
+    last = [len(codec.encode(head)) for head in heads]
+    # What came after a stage's last version was written up is its own put, and polling.
+    assert (after.puts, after.bytes_written, after.deletes) == (len(heads), sum(last), 0)
+    all_of_it = told + after
+    assert (all_of_it.puts, all_of_it.deletes) == (verbs["PUT"], verbs["DELETE"])
+    assert all_of_it.bytes_written == sum(came for verb, _, came, _ in asked if verb == "PUT")
+    # A planner that is stopped in the middle of a request does not come to count it.
+    assert 0 <= verbs["GET"] + verbs["LIST"] - all_of_it.gets - all_of_it.lists <= len(meters)
+    if verbs["GET"] == all_of_it.gets:
+        assert all_of_it.bytes_read == sum(back for *_, back in asked)
+    accounts = heads[1]
+    assert accounts.totals is not None
+    assert accounts.totals.keys >= 400
+    assert accounts.totals.flushed_bytes >= sum(sst.bytes for sst in accounts.ssts)
+    # Each worker's puts: an SST for each that the version names for the first time.
+    written = {unquote(path).rpartition("/")[2] for verb, path, *_ in asked if verb == "PUT" and ".parquet" in path}
+    assert {named.object.rpartition("/")[2] for named in accounts.ssts} <= written
+
+
+@pytest.mark.s3
+def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_nothing_twice(
+    kafka: EmbeddedKafka, s3_server: str, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path, store=s3_url)
+    ledger.send(6_000)
+    with s3_proxy(s3_server, delay_s=0.3) as proxy, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        with ledger.running("--max-records", "150", "--max-unflushed", "4") as app:
+            eventually(lambda: bool(app.await_commit()["unflushed"]), "a stage runs ahead of the store")
+            app.kill()
+    assert list((tmp_path / "cache-spool").rglob("*.parquet")), "something was not committed"
+    ledger.send(500)
+    ledger.catch_up()
+    ledger.check_tables()
+    ledger.verify(ledger.app)
 
 
 def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:

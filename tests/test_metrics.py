@@ -6,11 +6,12 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from msgspec.structs import replace
 from slackwater.pipeline.metrics import Metrics
 from slackwater.pipeline.progress import Progress, StateFigures
 from slackwater.pipeline.task import Result
 from slackwater.store.errors import Refused
-from slackwater.store.manifest import Input, Manifest, Output, Sst
+from slackwater.store.manifest import Input, Manifest, Output, Sst, Stats
 
 DOCS = Path(__file__).parent.parent / "docs" / "tuning.md"
 
@@ -29,6 +30,7 @@ def manifest(version: int, *ssts: Sst, offset: int) -> Manifest:
 def commit() -> Progress:
     old, flushed, merged = sst("old", size=100), sst("new", size=7), sst("merged", size=90, level=1, partition=1)
     before, after = manifest(1, old, offset=0), manifest(2, flushed, old, merged, offset=5)
+    after = replace(after, stats=Stats(gets=3, puts=2, bytes_read=70, keys=5, searched=8, filtered=2, cache_hits=1))
     return Progress.of(before, after, (Result("w.2.0", 5, (flushed,)),), seconds=0.3, commit_seconds=0.02)
 
 
@@ -58,6 +60,13 @@ def test_prometheus_gets_one_sample_a_stage() -> None:
         f"slackwater_epoch{labels} 4.0",
         f"slackwater_batch_seconds_count{labels} 2.0",
         f"slackwater_last_commit_timestamp_seconds{labels} 2.0",
+        'slackwater_store_requests_total{app="a",stage="s",verb="get"} 6.0',
+        'slackwater_store_requests_total{app="a",stage="s",verb="put"} 4.0',
+        f"slackwater_store_read_bytes_total{labels} 140.0",
+        f"slackwater_lookup_keys_total{labels} 10.0",
+        f"slackwater_sst_probes_total{labels} 16.0",
+        f"slackwater_filter_hits_total{labels} 4.0",
+        f"slackwater_cache_hits_total{labels} 2.0",
     ):
         assert line in said
 

@@ -14,6 +14,7 @@ from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline.app import Repartition, Stage, topic
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
+from slackwater.pipeline.metering import StageMeter
 from slackwater.pipeline.planner import Position
 from slackwater.pipeline.progress import Progress
 from slackwater.pipeline.schemas import Shape
@@ -23,6 +24,7 @@ from slackwater.pipeline.wire import header_of, split
 from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
+from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Fenced
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Input, Manifest, Output, Span
@@ -55,7 +57,7 @@ class Running:
 
     def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str) -> None:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
-        self.store = LocalStore(folder / "store")
+        self.store = CountingStore(LocalStore(folder / "store"))
         self.topic = f"out-{uuid4().hex[:8]}"
         kafka_client.create_topic(self.kafka, self.topic, 2)
         self.scratch = folder / "scratch"
@@ -93,6 +95,7 @@ class Running:
             places=Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20), 30),
             limits=Limits(None, 0),
             store=self.store,
+            meter=StageMeter(folder / "counts", self.store),
             cache=SstCache(folder / "cache", 1 << 20),
             checkpoint=Checkpoint(self.scratch),
             hold=folder / "held",

@@ -1,0 +1,105 @@
+"""What running ahead of the store buys: the same app with `max_unflushed` 0 and 4, on a store that is far away.
+
+The store is an S3 server of this machine behind a proxy that adds 30 ms to every request. Batches are small, as those
+of a job are that wants to be quick: what a batch waits for is the store then, not Spark.
+
+`python -m bench.async_flush MAX_UNFLUSHED BOOTSTRAP TOPIC STORE FOLDER` runs the app in a fresh process and prints a
+JSON list: seconds from commit to commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from slackwater.pipeline.bucket import EmbeddedBucket
+
+from tests.s3_proxy import s3_proxy
+
+from .events import PARTITIONS, TOPIC, cycles, fill
+from .row import Row
+
+LATENCY_S = 0.030
+MAX_UNFLUSHED = 4
+BATCH = 10_000
+BATCHES = 30
+WARM_UP = 6
+EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
+
+
+def rows(bootstrap: str, folder: Path, *, rounds: int = 2) -> list[Row]:
+    """One line: the median batch, beside the same app's that commits before it goes on."""
+    seconds = measure(bootstrap, folder, rounds=rounds)
+    ours, waiting = median(seconds[MAX_UNFLUSHED]), median(seconds[0])
+    return [
+        Row(
+            f"batch of {BATCH:,} rows, {LATENCY_S * 1000:.0f} ms added to each store request, "
+            f"max_unflushed={MAX_UNFLUSHED}, median",
+            f"{ours:.2f} s",
+            f"max_unflushed=0: {waiting:.2f} s",
+            waiting / ours,
+            ">= 1",
+            waiting >= ours,
+        )
+    ]
+
+
+def measure(bootstrap: str, folder: Path, *, rounds: int = 2) -> dict[int, list[float]]:
+    """Seconds from commit to commit, warm, by `max_unflushed`; they take turns, since machines drift."""
+    folder.mkdir(parents=True, exist_ok=True)
+    topic = f"{TOPIC}-async"
+    fill(bootstrap, BATCH * BATCHES, topic=topic)
+    seconds: dict[int, list[float]] = {0: [], MAX_UNFLUSHED: []}
+    with EmbeddedBucket(folder / "s3") as bucket, s3_proxy(bucket.endpoint, delay_s=LATENCY_S) as proxy:
+        environment = {**os.environ, **bucket.environment, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
+        for number in range(rounds):
+            for ahead, found in seconds.items():
+                name = f"{ahead}-{number}"
+                words = (str(ahead), bootstrap, topic, f"{bucket.store_root}{name}", str(folder / name))
+                command = [sys.executable, "-m", "bench.async_flush", *words]
+                done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True)
+                found += json.loads(done.stdout)
+    return seconds
+
+
+def _side(max_unflushed: int, bootstrap: str, topic: str, store: str, folder: Path) -> list[float]:
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+    from slackwater.pipeline.runner import Options, run
+
+    app = sw.App("bench")
+
+    @app.stage(
+        reads=sw.topic(topic),
+        key="leg",
+        partitions=PARTITIONS,
+        state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
+    )
+    def legs(flights: DataFrame) -> DataFrame:
+        event = F.from_json(F.col("value").cast("string"), EVENT)
+        return flights.select(F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay"))
+
+    stamps: list[int] = []
+    options = Options(
+        store=store,
+        kafka={"bootstrap.servers": bootstrap},
+        until_caught_up=True,
+        max_records=BATCH,
+        max_unflushed=max_unflushed,
+        cache_folder=folder / "cache",
+        master="local[2]",
+    )
+    run(app, options, lambda progress: stamps.append(progress.time_ms))
+    return cycles(stamps, WARM_UP)
+
+
+if __name__ == "__main__":
+    ahead, bootstrap, topic, store, folder = sys.argv[1:]
+    work = Path(folder)
+    work.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(_side(int(ahead), bootstrap, topic, store, work)))

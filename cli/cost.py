@@ -1,0 +1,142 @@
+"""What `slackwater status --cost` shows: requests and bytes an hour, what is stored, and what S3 would take for it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..snapshot.topology import order
+from ..store import apps, history
+from ..store.manifest import Stats
+from ..store.objects import ObjectStore
+from ..store.prices import Prices, monthly_cost
+from ..store.usage import StageUsage, hourly, usage_since
+from . import humane
+from .output import Part
+from .tables import Grid, Title
+
+__all__ = ["AppCost", "StageCost", "cost_of", "parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """One stage, or the sum of them. Requests and bytes are those of an hour in which it runs."""
+
+    stage: str
+    versions: int
+    """The newest so many versions tell."""
+    counted_ms: int
+    """The time that these tell of; 0 when none was committed lately, and then the rates are 0 as well."""
+    gets: int
+    puts: int
+    lists: int
+    deletes: int
+    bytes_read: int
+    bytes_written: int
+    table_bytes: int
+    """SSTs of the newest version."""
+    sst_bytes: int
+    """SSTs of all versions, as far back as the history is whole."""
+    stored_bytes: int
+    """These, with manifests and whatever else was put meanwhile: what is paid for."""
+    requests_cost: float
+    """For a month; so are the others."""
+    traffic_cost: float
+    storage_cost: float
+    monthly_cost: float
+    """The sum of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppCost:
+    """One app."""
+
+    app: str
+    since_ms: int
+    prices: Prices
+    stages: tuple[StageCost, ...]
+    """Upstream first."""
+    total: StageCost
+
+
+def cost_of(store: ObjectStore, app: str, since_ms: int, prices: Prices) -> AppCost:
+    """What an app takes, as the versions committed after `since_ms` tell, and what it has stored.
+
+    Raises:
+        NotFound: there is no such app.
+        Unavailable: the store does not answer.
+    """
+    apps.read_app(store, app)
+    names = history.list_stages(store, app)
+    found = {name: usage for name in names if (usage := usage_since(store, app, name, since_ms)) is not None}
+    heads = {name: history.read(store, app, name, usage.version) for name, usage in found.items()}
+    stages = tuple(_stage(found[name], prices) for name in order(heads))
+    return AppCost(app, since_ms, prices, stages, _total(stages))
+
+
+def parts(costs: Sequence[AppCost], since: str) -> Iterator[Part]:
+    """The tables, and what their figures mean."""
+    for number, each in enumerate(costs):
+        if number:
+            yield ""
+        yield Title(each.app)
+        money = each.prices.currency
+        yield Grid.of(
+            (
+                "stage",
+                ">GET/h",
+                ">PUT/h",
+                ">LIST/h",
+                ">DELETE/h",
+                ">read/h",
+                ">written/h",
+                ">stored",
+                f">{money}/month",
+            ),
+            (_row(row) for row in (*each.stages, each.total)),
+        )
+        yield (
+            f"a month: {each.total.requests_cost:,.2f} {money} for requests, {each.total.storage_cost:,.2f} for storage"
+            + (f", {each.total.traffic_cost:,.2f} for traffic" if each.prices.read_per_gb else "")
+        )
+    if costs:
+        yield ""
+        yield f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
+
+
+def _stage(usage: StageUsage, prices: Prices) -> StageCost:
+    rate = hourly(usage.taken) or Stats()
+    cost = monthly_cost(rate, usage.stored_bytes, prices)
+    return StageCost(
+        stage=usage.stage,
+        versions=usage.versions,
+        counted_ms=usage.taken.ms,
+        gets=rate.gets,
+        puts=rate.puts,
+        lists=rate.lists,
+        deletes=rate.deletes,
+        bytes_read=rate.bytes_read,
+        bytes_written=rate.bytes_written,
+        table_bytes=usage.table_bytes,
+        sst_bytes=usage.sst_bytes,
+        stored_bytes=usage.stored_bytes,
+        requests_cost=cost.requests,
+        traffic_cost=cost.traffic,
+        storage_cost=cost.storage,
+        monthly_cost=cost.total,
+    )
+
+
+def _total(stages: Sequence[StageCost]) -> StageCost:
+    numbers = [name for name in StageCost.__slots__ if name != "stage"]
+    return StageCost("total", *(sum(getattr(stage, name) for stage in stages) for name in numbers))
+
+
+def _row(row: StageCost) -> tuple[str, ...]:
+    rates = (row.gets, row.puts, row.lists, row.deletes)
+    told = bool(row.counted_ms)
+    return (
+        row.stage,
+        *(humane.count(rate) if told else "-" for rate in rates),
+        *(humane.size(rate) if told else "-" for rate in (row.bytes_read, row.bytes_written)),
+        humane.size(row.stored_bytes),
+        f"{row.monthly_cost:,.2f}",
+    )

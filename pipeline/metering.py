@@ -1,0 +1,54 @@
+"""What one stage takes of the store, counted in all processes of a runner, until a version tells of it.
+
+The driver's share (claims, commits, compactions, the watch for a take-over) is in the counting stores that it uses for
+the stage; the planners of its sources are processes of their own and count into files in a folder of the runner's
+scratch; tasks report theirs with their results. What attempts took that failed is told by the next task of the same
+worker, if there is one.
+
+What a runner asks for the whole app (is the app known, are snapshots asked for and can they be completed, has it caught
+up) belongs to no stage; the first one that it runs is charged with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..store.counting import CountingStore
+from ..store.manifest import Stats
+from ..store.shared_counts import shared_stats
+
+__all__ = ["StageMeter"]
+
+
+class StageMeter:
+    """Adds up what one stage takes. Taken by one thread at a time; what it reads may be counted by any.
+
+    Args:
+        folder: Where the planners' processes count, a file each.
+        stores: What the driver uses for the stage.
+        clock: Seconds, never going back.
+    """
+
+    def __init__(self, folder: Path, *stores: CountingStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self._stores = stores
+        self._clock = clock
+        self._since = clock()
+        self._planned = Stats()
+        self._puts = Stats()
+
+    def put(self, seconds: float) -> None:
+        """Note how long the put of a manifest took; the next version tells."""
+        self._puts += Stats(commits=1, commit_ms=round(seconds * 1000))
+
+    def take(self) -> Stats:
+        """What came since the last time, but for what tasks report."""
+        now, planned = self._clock(), shared_stats(self.folder)
+        taken = sum(
+            (*(store.take() for store in self._stores), planned - self._planned),
+            self._puts + Stats(ms=round((now - self._since) * 1000)),
+        )
+        self._since, self._planned, self._puts = now, planned, Stats()
+        return taken

@@ -1,0 +1,40 @@
+"""What a version says that it took: requests and bytes of every process that worked for its stage, look-ups, SSTs.
+
+Everything that came after the version before was written up, and before this one was: so the put of a manifest is
+counted by the version after it, and what a runner does after its last commit by none. A version whose writer counts
+nothing (a clone, a rescale) has no `stats`; the `totals` go on from it.
+"""
+
+from msgspec.structs import replace
+
+from .manifest import Manifest, Stats
+from .reads import Reads
+
+__all__ = ["charged", "looked_up"]
+
+
+def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
+    """The manifest with what it took in `stats`, and added to `totals`.
+
+    Args:
+        before: The version that it follows.
+        manifest: As it would be committed, with the SSTs that it names.
+        taken: What was counted; of the SSTs that are new, this function counts the bytes itself.
+    """
+    known = {sst.object for sst in before.ssts}
+    new = [sst for sst in manifest.ssts if sst.object not in known]
+    flushed = sum(sst.bytes for sst in new if sst.level == 0)
+    stats = taken + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
+    return replace(manifest, stats=stats, totals=(before.totals or Stats()) + stats)
+
+
+def looked_up(reads: Reads) -> Stats:
+    """The counters of look-ups. Their requests are not among them: the store counts those."""
+    return Stats(
+        keys=reads.keys,
+        searched=reads.searched,
+        filtered=reads.filtered,
+        cache_hits=reads.cache_hits,
+        cache_misses=reads.cache_misses,
+        row_groups=reads.row_groups,
+    )

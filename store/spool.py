@@ -1,0 +1,89 @@
+"""Objects that are durable on this machine first, and in the store later.
+
+What a process puts here lies in a folder, fsynced, until somebody uploads it; reads look there first. So SSTs can be
+written and searched at the speed of the disk, while the store is slow or away. Only for machines that share the folder.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .counting import CountingStore
+from .errors import ObjectNotFound
+from .local import LocalStore
+from .objects import ObjectInfo, ObjectStore
+
+__all__ = ["SpooledStore"]
+
+
+class SpooledStore:
+    """Another store, whose puts wait in a folder of this machine. Safe with many threads and processes.
+
+    Only `put` waits: what must be won against others, `put_if_absent`, goes to the store itself, and listings show what
+    the store has.
+    """
+
+    def __init__(self, inner: ObjectStore, folder: Path) -> None:
+        self._inner = inner
+        self._spool = LocalStore(folder)
+
+    def over(self, other: ObjectStore) -> ObjectStore:
+        """Another store; where requests to the inner one are counted, those to it are, too."""
+        return self._inner.over(other) if isinstance(self._inner, CountingStore) else other
+
+    @property
+    def url(self) -> str:
+        """The inner store's."""
+        return self._inner.url
+
+    def upload(self, key: str) -> None:
+        """Put an object that waits into the store. It still waits until it is forgotten, so that it is read here.
+
+        Raises:
+            ObjectNotFound: It does not wait here.
+            Unavailable: Storage did not answer.
+        """
+        self._inner.put(key, self._spool.get(key))
+
+    def forget(self, key: str) -> None:
+        """Remove an object from the folder: the store has it, or nobody needs it."""
+        self._spool.delete(key)
+
+    def get(self, key: str) -> bytes:
+        """See `ObjectStore`."""
+        try:
+            return self._spool.get(key)
+        except ObjectNotFound:
+            return self._inner.get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `ObjectStore`."""
+        try:
+            return self._spool.get_range(key, start, length)
+        except ObjectNotFound:
+            return self._inner.get_range(key, start, length)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write it into the folder, durably. Raises as `LocalStore.put`."""
+        self._spool.put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """See `ObjectStore`; does not wait."""
+        self._inner.put_if_absent(key, data)
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore`; without what waits."""
+        return self._inner.list(prefix, start_after)
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """See `ObjectStore`; without what waits."""
+        return self._inner.list_folders(prefix)
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore`."""
+        self._spool.delete(key)
+        self._inner.delete(key)
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object lies on this machine's disk, or None."""
+        waiting = self._spool.local_path(key)
+        return waiting if waiting is not None and waiting.exists() else self._inner.local_path(key)
