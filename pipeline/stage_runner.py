@@ -144,12 +144,17 @@ class StageRunner:
 
     def _stall_of(self, compactor: Compactor) -> Stall:
         def l0() -> int:
-            head = self._committer.tip
-            assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
-            return runs.l0_files(compaction.apply(head.ssts, compactor.finished), head.table.partitions)
+            tip = self._committer.tip
+            assert tip.table is not None  # noqa: S101  only a stage with a table has a compactor
+            return runs.l0_files(compaction.apply(tip.ssts, compactor.finished), tip.table.partitions)
 
-        name = f"stage {self.head.app}/{self.head.stage}"
-        return Stall(name, self._limits.stall, l0, lambda: compactor.doing)
+        return Stall(
+            f"stage {self.head.app}/{self.head.stage}",
+            self._limits.stall,
+            l0,
+            lambda: compactor.doing,
+            lambda: compactor.consider(self._committer.tip),
+        )
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
