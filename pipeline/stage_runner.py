@@ -238,10 +238,11 @@ class StageRunner:
                 )
             )
 
+        # Its SSTs are there, and when it is not committed nothing will be.
+        if self._compactor is not None:
+            self._compactor.consider(manifest)
         self._committer.submit(Change(base, manifest, merges, started, told))
         self._batch_s = time.monotonic() - started
-        if self._compactor is not None:
-            self._compactor.consider(self._committer.tip)
 
     def _next(self, base: Manifest, duration_ms: int) -> Manifest:
         return commit.successor(
