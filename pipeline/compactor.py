@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..store import compaction
 from ..store.cache import SstCache
 from ..store.errors import SlackwaterError
-from ..store.manifest import Manifest
+from ..store.manifest import Manifest, Sst
 from ..store.objects import ObjectStore
 from .stall import Compacting
 
@@ -30,36 +30,45 @@ class Compactor:
         self._cache = cache
         self._lock = threading.Lock()
         self._done: list[compaction.Done] = []
+        self._offered = 0
+        """How many of these were in the version that is being committed."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"compact-{head.stage}")
         self._running: Future[None] | None = None
 
     def consider(self, head: Manifest) -> None:
-        """Start what the head's runs call for, unless a merge is under way or waits to be committed."""
+        """Start what a version calls for that is about to be committed, unless a merge is under way or waits."""
         with self._lock:
+            # Either they are in it now, or they did not fit.
+            del self._done[: self._offered]
+            self._offered = 0
             if self._done or (self._running is not None and not self._running.done()):
                 return
         picked = compaction.pick(head.ssts, head.table.partitions) if head.table else ()
         if picked:
             self._running = self._executor.submit(self._run, head, picked)
 
-    def take(self) -> tuple[compaction.Done, ...]:
-        """The finished merges, for the version about to be committed to put in the place of their inputs."""
+    def fold(self, ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
+        """The SSTs of a version, finished merges in the place of their inputs.
+
+        May be asked again for another version, until `consider` is told of one.
+        """
         with self._lock:
-            done, self._done = tuple(self._done), []
-        return done
+            self._offered = len(self._done)
+            return compaction.apply(ssts, self._done)
 
     @property
-    def finished(self) -> tuple[compaction.Done, ...]:
-        """What `take` would give."""
+    def offered(self) -> tuple[compaction.Done, ...]:
+        """The merges that `fold` has looked at last."""
         with self._lock:
-            return tuple(self._done)
+            return tuple(self._done[: self._offered])
 
     @property
     def doing(self) -> Compacting:
         """What it is at."""
         if self._running is not None and not self._running.done():
             return "under way"
-        return "finished" if self.finished else "nothing"
+        with self._lock:
+            return "finished" if self._done else "nothing"
 
     def close(self) -> None:
         """Wait for the merge under way; drop those not begun."""

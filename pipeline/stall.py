@@ -58,7 +58,7 @@ class Stall:
         triggers: When.
         l0: Tells the L0 SSTs of the state partition that has most.
         compacting: Tells what this runner does about them.
-        begin: Has it begin, if it does nothing: after a start, or a merge that failed.
+        begin: Has it begin, if it does nothing, as after a start or a merge that failed.
         clock: Seconds, never going back.
         sleep: Waits for that many seconds.
     """
