@@ -98,7 +98,7 @@ class Committer:
         claimed: The claim's manifest, the head.
         meter: Counts what the stage takes, for its versions to tell; None when nobody does.
         spool: Where the SSTs of changes wait; None when they are in the store already.
-        max_unflushed: How many versions may be acknowledged and not committed, with a `spool`; 0 for none.
+        max_unflushed: How many versions may be acknowledged and not committed; 0 for none.
         failed: Told, on a thread of this class, why nothing is committed any more.
     """
 
@@ -117,7 +117,7 @@ class Committer:
         self._store = store
         self._meter = meter
         self._spool = spool
-        self._max_unflushed = max_unflushed if spool is not None else 0
+        self._max_unflushed = max_unflushed
         self._failed = failed
         self._committing = threading.Lock()
         self._moved = threading.Condition()

@@ -10,11 +10,11 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from ..store import merging
+from ..store import compaction, merging
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done
 from ..store.errors import SlackwaterError
-from ..store.manifest import Manifest
+from ..store.manifest import Manifest, Sst
 from ..store.objects import ObjectStore
 from ..store.picking import pick
 from .stall import Compacting
@@ -37,22 +37,23 @@ class Compactor:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._done: list[Done] = []
-        self._taken: list[Done] = []
-        """Given to the version that is on its way."""
+        self._offered = 0
+        """How many of these were in the version that is being committed."""
         self._busy: set[Compaction] = set()
         """Begun, and not committed yet."""
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
     def consider(self, head: Manifest) -> tuple[Compaction, ...]:
-        """Start what the version that is committed next calls for, and say what that is.
+        """Start what a version calls for that is about to be committed, and say what that is.
 
         What shares an input with a merge that is under way, or waits to be committed, waits too.
         """
         due = pick(head.ssts, head.table.partitions, head.table.compaction) if head.table else ()
         with self._lock:
-            # Either they are in that version, or they did not fit.
-            self._busy.difference_update(one.compaction for one in self._taken)
-            self._taken.clear()
+            # Either they are in it now, or they did not fit.
+            self._busy.difference_update(one.compaction for one in self._done[: self._offered])
+            del self._done[: self._offered]
+            self._offered = 0
             taken = {sst for one in self._busy for sst in one.inputs}
             wanted = [one for one in due if taken.isdisjoint(one.inputs)] if self._executor else []
             self._busy.update(wanted)
@@ -61,24 +62,26 @@ class Compactor:
             self._executor.submit(self._run, head, one)
         return due
 
-    def take(self) -> tuple[Done, ...]:
-        """The finished merges, for the version about to be committed to put in the place of their inputs."""
+    def fold(self, ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
+        """The SSTs of a version, finished merges in the place of their inputs.
+
+        May be asked again for another version, until `consider` is told of one.
+        """
         with self._lock:
-            done, self._done = tuple(self._done), []
-            self._taken += done
-        return done
+            self._offered = len(self._done)
+            return compaction.apply(ssts, self._done)
 
     @property
-    def finished(self) -> tuple[Done, ...]:
-        """What `take` would give."""
+    def offered(self) -> tuple[Done, ...]:
+        """The merges that `fold` has looked at last."""
         with self._lock:
-            return tuple(self._done)
+            return tuple(self._done[: self._offered])
 
     @property
     def doing(self) -> Compacting:
         """What it is at."""
         with self._lock:
-            if len(self._busy) > len(self._done) + len(self._taken):
+            if len(self._busy) > len(self._done):
                 return "under way"
             return "finished" if self._done else "nothing"
 

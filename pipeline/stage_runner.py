@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store import commit, compaction, runs
+from ..store import commit, runs
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output, Stats
 from ..store.objects import ObjectStore
@@ -152,12 +152,21 @@ class StageRunner:
 
     def _stall_of(self, compactor: Compactor) -> Stall:
         def l0() -> int:
-            head = self._committer.tip
-            assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
-            return runs.l0_files(compaction.apply(head.ssts, compactor.finished), head.table.partitions)
+            tip = self._committer.tip
+            assert tip.table is not None  # noqa: S101  only a stage with a table has a compactor
+            return runs.l0_files(compactor.fold(tip.ssts), tip.table.partitions)
 
-        name = f"stage {self.head.app}/{self.head.stage}"
-        return Stall(name, self._limits.stall, l0, lambda: compactor.doing)
+        def begin() -> None:
+            if compactor.doing == "nothing":
+                compactor.consider(self._committer.tip)
+
+        return Stall(
+            f"stage {self.head.app}/{self.head.stage}",
+            self._limits.stall,
+            l0,
+            lambda: compactor.doing,
+            begin,
+        )
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
@@ -210,24 +219,24 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        merges = self._compactor.take() if self._compactor else ()
-        folded = replace(base, ssts=compaction.apply(base.ssts, merges))
+        folded = replace(base, ssts=self._compactor.fold(base.ssts)) if self._compactor else base
         results = self._compute(rows, folded) if has_rows else ()
         outputs = self._outputs(base, results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
-        merges += self._compactor.take() if self._compactor else ()
+        ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
         manifest = self._next(base, round((time.monotonic() - started) * 1000))
         manifest = replace(
             manifest,
             inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
             outputs=outputs,
-            ssts=compaction.apply((*base.ssts, *(sst for result in results for sst in result.ssts)), merges),
+            ssts=self._compactor.fold(ssts) if self._compactor else ssts,
             recorded=outcome.recorded,
             awaited=outcome.awaited,
             captured=outcome.captured,
         )
-
+        merges = self._compactor.offered if self._compactor else ()
+        # Its SSTs are there, and when it is not committed nothing will be.
         due = self._compactor.consider(manifest) if self._compactor else ()
 
         def told(done: Committed) -> None:

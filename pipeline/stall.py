@@ -58,6 +58,7 @@ class Stall:
         triggers: When.
         l0: Tells the L0 SSTs of the state partition that has most.
         compacting: Tells what this runner does about them.
+        begin: Has it begin, if it does nothing, as after a start or a merge that failed.
         clock: Seconds, never going back.
         sleep: Waits for that many seconds.
     """
@@ -68,6 +69,7 @@ class Stall:
         triggers: Triggers,
         l0: Callable[[], int],
         compacting: Callable[[], Compacting],
+        begin: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -76,6 +78,7 @@ class Stall:
         self._triggers = triggers
         self._l0 = l0
         self._compacting = compacting
+        self._begin = begin
         self._clock = clock
         self._sleep = sleep
         self._said: set[str] = set()
@@ -92,6 +95,8 @@ class Stall:
             l0 = self._l0()
             delay_s = self._triggers.delay_s(l0, batch_s)
             self._tell(l0, delay_s)
+            if delay_s and not waited_s:
+                self._begin()
             if delay_s == inf:
                 delay_s = self._stopped_s(batch_s, waited_s)
             if waited_s >= delay_s:

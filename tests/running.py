@@ -179,7 +179,7 @@ class Ledger:
 
     @contextmanager
     def running(self, *words: str, sabotage: str = "") -> Iterator["Running"]:
-        """The app, until the block is left; with `sabotage`, a stage, see apps/sabotage.py."""
+        """The app, until the block is left; with `sabotage`, see apps/sabotage.py."""
         command = [
             SLACKWATER,
             "run",

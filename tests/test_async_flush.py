@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from slackwater.pipeline.stage_runner import Limits
 from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
+from slackwater.store.compaction import Done, apply, pick, run
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.store.faults import FaultyStore
@@ -32,7 +34,7 @@ from slackwater.store.spool import SpooledStore
 
 from .collecting import Killed
 from .running import eventually
-from .state_rows import ROUTES, columns, write_version
+from .state_rows import ROUTES, Key, Values, columns, write_version
 
 
 class GatedStore(CountingStore):
@@ -327,6 +329,85 @@ def test_whenever_a_runner_is_killed_every_record_is_read_once(seed: int, max_un
                 runner, faulty = start()
         runner.committer.close()
     assert_whole(inner)
+
+
+ROUTE_KEYS = [("JFK", str(number)) for number in range(6)]
+
+
+@dataclass
+class Stateful(Runner):
+    """A stage whose every batch reads one record, which puts or deletes some keys, and merges SSTs beside it."""
+
+    merges: tuple[Done, ...] = ()
+
+    def write(self, changes: dict[Key, Values | None]) -> None:
+        base = self.committer.tip
+        read = replace(base.inputs["t"], offsets=(base.inputs["t"].offsets[0] + 1,), rows=1)
+        added = write_version(self.spool, None, ROUTES, changes, base.version + 1)
+        ssts = apply((*base.ssts, *added), self.merges)
+        manifest = replace(following(base), inputs={"t": read}, ssts=ssts, table=ROUTES)
+        self.committer.submit(Change(base, manifest, self.merges, time.monotonic(), self.hears))
+        self.merges = ()
+
+    def merge(self, cache: SstCache) -> None:
+        self.merges = merged(self.spool, cache, self.committer.tip.ssts)
+
+
+def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[Done, ...]:
+    return tuple(run(store, cache, "app", "stage", ROUTES, one) for one in pick(ssts, ROUTES.partitions, trigger=2))
+
+
+@settings(max_examples=25)
+@given(
+    max_unflushed=st.integers(0, 3),
+    steps=st.lists(
+        st.dictionaries(st.sampled_from(ROUTE_KEYS), st.booleans(), min_size=1)
+        | st.sampled_from(["merge", "merge elsewhere", "look", "store answers"]),
+        max_size=20,
+    ),
+)
+def test_whatever_is_merged_and_where_every_version_holds_what_its_batches_wrote(
+    max_unflushed: int, steps: list[dict[Key, bool] | str]
+) -> None:
+    inner = MemoryStore()
+    expected: list[dict[Key, int]] = [{}]
+    with tempfile.TemporaryDirectory() as name:
+        cache = SstCache(Path(name) / "cache", 1 << 30)
+        gate = GatedStore(inner)
+        runner = Stateful(gate, claimed(inner), Path(name) / "spool", max_unflushed)
+        if not max_unflushed:
+            gate.open()
+        for step in steps:
+            match step:
+                case dict():
+                    number = len(expected)
+                    if runner.behind() == max_unflushed:
+                        gate.open(10)
+                    runner.write({key: (number, None, None) if put else None for key, put in step.items()})
+                    left = {key: value for key, value in expected[-1].items() if key not in step}
+                    expected.append(left | {key: number for key, put in step.items() if put})
+                case "merge":
+                    runner.merge(cache)
+                case "merge elsewhere":
+                    head = versions(inner)[-1]
+                    ssts = apply(head.ssts, merged(inner, cache, head.ssts))
+                    with suppress(CommitConflict):
+                        commit(inner, replace(following(head, "compaction"), ssts=ssts))
+                case "look":
+                    runner.committer.look()
+                case "store answers":
+                    gate.open(1)
+        gate.open()
+        assert runner.committer.drain(10)
+        assert runner.failures == []
+        runner.committer.close()
+        asked = columns(ROUTES.key, ROUTE_KEYS)
+        hashes = hash_keys(asked, asked.schema.names)
+        fresh = SstCache(Path(name) / "fresh", 1 << 30)
+        for version in versions(inner):
+            values, present = multi_get(inner, fresh, version.ssts, ROUTES, hashes, asked)
+            found = zip(ROUTE_KEYS, present.tolist(), values["flights"].to_pylist(), strict=True)
+            assert {key: value for key, there, value in found if there} == expected[version.inputs["t"].offsets[0]]
 
 
 def test_look_ups_find_what_waits_also_without_a_cache(tmp_path: Path) -> None:

@@ -166,8 +166,7 @@ def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runn
 
 
 def test_a_compaction_of_a_newer_epoch_is_not_adopted(store: CountingStore, runner: Runner) -> None:
-    claimed(store, "other")
-    compact(store)
+    commit(store, replace(following(head_of(store), kind="compaction"), epoch=2))
     with pytest.raises(Fenced):
         runner.committer.look()
     with pytest.raises(Fenced):

@@ -20,8 +20,15 @@ class Held:
         self.compacting = compacting
         self.now_s = 0.0
         self.passes: Callable[[], None] = lambda: None
+        self.begins: Callable[[], None] = lambda: None
         self.stall = Stall(
-            "stage a/s", TRIGGERS, lambda: self.l0, lambda: self.compacting, clock=lambda: self.now_s, sleep=self._sleep
+            "stage a/s",
+            TRIGGERS,
+            lambda: self.l0,
+            lambda: self.compacting,
+            lambda: self.begins(),
+            clock=lambda: self.now_s,
+            sleep=self._sleep,
         )
 
     def wait(self, batch_s: float = 2.0) -> float:
@@ -68,6 +75,19 @@ def test_a_stopped_stage_waits_as_long_as_something_is_being_merged() -> None:
 
     held.passes = merged
     assert held.wait() == pytest.approx(300, abs=0.2)
+
+
+def test_a_stage_that_starts_with_too_many_ssts_has_them_merged() -> None:
+    held = Held(40, "nothing")
+
+    def begins() -> None:
+        held.compacting = "under way"
+
+    def merged() -> None:
+        held.compacting = "under way" if held.now_s < 5 else "finished"
+
+    held.begins, held.passes = begins, merged
+    assert held.wait() == pytest.approx(5, abs=0.2)
 
 
 def test_what_is_merged_comes_with_the_next_batch_so_that_it_need_not_wait() -> None:

@@ -1,22 +1,43 @@
-"""What may befall a runner under test: `SABOTAGE=<stage>` kills it between that stage's marker and its commit.
+"""What may befall a runner under test: `SABOTAGE=<stage>` kills it between that stage's marker and its commit, and
+`SABOTAGE=<stage> ahead` before a commit of that stage, once others wait behind it.
 
 Loaded by the app's own file, in the runner's process: production code has no hook for it.
 """
 
 import os
 import signal
+import time
+from pathlib import Path
 
 from slackwater.pipeline import stage_runner
+from slackwater.pipeline.spool_folder import beside
 from slackwater.store.manifest import Manifest
 from slackwater.store.objects import ObjectStore
 
 _commit = stage_runner.commit.commit
+_stage, _, _when = os.environ["SABOTAGE"].partition(" ")
 
 
 def _die_before(store: ObjectStore, manifest: Manifest) -> None:
-    if manifest.stage == os.environ["SABOTAGE"] and any(output.markers for output in manifest.outputs.values()):
+    if manifest.stage == _stage and (_runs_ahead(manifest) if _when else _has_markers(manifest)):
         os.kill(os.getpid(), signal.SIGKILL)
     _commit(store, manifest)
+
+
+def _has_markers(manifest: Manifest) -> bool:
+    return any(output.markers for output in manifest.outputs.values())
+
+
+def _runs_ahead(manifest: Manifest) -> bool:
+    if manifest.kind != "batch" or manifest.version < 4:
+        return False
+    spool = beside(Path(os.environ["SLACKWATER_CACHE"]))
+    deadline = time.monotonic() + 60
+    # Those of this version are there already, one for each state partition at most.
+    while len(list(spool.rglob(f"{_stage}/**/*.parquet"))) < 7:
+        assert time.monotonic() < deadline, "nothing waits behind this version"
+        time.sleep(0.05)
+    return True
 
 
 stage_runner.commit.commit = _die_before
