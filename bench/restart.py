@@ -1,8 +1,9 @@
 """The first commit after the machine is lost: an empty cache, no scratch, only the store or the checkpoint is left.
 
-`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` makes what is left: our stores, and a checkpoint of
-Spark's own. `python -m bench.restart slackwater|spark BOOTSTRAP FOLDER KEYS BEGAN` is a restart: a fresh process that
-prints a JSON list, seconds since BEGAN (seconds since 1970) until Spark was up and until the first batch was committed.
+`python -m bench.restart prepare BOOTSTRAP FOLDER SMALL LARGE` makes large states: our tables, and a checkpoint of
+Spark's own. `python -m bench.restart slackwater|spark BOOTSTRAP FOLDER KEYS BEGAN` is a start: a fresh process that
+works off the topic and prints a JSON list, seconds since BEGAN (seconds since 1970) until Spark was up and until the
+first batch was committed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 SIZES = (100_000, 10_000_000)
-FIRST = 1_000
+FIRST = 100
 """Rows of the first batch, each of another key."""
 TOPIC = "bench-restart"
-RANGE = 250_000
-BUILD = 8
-"""Ranges of a batch while Spark's checkpoint is built."""
+BATCH = 400_000
+TAIL = 8
+"""Batches since the last snapshot in Spark's checkpoint: it makes one a minute, and machines are lost in between."""
+BUILD = 2_000_000
+"""Rows of a batch while Spark's checkpoint is built."""
 SNAPSHOT_S = 120.0
 
 
@@ -37,8 +40,13 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """The first commit after the machine is lost, beside Spark's restart from its checkpoint."""
     small, large = (100_000, 1_000_000) if quick else SIZES
     side.run("restart", "prepare", bootstrap, folder, small, large, peer=True)
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     turns = (("slackwater", large), ("spark", large), ("slackwater", small))
+    _fill(bootstrap, 0, TAIL * BATCH, BATCH)
+    for name, keys in turns:
+        side.run("restart", name, bootstrap, folder / f"{name}-{keys}", keys, time.time(), peer=name == "spark")
+    # Of the large state, keys that no batch of the tail had.
+    _fill(bootstrap, TAIL * BATCH, FIRST, FIRST)
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for number in range(1 if quick else 3):
         for name, keys in turns if number % 2 == 0 else reversed(turns):
             found.setdefault((name, keys), []).append(_restart(bootstrap, folder, name, keys, number))
@@ -73,34 +81,40 @@ def _median(restarts: list[tuple[float, float]]) -> tuple[float, float]:
 def _restart(bootstrap: str, folder: Path, name: str, keys: int, number: int) -> tuple[float, float]:
     """One restart from a copy of what is left."""
     work = folder / f"{name}-{keys}-{number}"
-    copy(folder / f"{name}-{keys}", work / "left")
+    left = "store" if name == "slackwater" else "checkpoint"
+    copy(folder / f"{name}-{keys}" / left, work / left)
     up, committed = side.run("restart", name, bootstrap, work, keys, time.time(), peer=name == "spark")
     return up, committed
+
+
+def _fill(bootstrap: str, start: int, num: int, batch: int) -> None:
+    """Write so many numbers, those of a batch as one range in each partition."""
+    step = batch // PARTITIONS
+    fill_ranges(bootstrap, TOPIC, [(first, first + step - 1) for first in range(start, start + num, step)])
 
 
 def _prepare(bootstrap: str, folder: Path, small: int, large: int) -> None:
     from slackwater.pipeline.session import spark_session
 
-    fill_ranges(bootstrap, TOPIC, [(first, first + RANGE - 1) for first in range(0, large, RANGE)])
+    _fill(bootstrap, 0, large, min(BUILD, large))
     conf = {
         **side.SPARK_STATE,
         "spark.sql.shuffle.partitions": str(PARTITIONS),
-        # A job that has run for long has a snapshot of its state that is not old.
+        # So that building it leaves a snapshot of all of it, soon.
         "spark.sql.streaming.stateStore.minDeltasForSnapshot": "1",
         "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
     }
     with spark_session("bench", master="local[2]", conf=conf) as spark:
-        checkpoint = folder / f"spark-{large}"
-        query = _query(spark, bootstrap, checkpoint, large, BUILD)
+        checkpoint = folder / f"spark-{large}" / "checkpoint"
+        query = _query(spark, bootstrap, checkpoint, large)
         query.processAllAvailable()
         last = query.lastProgress
         assert last is not None
         _await_snapshots(checkpoint, last["batchId"] + 1)
         query.stop()
         for keys in (small, large):
-            write(folder / f"slackwater-{keys}", app_of(TOPIC, keys, PARTITIONS), spark, bootstrap, keys, at_end=True)
-    step = FIRST // PARTITIONS
-    fill_ranges(bootstrap, TOPIC, [(first, first + step - 1) for first in range(0, FIRST, step)])
+            app = app_of(TOPIC, keys, PARTITIONS)
+            write(folder / f"slackwater-{keys}" / "store", app, spark, bootstrap, keys, at_end=True)
 
 
 def _await_snapshots(checkpoint: Path, version: int) -> None:
@@ -112,11 +126,11 @@ def _await_snapshots(checkpoint: Path, version: int) -> None:
         time.sleep(0.2)
 
 
-def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int, max_records: int) -> StreamingQuery:
+def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int) -> StreamingQuery:
     from pyspark.sql import functions as F
 
     source = spark.readStream.format("slackwater-topic").options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "maxOffsetsPerTrigger": str(max_records)}
+        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "maxOffsetsPerTrigger": str(PARTITIONS)}
     )
     return (
         legs_of(source.load(), keys)
@@ -135,9 +149,10 @@ def _slackwater(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[
 
     stamps: list[int] = []
     options = Options(
-        store=str(folder / "left"),
+        store=str(folder / "store"),
         kafka={"bootstrap.servers": bootstrap},
         until_caught_up=True,
+        max_records=PARTITIONS,
         cache_folder=folder / "cache",
     )
     with spark_session("bench", master="local[2]"):
@@ -152,9 +167,9 @@ def _spark(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
         up = time.time() - began
-        query = _query(spark, bootstrap, folder / "left", keys, FIRST)
+        query = _query(spark, bootstrap, folder / "checkpoint", keys)
         query.processAllAvailable()
-        (first,) = side.ends_ms(query)
+        first = side.ends_ms(query)[0]
         query.stop()
     return up, first / 1000 - began
 

@@ -190,8 +190,13 @@ class _Positioned:
                     "enable.partition.eof": True,
                     "auto.offset.reset": "error",
                     "fetch.wait.max.ms": 50,
-                    "fetch.message.max.bytes": 8 << 20,
-                    "queued.max.messages.kbytes": 32 << 10,
+                    # What is fetched ahead lies in the worker's memory for each partition that it ever read, with half
+                    # a kilobyte around each message. So little is, in small pieces, and the fetcher looks again soon:
+                    # its default is a second, in which a reader that is faster would wait.
+                    "fetch.message.max.bytes": 1 << 20,
+                    "queued.min.messages": 20_000,
+                    "queued.max.messages.kbytes": 8 << 10,
+                    "fetch.queue.backoff.ms": 5,
                 },
             )
         )
