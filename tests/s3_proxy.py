@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,9 @@ ERRORS = {
     "AuthorizationHeaderMalformed": 400,
     "InvalidRequest": 400,
     "NotImplemented": 501,
+    "NoSuchUpload": 404,
+    "NoSuchPage": 404,
+    "PreconditionFailed": 412,
 }
 
 
@@ -28,7 +31,11 @@ class S3Proxy(ThreadingHTTPServer):
     - drop: it is not forwarded, and the connection is closed;
     - lose: it is forwarded, and the connection is closed without an answer;
     - cut: it is forwarded, and half of the answer's body arrives;
-    - none left: it is forwarded.
+    - drip: it is forwarded, and the answer's body arrives byte by byte, until the client hangs up;
+    - hang: it is not forwarded, and never answered;
+    - "" or none left: it is forwarded.
+
+    With `overloaded` set, every request meets SlowDown.
     """
 
     daemon_threads = True
@@ -38,7 +45,16 @@ class S3Proxy(ThreadingHTTPServer):
         self.behind = urlsplit(endpoint).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.accidents: list[str] = []
-        self.requests = 0
+        self.overloaded = False
+        self.seen: list[str] = []
+        """Method and path of each request."""
+        self.ended = Event()
+        self.lock = Lock()
+
+    @property
+    def requests(self) -> int:
+        """How many requests have come."""
+        return len(self.seen)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -46,11 +62,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: S3Proxy
 
     def _handle(self) -> None:
-        self.server.requests += 1
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        accident = self.server.accidents.pop(0) if self.server.accidents else ""
-        self.close_connection = accident in ("drop", "lose", "cut")
-        if accident == "drop":
+        with self.server.lock:
+            self.server.seen.append(f"{self.command} {self.path}")
+            accident = self.server.accidents.pop(0) if self.server.accidents else ""
+        accident = "SlowDown" if self.server.overloaded else accident
+        self.close_connection = accident in ("drop", "lose", "cut", "drip", "hang")
+        if accident == "hang":
+            self.server.ended.wait()
+        if accident in ("drop", "hang"):
             return
         if accident in ERRORS:
             self._answer(
@@ -66,19 +86,30 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             behind.close()
         if accident != "lose":
-            self._answer(answer.status, data, dict(answer.headers), cut=accident == "cut")
+            self._answer(answer.status, data, dict(answer.headers), accident)
 
-    do_GET = do_PUT = do_DELETE = do_HEAD = _handle  # noqa: N815 - http.server's names
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815 - http.server's names
 
-    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False) -> None:
+    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, accident: str = "") -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             if name.lower() not in ("connection", "content-length", "date", "server", "transfer-encoding"):
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if self.command == "HEAD":
+            return
+        if accident == "drip":
+            self._drip(data)
+        else:
+            self.wfile.write(data[: len(data) // 2] if accident == "cut" else data)
+
+    def _drip(self, data: bytes) -> None:
+        with suppress(ConnectionError):
+            for at in range(len(data)):
+                self.wfile.write(data[at : at + 1])
+                if self.server.ended.wait(0.01):
+                    return
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -93,5 +124,6 @@ def s3_proxy(endpoint: str) -> Iterator[S3Proxy]:
         try:
             yield proxy
         finally:
+            proxy.ended.set()
             proxy.shutdown()
             thread.join()
