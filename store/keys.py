@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+# Listings are XML, which cannot say control characters; lone surrogates are not text.
+_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_MAX_SEGMENT_BYTES = 255
 
 
 def check_name(what: str, name: str) -> str:
@@ -48,11 +51,14 @@ def check_key(key: str) -> str:
     """Return `key` if every store can hold it and it stays under the root.
 
     Raises:
-        Refused: it is empty, absolute, or has an empty, '.' or '..' segment; a manifest that was tampered
-            with is one way to meet such a key.
+        Refused: it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment longer
+            than file systems take; a manifest that was tampered with is one way to meet such a key.
     """
-    if "\0" in key or any(segment in ("", ".", "..") for segment in key.split("/")):
+    segments = key.split("/")
+    if _UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
+    if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
+        raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")
     return key
 
 

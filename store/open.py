@@ -15,6 +15,7 @@ PATIENCE_S = 60.0
 
 _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
@@ -30,6 +31,12 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
     scheme = _SCHEME.match(url)
     if scheme is None:
         return _folder(url, url)
+    if _CREDENTIALS.match(url):
+        # Nor is the root repeated: what is written there is often a secret.
+        raise Usage(
+            f"the store root has a user or a key before '@': expected {_SUPPORTED}",
+            hint="leave it out; S3's credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        )
     match scheme[1].lower():
         case "file":
             parts = urlsplit(url)

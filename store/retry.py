@@ -8,6 +8,7 @@ from threading import Lock
 from typing import TypeVar
 
 from .errors import Unavailable
+from .retry_budget import RetryBudget
 
 __all__ = ["Retry", "TransientError"]
 
@@ -31,12 +32,14 @@ class Retry:
     """Repeats requests to one server until they succeed or patience ends. Safe to use from many threads.
 
     Between attempts it waits a random part of a delay that doubles up to 5 s ("full jitter", M. Brooker,
-    Exponential Backoff And Jitter, AWS Architecture Blog 2015). When the server has been away for a second,
-    logger "slackwater" says so, once for each outage and however many threads wait; and once that it is back.
+    Exponential Backoff And Jitter, AWS Architecture Blog 2015), and on until the budget has a token for it. When
+    the server has been away for a second, logger "slackwater" says so, once for each outage and however many
+    threads wait; and once that it is back.
 
     Args:
         what: gives the server as people should read it, without credentials.
         patience_s: how long one request is repeated, in seconds from its first failure.
+        budget: what all who talk to the server share; None for one of its own.
         clock: seconds, never going back.
         sleep: waits for that many seconds.
         seed: of the jitter; None for one of the system's.
@@ -47,12 +50,14 @@ class Retry:
         what: Callable[[], str],
         patience_s: float,
         *,
+        budget: RetryBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         seed: int | None = None,
     ) -> None:
         self._what = what
         self._patience_s = patience_s
+        self._budget = budget or RetryBudget(clock=clock)
         self._clock = clock
         self._sleep = sleep
         self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
@@ -68,6 +73,7 @@ class Retry:
         """
         first_failure_s: float | None = None
         delay_s = _FIRST_DELAY_S
+        paid = False
         while True:
             asked_s = self._clock()
             try:
@@ -85,16 +91,30 @@ class Retry:
                         hint="see that it runs and can be reached from here, then start again",
                     ) from error.__cause__
                 self._failed(asked_s, now_s, str(error))
-                wait_s = self._random.uniform(0, delay_s)
-                # The last attempt comes when patience ends, not long before.
-                self._sleep(min(wait_s, left_s))
-                delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+                paid, delay_s = self._rest(delay_s, left_s)
             except Exception:
-                self._answered()  # it refused, so it is there
+                self._answered(repeated=paid)  # it refused, so it is there
                 raise
             else:
-                self._answered()
+                self._answered(repeated=paid)
                 return result
+
+    def _rest(self, delay_s: float, left_s: float) -> tuple[bool, float]:
+        """Wait for a random part of `delay_s`, and on until the budget has a token, but no longer than `left_s`.
+
+        Returns:
+            Whether there was a token, and the next delay. The last attempt, when patience ends, needs none: one
+            a request is no multitude, and it may find a server that has come back at last.
+        """
+        while True:
+            wait_s = min(self._random.uniform(0, delay_s), left_s)
+            self._sleep(wait_s)
+            left_s -= wait_s
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            if self._budget.take():
+                return True, delay_s
+            if left_s < _SHORTEST_S:
+                return False, delay_s
 
     def _failed(self, asked_s: float, now_s: float, reason: str) -> None:
         with self._lock:
@@ -105,7 +125,8 @@ class Retry:
             self._told = True
         _log.warning("%s does not answer (%s); trying again for %.0f s", self._what(), reason, self._patience_s)
 
-    def _answered(self) -> None:
+    def _answered(self, *, repeated: bool) -> None:
+        self._budget.answered(repeated=repeated)
         if self._away_since is None:
             return
         with self._lock:

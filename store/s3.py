@@ -1,11 +1,13 @@
 """The object store in an S3 bucket, at AWS or any server with conditional writes."""
 
 import os
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from botocore.exceptions import ClientError
 
 from .errors import ObjectExists, ObjectNotFound
@@ -13,16 +15,21 @@ from .keys import check_key
 from .leftovers import Leftover
 from .objects import ObjectInfo, check_range
 from .retry import Retry
-from .s3_client import Options, client, http_status, shown_endpoint, translated
+from .s3_client import Connection, Options, connection, error_code, translated, without_credentials
+from .s3_settings import S3Settings, settings_in
+from .s3_transfer import download, read, upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 __all__ = ["S3Store"]
 
-_NOT_FOUND = 404
-_PRECONDITION_FAILED = 412
-_NO_SUCH_RANGE = 416
+_NO_SUCH_KEY = "NoSuchKey"
+_NO_SUCH_UPLOAD = "NoSuchUpload"
+_NO_SUCH_RANGE = "InvalidRange"
+_PRECONDITION_FAILED = "PreconditionFailed"
+
+_SHORTEST_READ_S = 5.0
 
 T = TypeVar("T")
 
@@ -31,13 +38,14 @@ class S3Store:
     """Objects under one prefix of one bucket.
 
     Every request is repeated while the server does not answer or asks to come again (5xx, SlowDown, a
-    conflict of conditional writes), until `patience_s` is over. Endpoint, region and credentials come from
-    where AWS's own tools take them; AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL name a server that is not AWS's.
+    conflict of conditional writes), until `patience_s` is over, and within a budget that all stores of this process
+    share. Endpoint, region and credentials come from where AWS's own tools take them; AWS_ENDPOINT_URL_S3 or
+    AWS_ENDPOINT_URL name a server that is not AWS's. Large objects are moved in parts.
 
     Every method may raise, besides what it names:
         Unavailable: the server did not answer within `patience_s`.
         NotFound: there is no such bucket.
-        Refused: credentials, permissions or region are wrong, or the key is not usable.
+        Refused: credentials, permissions or region are wrong, the key is not usable, or the server does not encrypt.
         Usage: the endpoint is not a URL.
 
     Args:
@@ -46,6 +54,7 @@ class S3Store:
         endpoint_url: instead of what the environment says.
         region: instead of what the environment says.
         patience_s: how long a request is repeated, in seconds.
+        settings: of encryption, timeouts and parts; None for what the environment says.
     """
 
     def __init__(
@@ -56,21 +65,26 @@ class S3Store:
         endpoint_url: str = "",
         region: str = "",
         patience_s: float = 60.0,
+        settings: S3Settings | None = None,
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._base = f"{self._prefix}/" if self._prefix else ""
         self._patience_s = patience_s
-        self._options = Options(endpoint_url, region, timeout_s=min(30.0, max(5.0, patience_s)))
-        self._client: tuple[int, S3Client] | None = None
-        self._retry = Retry(self._where, patience_s)
+        self._settings = settings or settings_in(os.environ)
+        # Who has little patience does not wait long for one answer.
+        silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, patience_s))
+        self._options = Options(
+            without_credentials(endpoint_url), region, msgspec.structs.replace(self._settings, read_timeout_s=silence_s)
+        )
+        self._connected: tuple[int, Connection, Retry] | None = None
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Connections and locks stay behind when a store is sent to another process.
-        return (_restored, (self._bucket, self._prefix, self._options, self._patience_s))
+        return (_restored, (self._bucket, self._prefix, self._options, self._patience_s, self._settings))
 
     @property
     def url(self) -> str:
@@ -79,33 +93,39 @@ class S3Store:
 
     def get(self, key: str) -> bytes:
         """The object's bytes. Raises `ObjectNotFound`."""
-        return self._get(key)
+        name = self._name(key)
+        return self._read(
+            key, lambda expected: download(self._call, self._bucket, name, self._settings, expected=expected)
+        )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
         check_range(start, length)
-        # HTTP has no empty range; one byte tells whether the object exists.
-        last = start + max(length, 1) - 1
-        return self._get(key, Range=f"bytes={start}-{last}")[:length]
-
-    def _get(self, key: str, **extra: Any) -> bytes:
         name = self._name(key)
+        # HTTP has no empty range; one byte tells whether the object exists.
+        wanted = f"bytes={start}-{start + max(length, 1) - 1}"
 
         def attempt(s3: "S3Client") -> bytes:
-            with s3.get_object(Bucket=self._bucket, Key=name, **extra)["Body"] as body:
-                return body.read()
+            until_s = time.monotonic() + self._settings.attempt_timeout_s
+            return read(s3.get_object(Bucket=self._bucket, Key=name, Range=wanted)["Body"], until_s)
 
+        return self._read(key, lambda expected: self._call(attempt, expected=expected))[:length]
+
+    def _read(self, key: str, ask: Callable[[Collection[str]], bytes]) -> bytes:
         try:
-            return self._call(attempt, expected=(_NOT_FOUND, _NO_SUCH_RANGE))
+            return ask((_NO_SUCH_KEY, _NO_SUCH_RANGE))
         except ClientError as error:
-            if http_status(error) == _NO_SUCH_RANGE:
+            if error_code(error) == _NO_SUCH_RANGE:
                 return b""  # it starts at the object's end or after it
             raise ObjectNotFound(key, self.url) from None
 
     def put(self, key: str, data: bytes) -> None:
-        """Write or overwrite, atomically."""
+        """Write or overwrite, atomically. A large object takes several requests."""
         name = self._name(key)
-        self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
+        if len(data) > self._settings.multipart_bytes:
+            upload(self._call, self._connection().s3, self._bucket, name, data, self._settings)
+        else:
+            self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
 
     def put_if_absent(self, key: str, data: bytes) -> None:
         """Create the object. Raises `ObjectExists` when the key is taken, also by a race.
@@ -150,7 +170,11 @@ class S3Store:
         self._call(lambda s3: s3.delete_object(Bucket=self._bucket, Key=name))
 
     def leftovers(self, prefix: str) -> Iterator[Leftover]:
-        """Uploads in parts of keys under `prefix` that were neither completed nor aborted. A request for each 1,000."""
+        """Uploads in parts of keys under `prefix` that were neither completed nor aborted. A request for each 1,000.
+
+        Of uploads of one key that a page's end parts, those on the next page are left out, to be found once the others
+        are gone: not every server (versitygw 1.8) goes on in the middle of a key.
+        """
         given: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + prefix}
 
         def ask(s3: "S3Client") -> Any:
@@ -163,7 +187,7 @@ class S3Store:
                 yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
             if not page.get("IsTruncated"):
                 return
-            given |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            given["KeyMarker"] = page["NextKeyMarker"]
 
     def discard(self, leftover: Leftover) -> None:
         """Abort an upload; no error when it has ended."""
@@ -171,7 +195,7 @@ class S3Store:
         with suppress(ClientError):
             self._call(
                 lambda s3: s3.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=leftover.id),
-                expected=(_NOT_FOUND,),
+                expected=(_NO_SUCH_UPLOAD,),
             )
 
     def local_path(self, key: str) -> Path | None:
@@ -189,23 +213,33 @@ class S3Store:
                 return
             parameters["ContinuationToken"] = page["NextContinuationToken"]
 
-    def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[int] = ()) -> T:
-        s3 = self._s3()
+    def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
+        connected, retry = self._connect()
 
         def attempt() -> T:
-            with translated(self._bucket, shown_endpoint(s3), expected):
-                return request(s3)
+            with translated(self._bucket, connected.endpoint, expected):
+                return request(connected.s3)
 
-        return self._retry.call(attempt)
+        return retry.call(attempt)
 
-    def _s3(self) -> "S3Client":
-        if self._client is None or self._client[0] != os.getpid():
-            self._client = (os.getpid(), client(self._options))
-        return self._client[1]
+    def _connection(self) -> Connection:
+        return self._connect()[0]
 
-    def _where(self) -> str:
-        return f"S3 at {shown_endpoint(self._s3())}, bucket {self._bucket!r},"
+    def _connect(self) -> tuple[Connection, Retry]:
+        # A forked child takes over neither connections nor locks.
+        if self._connected is None or self._connected[0] != os.getpid():
+            made = connection(self._options)
+            where = f"S3 at {made.endpoint}, bucket {self._bucket!r},"
+            self._connected = (os.getpid(), made, Retry(lambda: where, self._patience_s, budget=made.budget))
+        return self._connected[1:]
 
 
-def _restored(bucket: str, prefix: str, options: Options, patience_s: float) -> S3Store:
-    return S3Store(bucket, prefix, endpoint_url=options.endpoint_url, region=options.region, patience_s=patience_s)
+def _restored(bucket: str, prefix: str, options: Options, patience_s: float, settings: S3Settings) -> S3Store:
+    return S3Store(
+        bucket,
+        prefix,
+        endpoint_url=options.endpoint_url,
+        region=options.region,
+        patience_s=patience_s,
+        settings=settings,
+    )

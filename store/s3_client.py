@@ -4,10 +4,10 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from boto3.session import Session
 from botocore import exceptions as boto
@@ -16,19 +16,24 @@ from urllib3.exceptions import HTTPError
 
 from .errors import NotFound, Refused, Usage
 from .retry import TransientError
+from .retry_budget import RetryBudget
+from .s3_encryption import encrypt
+from .s3_settings import S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["Options", "client", "http_status", "shown_endpoint", "translated"]
+__all__ = ["Connection", "Options", "connection", "error_code", "translated", "without_credentials"]
 
-_CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 30.0
 _CONNECTIONS = 32
 
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 
+_USER = re.compile(r"//[^/]*@")
+
 _CREDENTIALS_HINT = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+_RIGHTS_HINT = "they need s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket here"
+_KMS_HINT = "and kms:GenerateDataKey and kms:Decrypt of the key in [s3] sse_kms_key_id"
 
 _TRANSIENT_CODES = frozenset(
     {
@@ -48,6 +53,12 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 
+_CREDENTIAL_CODES = frozenset(
+    {
+        "XAdminUserNotFound",  # versitygw's, with 404, for an access key that it does not know
+    }
+)
+
 _REGION_CODES = frozenset(
     {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
 )
@@ -59,8 +70,16 @@ class Options:
 
     endpoint_url: str = ""
     region: str = ""
-    timeout_s: float = _READ_TIMEOUT_S
-    """Longest silence on a connection, not the longest transfer."""
+    settings: S3Settings = field(default_factory=S3Settings)
+
+
+class Connection(NamedTuple):
+    """What the stores of a process share when their options are the same."""
+
+    s3: "S3Client"
+    endpoint: str
+    """Where it talks to, as people may read it: without user and password."""
+    budget: RetryBudget
 
 
 _REASONS = (
@@ -71,7 +90,7 @@ _REASONS = (
     (boto.EndpointConnectionError, "cannot connect"),
 )
 
-_clients: dict[tuple[object, ...], "S3Client"] = {}
+_connections: dict[tuple[object, ...], Connection] = {}
 _lock = Lock()
 
 
@@ -84,7 +103,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def client(options: Options) -> "S3Client":
+def connection(options: Options) -> Connection:
     """This process's client for these options: made once (some 0.1 s), usable from many threads.
 
     A forked child gets its own, because parent and child must not talk over the same connections; so does a
@@ -97,16 +116,21 @@ def client(options: Options) -> "S3Client":
     environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
     key = (os.getpid(), options, environment)
     with _lock:
-        if key not in _clients:
-            _clients[key] = _make(options)
-        return _clients[key]
+        if key not in _connections:
+            settings = options.settings
+            s3 = _make(options)
+            budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
+            _connections[key] = Connection(s3, s3.meta.endpoint_url, budget)
+            encrypt(s3, settings, s3.meta.endpoint_url)
+        return _connections[key]
 
 
 def _make(options: Options) -> "S3Client":
+    settings = options.settings
     # One attempt each: `retry` repeats them, with a patience and words of our own.
     config = Config(
-        connect_timeout=min(_CONNECT_TIMEOUT_S, options.timeout_s),
-        read_timeout=options.timeout_s,
+        connect_timeout=min(settings.connect_timeout_s, settings.read_timeout_s),
+        read_timeout=settings.read_timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=_CONNECTIONS,
     )
@@ -119,31 +143,42 @@ def _make(options: Options) -> "S3Client":
     try:
         session = Session(region_name=options.region or None)
         made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config)
-        if (urlsplit(made.meta.endpoint_url).hostname or "").endswith(_AWS_HOSTS):
-            return made
         # Only the client tells which endpoint the environment and the configuration files name.
-        return session.client("s3", endpoint_url=made.meta.endpoint_url, config=config.merge(elsewhere))
+        endpoint = without_credentials(made.meta.endpoint_url)
+        if (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
+            return (
+                made
+                if endpoint == made.meta.endpoint_url
+                else session.client("s3", endpoint_url=endpoint, config=config)
+            )
+        return session.client("s3", endpoint_url=endpoint, config=config.merge(elsewhere))
     except ValueError as error:
-        shown = re.sub(r"//[^/@]*@", "//", str(error))
+        shown = re.sub(r"//.*@", "//", str(error))
         raise Usage(f"the S3 endpoint is not a URL: {shown}", hint="set AWS_ENDPOINT_URL to http://host:port") from None
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
 
 
-def shown_endpoint(s3: "S3Client") -> str:
-    """Where a client talks to, without any user and password in the URL."""
-    parts = urlsplit(s3.meta.endpoint_url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+def without_credentials(url: str) -> str:
+    """The URL without user and password. S3 takes neither, and boto3's errors would tell them."""
+    return _USER.sub("//", url, count=1)
 
 
-def http_status(error: boto.ClientError) -> int:
-    """The status of an answer, 0 when there is none."""
+def error_code(error: boto.ClientError) -> str:
+    """S3's word for what went wrong; the HTTP status where the answer had no words."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: boto.ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 @contextmanager
-def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> Iterator[None]:
-    """Errors of boto3 in our words. Answers with an `expected` HTTP status pass through as `ClientError`.
+def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> Iterator[None]:
+    """Errors of boto3 in our words. Answers with an `expected` code pass through as `ClientError`.
+
+    Codes and not HTTP statuses: 404 is also what a web server says that is none of S3's, and what versitygw says to
+    credentials that it does not know.
 
     Raises:
         TransientError: no answer, or one that asks to come again.
@@ -154,7 +189,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> It
     try:
         yield
     except boto.ClientError as error:
-        code, status = error.response.get("Error", {}).get("Code", ""), http_status(error)
+        code, status = error_code(error), _status(error)
         if code == "NoSuchBucket":
             raise NotFound(
                 "bucket",
@@ -162,7 +197,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> It
                 found=f"the S3 server at {endpoint} does not have it",
                 hint=f"create it (aws s3 mb s3://{bucket}) or name another store root",
             ) from None
-        if status in expected:
+        if code in expected:
             raise
         # 501 is how some servers say that they know no conditional writes.
         if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):
@@ -171,11 +206,10 @@ def translated(bucket: str, endpoint: str, expected: Collection[int] = ()) -> It
             raise Refused(
                 f"{where} belongs to another region: {_message(error)}", hint="set AWS_REGION to the bucket's"
             ) from None
-        if status in (401, 403):
+        if status in (401, 403) or code in _CREDENTIAL_CODES:
             raise Refused(
                 f"{where} refused the credentials or the request ({code}): {_message(error)}",
-                hint=f"{_CREDENTIALS_HINT}; they need s3:GetObject, s3:PutObject, s3:DeleteObject and "
-                "s3:ListBucket here",
+                hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
             ) from None
         raise Refused(f"{where} answered {status} {code}: {_message(error)}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:

@@ -3,10 +3,7 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,6 +13,8 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
+
+from .s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
 
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
 # whose Ctrl-C is tested.
@@ -29,8 +28,6 @@ settings.register_profile(
 )
 settings.load_profile("default")
 
-BUCKET = "slackwater-tests"
-
 
 def free_port() -> int:
     """A TCP port that nothing listens on."""
@@ -40,58 +37,43 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a running S3 server with an empty bucket, to which the AWS environment points."""
-    port = free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    folder = tmp_path_factory.mktemp("s3")
+def aws_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    """Credentials of the servers below in the environment, and nothing else of AWS's or of `[s3]`."""
+    absent = tmp_path_factory.mktemp("aws") / "none"
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
+        for name in [name for name in os.environ if name.startswith(("AWS_", "SLACKWATER_S3_"))]:
             patch.delenv(name)
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_ACCESS_KEY_ID", "tests")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "tests-secret")
+        patch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         patch.setenv("AWS_REGION", "us-east-1")
         # Neither the developer's own configuration nor a proxy has a say.
-        patch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
-        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
+        patch.setenv("AWS_CONFIG_FILE", str(absent))
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(absent))
         patch.setenv("NO_PROXY", "127.0.0.1")
         patch.setenv("no_proxy", "127.0.0.1")
-        with (folder / "server.log").open("wb") as log:
-            server = subprocess.Popen(
-                [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            _await_answer(server, port, folder / "server.log")
-            import boto3  # takes a quarter of a second, which tests without S3 need not wait for
-
-            boto3.client("s3").create_bucket(Bucket=BUCKET)
-            yield endpoint
-        finally:
-            server.terminate()
-            try:
-                server.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+        yield patch
 
 
-def _await_answer(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
-                return
-        except OSError:
-            pass
-        try:
-            server.wait(timeout=0.05)
-        except subprocess.TimeoutExpired:
-            continue
-        break
-    pytest.fail(f"the S3 server on port {port} did not start:\n{log.read_text()}")
+@pytest.fixture(scope="session")
+def s3_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a running moto with an empty bucket, to which the AWS environment points."""
+    with moto(tmp_path_factory.mktemp("moto")) as endpoint:
+        aws_environment.setenv("AWS_ENDPOINT_URL", endpoint)
+        yield _with_bucket(endpoint)
+
+
+@pytest.fixture(scope="session")
+def versitygw_server(aws_environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a running versitygw with an empty bucket. Skips where there is no Go."""
+    with versitygw(tmp_path_factory.mktemp("versitygw")) as endpoint:
+        yield _with_bucket(endpoint)
+
+
+def _with_bucket(endpoint: str) -> str:
+    import boto3  # takes a quarter of a second, which tests without S3 need not wait for
+
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=BUCKET)
+    return endpoint
 
 
 @pytest.fixture(scope="session")
@@ -116,18 +98,33 @@ def one_spark() -> Iterator[None]:
 
 @pytest.fixture
 def s3_url(s3_server: str) -> str:
-    """A fresh store root on the S3 server."""
+    """A fresh store root on moto."""
     return f"s3://{BUCKET}/{uuid4().hex}"
 
 
+@pytest.fixture(params=["moto", "versitygw"])
+def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The endpoint of each S3 server in turn; the AWS environment points to it."""
+    fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
+    endpoint: str = request.getfixturevalue(fixture)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    return endpoint
+
+
 @pytest.fixture(
-    params=["memory", "folder", pytest.param("s3", marks=pytest.mark.s3)],
+    params=[
+        "memory",
+        "folder",
+        pytest.param("moto", marks=pytest.mark.s3),
+        pytest.param("versitygw", marks=pytest.mark.s3),
+    ],
 )
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """An empty store of each kind in turn."""
-    make: dict[str, Callable[[], ObjectStore]] = {
-        "memory": MemoryStore,
-        "folder": lambda: open_store(str(tmp_path / "root")),
-        "s3": lambda: open_store(request.getfixturevalue("s3_url")),
-    }
-    return make[request.param]()
+    if request.param == "memory":
+        return MemoryStore()
+    if request.param == "folder":
+        return open_store(str(tmp_path / "root"))
+    fixture = {"moto": "s3_server", "versitygw": "versitygw_server"}[request.param]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue(fixture))
+    return open_store(f"s3://{BUCKET}/{uuid4().hex}")

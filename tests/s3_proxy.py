@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +19,9 @@ ERRORS = {
     "AuthorizationHeaderMalformed": 400,
     "InvalidRequest": 400,
     "NotImplemented": 501,
+    "NoSuchUpload": 404,
+    "NoSuchPage": 404,
+    "PreconditionFailed": 412,
 }
 
 
@@ -29,9 +32,12 @@ class S3Proxy(ThreadingHTTPServer):
     - drop: it is not forwarded, and the connection is closed;
     - lose: it is forwarded, and the connection is closed without an answer;
     - cut: it is forwarded, and half of the answer's body arrives;
-    - none left: it is forwarded.
+    - drip: it is forwarded, and the answer's body arrives byte by byte, until the client hangs up;
+    - hang: it is not forwarded, and never answered;
+    - "" or none left: it is forwarded.
 
-    Every request takes `delay_s` longer, as if the server were far away.
+    With `overloaded` set, every request meets SlowDown. Every request takes `delay_s` longer, as if the server were far
+    away.
     """
 
     daemon_threads = True
@@ -41,10 +47,19 @@ class S3Proxy(ThreadingHTTPServer):
         self.behind = urlsplit(endpoint).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
         self.accidents: list[str] = []
-        self.requests = 0
+        self.overloaded = False
         self.delay_s = delay_s
+        self.seen: list[str] = []
+        """Method and path of each request."""
         self.answered: list[tuple[str, str, int, int]] = []
         """Of each request that was forwarded: method, path, bytes of an object that came and that went back."""
+        self.ended = Event()
+        self.lock = Lock()
+
+    @property
+    def requests(self) -> int:
+        """How many requests have come."""
+        return len(self.seen)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -52,12 +67,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: S3Proxy
 
     def _handle(self) -> None:
-        self.server.requests += 1
         time.sleep(self.server.delay_s)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        accident = self.server.accidents.pop(0) if self.server.accidents else ""
-        self.close_connection = accident in ("drop", "lose", "cut")
-        if accident == "drop":
+        with self.server.lock:
+            self.server.seen.append(f"{self.command} {self.path}")
+            accident = self.server.accidents.pop(0) if self.server.accidents else ""
+        accident = "SlowDown" if self.server.overloaded else accident
+        self.close_connection = accident in ("drop", "lose", "cut", "drip", "hang")
+        if accident == "hang":
+            self.server.ended.wait()
+        if accident in ("drop", "hang"):
             return
         if accident in ERRORS:
             self._answer(
@@ -76,19 +95,30 @@ class _Handler(BaseHTTPRequestHandler):
         back = len(data) if self.command == "GET" and not listing and answer.status < 300 else 0
         self.server.answered.append(("LIST" if listing else self.command, self.path, len(body), back))
         if accident != "lose":
-            self._answer(answer.status, data, dict(answer.headers), cut=accident == "cut")
+            self._answer(answer.status, data, dict(answer.headers), accident)
 
-    do_GET = do_PUT = do_DELETE = do_HEAD = _handle  # noqa: N815 - http.server's names
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815 - http.server's names
 
-    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, cut: bool = False) -> None:
+    def _answer(self, status: int, data: bytes, headers: dict[str, str] | None = None, accident: str = "") -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             if name.lower() not in ("connection", "content-length", "date", "server", "transfer-encoding"):
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if self.command == "HEAD":
+            return
+        if accident == "drip":
+            self._drip(data)
+        else:
+            self.wfile.write(data[: len(data) // 2] if accident == "cut" else data)
+
+    def _drip(self, data: bytes) -> None:
+        with suppress(ConnectionError):
+            for at in range(len(data)):
+                self.wfile.write(data[at : at + 1])
+                if self.server.ended.wait(0.01):
+                    return
 
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
@@ -103,5 +133,6 @@ def s3_proxy(endpoint: str, *, delay_s: float = 0.0) -> Iterator[S3Proxy]:
         try:
             yield proxy
         finally:
+            proxy.ended.set()
             proxy.shutdown()
             thread.join()

@@ -1,6 +1,7 @@
 """One contract, kept by every object store."""
 
 import pickle
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import ObjectExists, ObjectNotFound, Refused
 from slackwater.store.faults import FaultyStore
+from slackwater.store.leftovers import Leftover, Leftovers
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 
@@ -32,6 +34,25 @@ def test_an_object_is_read_as_it_was_written(store: ObjectStore) -> None:
     store.put("app/empty", b"")
     assert store.get("app/stages/s/sst/a.parquet") == data
     assert store.get("app/empty") == b""
+
+
+def test_a_large_object_is_read_as_it_was_written(store: ObjectStore) -> None:
+    data = random.Random(1).randbytes((16 << 20) + 1)
+    store.put("a", data)
+    assert store.get("a") == data
+    assert store.get_range("a", (8 << 20) - 2, 4) == data[(8 << 20) - 2 : (8 << 20) + 2]
+    assert store.get_range("a", 16 << 20, 100) == data[-1:]
+    assert [info.size_bytes for info in store.list("")] == [len(data)]
+
+
+def test_a_write_that_has_ended_leaves_nothing_behind(store: ObjectStore) -> None:
+    store.put("a", bytes((16 << 20) + 1))
+    store.put_if_absent("b", b"")
+    with pytest.raises(ObjectExists):
+        store.put_if_absent("b", b"")
+    if isinstance(store, Leftovers):
+        assert list(store.leftovers("")) == []
+        store.discard(Leftover("a", "ended-long-ago", 0))
 
 
 def test_a_put_overwrites(store: ObjectStore) -> None:
@@ -186,6 +207,13 @@ def test_a_listing_of_more_than_a_page_is_whole(store: ObjectStore) -> None:
     assert keys(store, "many/", "many/0998") == ["many/0999", "many/1000"]
 
 
+def test_folders_of_more_than_a_page_are_all_listed(store: ObjectStore) -> None:
+    names = [f"{number:04}" for number in range(1001)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: store.put(f"many/{name}/a", b""), names))
+    assert list(store.list_folders("many/")) == names
+
+
 def test_folders_are_what_objects_have_in_common(store: ObjectStore) -> None:
     for key in ("app/stages/b/x", "app/stages/b/y/z", "app/stages/a/x", "app/stages/file", "app/app.json"):
         store.put(key, b"")
@@ -210,8 +238,46 @@ def test_a_deleted_object_is_gone_and_deleting_it_again_is_no_error(store: Objec
     assert keys(store) == ["a/b/c"]
 
 
-@pytest.mark.parametrize("key", ["", "/", "/etc/passwd", "a/", "a//b", "../a", "a/../../b", "a/.", "a\0b"])
-def test_a_key_that_leaves_the_root_is_refused(store: ObjectStore, key: str) -> None:
+ODD_NAMES = (
+    *(
+        "a b",
+        " a",
+        "a ",
+        "a+b",
+        "a%2Fb",
+        "%00",
+        "a?b",
+        "a#b",
+        "a&b=c",
+        "a:b",
+        "a*b",
+        "a\\b",
+        "'\"",
+        "<a>",
+        "]]>",
+        "$(a)",
+    ),
+    *("...", ".a", "a.", "~", "-", "a=1", "con", "é", "e\u0301", "\u200b", "\U0001f600", "n" * 255, "é" * 127),
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_odd_name_is_a_name(store: ObjectStore, name: str) -> None:
+    key = f"odd/{name}/{name}"
+    store.put_if_absent(key, b"1")
+    with pytest.raises(ObjectExists):
+        store.put_if_absent(key, b"2")
+    assert (store.get(key), keys(store, f"odd/{name}")) == (b"1", [key])
+    assert list(store.list_folders("odd/")) == [name]
+    store.delete(key)
+    assert keys(store) == []
+
+
+UNUSABLE = ["", "/", "/etc/passwd", "a/", "a//b", "../a", "a/../../b", "a/.", "a\0b", "a\nb", "\x7f", "\ud800"]
+
+
+@pytest.mark.parametrize("key", [*UNUSABLE, "n" * 256, "é" * 128])
+def test_a_key_that_some_store_cannot_hold_is_refused_by_all(store: ObjectStore, key: str) -> None:
     for request in (
         lambda: store.get(key),
         lambda: store.get_range(key, 0, 1),

@@ -4,30 +4,35 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from uuid import uuid4
 
 import pytest
 from slackwater.store import history
 from slackwater.store.commit import commit
 from slackwater.store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
 from slackwater.store.s3 import S3Store
+from slackwater.store.s3_settings import S3Settings
 
-from .conftest import BUCKET, free_port
+from .conftest import free_port
 from .manifests import manifest
 from .s3_proxy import S3Proxy, s3_proxy
+from .s3_servers import BUCKET
 
 pytestmark = pytest.mark.s3
 
+SMALL_PARTS = S3Settings(multipart_bytes=5 << 20, part_bytes=5 << 20)
+
 
 @pytest.fixture
-def proxy(s3_server: str) -> Iterator[S3Proxy]:
-    with s3_proxy(s3_server) as running:
+def proxy(each_s3: str) -> Iterator[S3Proxy]:
+    with s3_proxy(each_s3) as running:
         yield running
 
 
 @pytest.fixture
-def store(proxy: S3Proxy, s3_url: str) -> S3Store:
+def store(proxy: S3Proxy) -> S3Store:
     """A store whose requests go through the proxy."""
-    return S3Store(BUCKET, s3_url.rpartition("/")[2], endpoint_url=proxy.endpoint, patience_s=20)
+    return S3Store(BUCKET, uuid4().hex, endpoint_url=proxy.endpoint, patience_s=20)
 
 
 REQUESTS: dict[str, Callable[[S3Store], object]] = {
@@ -96,6 +101,28 @@ def test_a_server_that_stays_away_is_named_without_credentials(s3_server: str) -
     assert caught.value.hint
 
 
+def test_a_server_that_never_answers_is_given_up(store: S3Store, proxy: S3Proxy) -> None:
+    proxy.accidents = ["hang"] * 100
+    hasty = S3Store(BUCKET, endpoint_url=proxy.endpoint, patience_s=0.1, settings=S3Settings(read_timeout_s=0.05))
+    with pytest.raises(Unavailable, match="no answer in time"):
+        hasty.get("a")
+
+
+def test_an_answer_that_drips_is_given_up(store: S3Store, proxy: S3Proxy) -> None:
+    store.put("a", bytes(100))
+    proxy.accidents = ["drip"] * 100
+    hasty = S3Store(
+        BUCKET,
+        store.url.rpartition("/")[2],
+        endpoint_url=proxy.endpoint,
+        patience_s=0.1,
+        settings=S3Settings(attempt_timeout_s=0.1),
+    )
+    for read in (lambda: hasty.get("a"), lambda: hasty.get_range("a", 0, 50)):
+        with pytest.raises(Unavailable, match="the answer takes too long to arrive"):
+            read()
+
+
 def test_a_server_that_is_overloaded_for_too_long_is_unavailable(store: S3Store, proxy: S3Proxy) -> None:
     hasty = S3Store(BUCKET, endpoint_url=proxy.endpoint, patience_s=0.1)
     proxy.accidents = ["SlowDown"] * 1000
@@ -104,8 +131,8 @@ def test_a_server_that_is_overloaded_for_too_long_is_unavailable(store: S3Store,
     assert 2 <= proxy.requests < 100
 
 
-def test_a_missing_bucket_is_told_with_how_to_make_it(s3_server: str) -> None:
-    store = S3Store("no-such-bucket", "p")
+def test_a_missing_bucket_is_told_with_how_to_make_it(each_s3: str) -> None:
+    store = S3Store("no-such-bucket", "p", settings=SMALL_PARTS)
     for request in (
         lambda: store.get("a"),
         lambda: store.put("a", b""),
@@ -113,10 +140,12 @@ def test_a_missing_bucket_is_told_with_how_to_make_it(s3_server: str) -> None:
         lambda: list(store.list("")),
         lambda: list(store.list_folders("")),
         lambda: store.delete("a"),
+        lambda: store.put("a", bytes(6 << 20)),
+        lambda: list(store.leftovers("")),
     ):
         with pytest.raises(NotFound) as caught:
             request()
-        assert str(caught.value) == (f"no bucket named 'no-such-bucket'; the S3 server at {s3_server} does not have it")
+        assert str(caught.value) == (f"no bucket named 'no-such-bucket'; the S3 server at {each_s3} does not have it")
         assert "aws s3 mb s3://no-such-bucket" in caught.value.hint
 
 
@@ -139,6 +168,24 @@ def test_what_will_not_pass_is_not_repeated(
     assert "tests-secret" not in str(caught.value)
     assert hint in caught.value.hint
     assert proxy.requests == 1
+
+
+def test_an_answer_that_is_none_of_s3_s_does_not_mean_that_the_object_is_absent(store: S3Store, proxy: S3Proxy) -> None:
+    # A web server that knows no such page, and a bucket of another kind.
+    proxy.accidents = ["NoSuchPage", "NoSuchUpload"]
+    for _ in range(2):
+        with pytest.raises(Refused, match="answered 404"):
+            store.get("a")
+
+
+def test_credentials_that_the_server_does_not_know_are_told(
+    versitygw_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This server answers with 404.
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    with pytest.raises(Refused, match="refused the credentials") as caught:
+        S3Store(BUCKET, endpoint_url=versitygw_server).get("a")
+    assert "set AWS_ACCESS_KEY_ID" in caught.value.hint
 
 
 def test_missing_credentials_are_told(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +234,8 @@ assert len(list(store.list(""))) == 81
 """
 
 
-def test_forked_processes_do_not_share_connections(proxy: S3Proxy, s3_url: str) -> None:
-    # The proxy keeps connections open, which the server behind it does not.
+def test_forked_processes_do_not_share_connections(proxy: S3Proxy) -> None:
+    # The proxy keeps connections open, which moto behind it does not.
     environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.endpoint}
-    subprocess.run([sys.executable, "-c", FORK, s3_url], check=True, timeout=120, env=environment)
+    root = f"s3://{BUCKET}/{uuid4().hex}"
+    subprocess.run([sys.executable, "-c", FORK, root], check=True, timeout=120, env=environment)

@@ -1,0 +1,111 @@
+"""The S3 servers that tests run against: moto, which is Python, and versitygw, which is Go on a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline import ports
+from slackwater.pipeline.jars import cache_folder
+from slackwater.pipeline.leash import Leash, last_words
+from slackwater.pipeline.lock import locked
+
+BUCKET = "slackwater-tests"
+ACCESS_KEY = "tests"
+SECRET_KEY = "tests-secret"
+
+_MODULE = "github.com/versity/versitygw/cmd/versitygw"
+_VERSION = "v1.8.0"
+_START_PATIENCE_S = 60.0
+_STOP_PATIENCE_S = 10.0
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[str]:
+    """The endpoint of a running moto server, whose log goes into the folder."""
+    port = ports.choose()
+    with _running([sys.executable, "-m", "moto.server", "-H", ports.HOST, "-p", str(port)], folder, port) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def versitygw(folder: Path) -> Iterator[str]:
+    """The endpoint of a running versitygw that keeps its objects in the folder, its log beside them.
+
+    Skips the test where there is no Go to build it.
+    """
+    port, objects = ports.choose(), folder / "objects"
+    objects.mkdir()
+    listen = ("--port", f"{ports.HOST}:{port}", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--keep-alive")
+    command = [str(_built()), *listen, "posix", *_metadata(folder, objects), str(objects)]
+    with _running(command, folder, port) as endpoint:
+        yield endpoint
+
+
+def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
+    """Metadata are extended attributes of the files where the file system has them, else files of their own."""
+    try:
+        os.setxattr(objects, "user.slackwater", b"")
+    except (AttributeError, OSError):
+        beside = folder / "metadata"
+        beside.mkdir()
+        return ("--sidecar", str(beside))
+    return ()
+
+
+@contextmanager
+def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
+    log = folder / "server.log"
+    # It ends when this process does, however that happens.
+    server = Leash(command, folder=folder, log=log)
+    try:
+        deadline = time.monotonic() + _START_PATIENCE_S
+        while not ports.is_open(port):
+            if server.ended(0.05) is not None or time.monotonic() > deadline:
+                pytest.fail(f"{Path(command[0]).name} on port {port} did not start:\n{last_words(log, 0, 20)}")
+        yield f"http://{ports.HOST}:{port}"
+    finally:
+        server.terminate(_STOP_PATIENCE_S)
+
+
+def _built() -> Path:
+    """The program, built once into the user's cache, about a minute. Many processes may ask at once."""
+    go = shutil.which("go")
+    program = cache_folder() / f"versitygw-{_VERSION}" / "versitygw"
+    if program.exists():
+        return program
+    if go is None:
+        pytest.skip("no go on PATH: versitygw cannot be built")
+    program.parent.parent.mkdir(parents=True, exist_ok=True)
+    with locked(program.parent.with_name(f"{program.parent.name}.lock"), lambda: None):
+        if not program.exists():
+            _build(go, program.parent)
+    return program
+
+
+def _build(go: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as scratch:
+        done = subprocess.run(
+            [go, "install", "-ldflags=-s -w", f"{_MODULE}@{_VERSION}"],
+            cwd=scratch,
+            # Without a C compiler, and for this machine whatever the developer builds for.
+            env={**os.environ, "GOBIN": scratch, "CGO_ENABLED": "0", "GOFLAGS": "", "GOOS": "", "GOARCH": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"versitygw cannot be built:\n{done.stderr}")
+        # The folder appears whole.
+        made = Path(scratch) / "made"
+        made.mkdir()
+        (Path(scratch) / "versitygw").rename(made / "versitygw")
+        made.rename(folder)
