@@ -17,17 +17,22 @@ from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
 
+from .profiles import PROFILE
+
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
 # whose Ctrl-C is tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two cores are shared with servers: how long one example takes says nothing.
-settings.register_profile("default", deadline=None)
+settings.register_profile("default", deadline=None, max_examples=100)
+# `SLACKWATER_PROFILE=ci`: some minutes. `nightly`: hours, for a machine that has nothing else to do.
+settings.register_profile("ci", deadline=None, max_examples=500, print_blob=True)
+settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)
 # Whether a planted fault is noticed must not depend on the day, and nobody reads the smallest example of it.
 settings.register_profile(
     "mutants", deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
-settings.load_profile("default")
+settings.load_profile(PROFILE)
 
 BUCKET = "slackwater-tests"
 

@@ -5,6 +5,7 @@ A fault that does no harm is none: where a line may as well read otherwise, it i
 
 from .fault import Fault
 from .planted_snapshots import SNAPSHOT_FAULTS
+from .planted_store import STORE_FAULTS
 
 __all__ = ["FAULTS"]
 
@@ -499,4 +500,5 @@ FAULTS = (
         STAGE,
     ),
     *SNAPSHOT_FAULTS,
+    *STORE_FAULTS,
 )
