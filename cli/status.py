@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import SlackwaterError
+from ..store.errors import Corruption, SlackwaterError
 from . import humane, options
 from .output import Part, output_for
 from .settings import Settings, load
@@ -50,26 +50,41 @@ def status(
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     opened = settings.open_store()
     if not watch:
-        found, note = _look(opened, settings, app_name)
-        output.show(found, *_parts(found, in_detail=app_name is not None))
-        if note:
-            output.note(note)
+        found, damaged, silence = _look(opened, settings, app_name)
+        output.show(found, *_parts(found, damaged=bool(damaged), in_detail=app_name is not None))
+        for sentence in (*damaged, *silence):
+            output.note(sentence)
+        if damaged:
+            raise typer.Exit(1)
         return
     with output.live() as show:
         while True:
-            found, note = _look(opened, settings, app_name)
-            show(found, *_parts(found, in_detail=app_name is not None), *filter(None, [note]))
+            found, damaged, silence = _look(opened, settings, app_name)
+            show(found, *_parts(found, damaged=bool(damaged), in_detail=app_name is not None), *damaged, *silence)
             time.sleep(every)
 
 
-def _look(store: "ObjectStore", settings: Settings, app_name: str | None) -> tuple[tuple["AppOverview", ...], str]:
-    """The apps, and why the lag of users' topics is missing, if it is."""
+def _look(
+    store: "ObjectStore", settings: Settings, app_name: str | None
+) -> tuple[tuple["AppOverview", ...], tuple[str, ...], tuple[str, ...]]:
+    """The apps, what of them cannot be read, and why the lag of users' topics is missing, if it is."""
     from ..store.apps import list_apps
     from .overview import overview
 
     ends = _EndOffsets(settings)
     names = (app_name,) if app_name else list_apps(store)
-    return tuple(overview(store, name, ends) for name in names), ends.silence
+    found: list[AppOverview] = []
+    damaged: list[str] = []
+    for name in names:
+        try:
+            found.append(overview(store, name, ends))
+        except Corruption as error:
+            if app_name:
+                raise
+            damaged.append(f"{name}: {error.message} ({error.hint})")
+            continue
+        damaged += found[-1].damaged
+    return tuple(found), tuple(damaged), (ends.silence,) if ends.silence else ()
 
 
 class _EndOffsets:
@@ -91,8 +106,8 @@ class _EndOffsets:
             return None
 
 
-def _parts(found: tuple["AppOverview", ...], *, in_detail: bool) -> Iterator[Part]:
-    if not found:
+def _parts(found: tuple["AppOverview", ...], *, damaged: bool, in_detail: bool) -> Iterator[Part]:
+    if not found and not damaged:
         yield "no app in this store yet; `slackwater run FILE` makes one"
     now_ms = humane.now_ms()
     for number, each in enumerate(found):
