@@ -46,11 +46,13 @@ def get(
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     from ..snapshot import lookup
-    from ..snapshot.cut import resolve
+    from ..snapshot.cut import resolve_around
     from ..store.counting import CountingStore
 
     output, opened = output_for(json=as_json), CountingStore(load(store=store).open_store())
-    cut = resolve(opened, ref, now_ms=humane.now_ms())
+    cut, damage = resolve_around(opened, ref, now_ms=humane.now_ms())
+    if damage is not None:
+        output.note(f"{ref} is read by itself: {damage.message}")
     opened.reset()
     row = lookup.get(opened, cut, table, [None if value == _NULL else value for value in key])
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store import apps, history
+from ..store.errors import Corruption
 from ..store.manifest import Manifest, Origin
 from ..store.objects import ObjectStore
 from ..store.runs import deltas, l0_files
@@ -94,6 +95,8 @@ class AppOverview:
     """Upstream first."""
     requested: tuple[str, ...]
     """Snapshots that were asked for and are not complete yet."""
+    damaged: tuple[str, ...] = ()
+    """A sentence for each stage that is left out because its newest manifest cannot be read."""
 
 
 def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bool = False) -> AppOverview:
@@ -101,14 +104,20 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
 
     Raises:
         NotFound: there is no such app.
+        Corruption: what says who the app is cannot be read.
         Unavailable: the store does not answer.
     """
     info = apps.read_app(store, app)
-    heads = {
-        stage: manifest
-        for stage in history.list_stages(store, app)
-        if (manifest := history.head(store, app, stage)) is not None
-    }
+    heads: dict[str, Manifest] = {}
+    damaged: list[str] = []
+    for stage in history.list_stages(store, app):
+        try:
+            head = history.head(store, app, stage)
+        except Corruption as error:
+            damaged.append(f"{app}/{stage}: {error.message} ({error.hint})")
+            continue
+        if head is not None:
+            heads[stage] = head
     return AppOverview(
         app=app,
         created_ms=info.created_ms,
@@ -118,6 +127,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
             for stage in order(heads)
         ),
         requested=tuple(request.name for request in open_requests(store, app)),
+        damaged=tuple(damaged),
     )
 
 

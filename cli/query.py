@@ -9,7 +9,7 @@ import typer
 
 from ..store.errors import Usage
 from . import humane, options
-from .output import Part, output_for
+from .output import Output, Part, output_for
 from .settings import Settings, load
 from .tables import Grid
 
@@ -70,7 +70,7 @@ def query(
 
     if out is not None:
         values.check_ending(out)
-    cut, rows = _run(settings, ref, text)
+    cut, rows = _run(settings, output, ref, text)
     if out is not None:
         values.write(rows, out)
         output.show({"file": str(out), "rows": rows.num_rows}, f"{humane.plural(rows.num_rows, 'row')} in {out}")
@@ -90,15 +90,18 @@ def _sql(sql: str | None, file: Path | None) -> str | None:
     return sys.stdin.read() if sql == "-" else sql
 
 
-def _run(settings: Settings, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
+def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
     from ..snapshot.channel_tables import channel_tables, names_channels
-    from ..snapshot.cut import resolve
-    from ..snapshot.tables import connect, run_query
+    from ..snapshot.cut import resolve_around
+    from ..snapshot.tables import connect, named_tables, run_query
 
     store = settings.open_store()
-    cut = resolve(store, ref, now_ms=humane.now_ms())
+    cut, damage = resolve_around(store, ref, now_ms=humane.now_ms())
+    if damage is not None:
+        output.note(f"only {', '.join(cut.stages)} is shown, by itself: {damage.message}")
+    only = named_tables(sql, cut)
     flying = channel_tables(store, cut, sql, settings.open_channels()) if names_channels(sql) else None
-    with closing(settings.open_cache()) as cache, connect(store, cache, cut, channels=flying) as connection:
+    with closing(settings.open_cache()) as cache, connect(store, cache, cut, only=only, channels=flying) as connection:
         return cut, run_query(connection, sql)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import SlackwaterError, Usage
+from ..store.errors import Corruption, SlackwaterError, Usage
 from . import humane, options
 from .output import Output, Part, output_for
 from .settings import Settings, load
@@ -80,27 +80,41 @@ def status(
     if since is not None:
         raise Usage("--since goes with --cost")
     if not watch:
-        found, note = _look(opened, settings, app_name)
-        output.show(found, *_parts(found, in_detail=app_name is not None))
-        if note:
-            output.note(note)
+        found, damaged, silence = _look(opened, settings, app_name)
+        output.show(found, *_parts(found, damaged=bool(damaged), in_detail=app_name is not None))
+        for sentence in (*damaged, *silence):
+            output.note(sentence)
+        if damaged:
+            raise typer.Exit(1)
         return
     with output.live() as show:
         while True:
-            found, note = _look(opened, settings, app_name)
-            show(found, *_parts(found, in_detail=app_name is not None), *filter(None, [note]))
+            found, damaged, silence = _look(opened, settings, app_name)
+            show(found, *_parts(found, damaged=bool(damaged), in_detail=app_name is not None), *damaged, *silence)
             time.sleep(every)
 
 
-def _look(store: "ObjectStore", settings: Settings, app_name: str | None) -> tuple[tuple["AppOverview", ...], str]:
-    """The apps, and why the lag of users' topics is missing, if it is."""
+def _look(
+    store: "ObjectStore", settings: Settings, app_name: str | None
+) -> tuple[tuple["AppOverview", ...], tuple[str, ...], tuple[str, ...]]:
+    """The apps, what of them cannot be read, and why the lag of users' topics is missing, if it is."""
     from ..store.apps import list_apps
     from .overview import overview
 
     ends = _EndOffsets(settings)
     names = (app_name,) if app_name else list_apps(store)
-    found = tuple(overview(store, name, ends, in_detail=app_name is not None) for name in names)
-    return found, ends.silence
+    found: list[AppOverview] = []
+    damaged: list[str] = []
+    for name in names:
+        try:
+            found.append(overview(store, name, ends, in_detail=app_name is not None))
+        except Corruption as error:
+            if app_name:
+                raise
+            damaged.append(f"{name}: {error.message} ({error.hint})")
+            continue
+        damaged += found[-1].damaged
+    return tuple(found), tuple(damaged), (ends.silence,) if ends.silence else ()
 
 
 def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
@@ -132,8 +146,8 @@ class _EndOffsets:
             return None
 
 
-def _parts(found: tuple["AppOverview", ...], *, in_detail: bool) -> Iterator[Part]:
-    if not found:
+def _parts(found: tuple["AppOverview", ...], *, damaged: bool, in_detail: bool) -> Iterator[Part]:
+    if not found and not damaged:
         yield _EMPTY
     now_ms = humane.now_ms()
     for number, each in enumerate(found):

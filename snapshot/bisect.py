@@ -5,13 +5,14 @@ ahead of what its senders sent, so a wrong answer is wrong state, never a torn l
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import ceil, log2
 
+import duckdb
 import pyarrow as pa
 
 from ..store import history
@@ -23,7 +24,7 @@ from .channel_tables import channel_tables, names_channels
 from .cut import first_cut, resolve
 from .lineage import Lineage, trace
 from .narrowing import Between
-from .tables import connect, run_query
+from .tables import connect, named_tables, run_query
 from .topology import Cut
 from .turned import KeyChange, turned_keys
 
@@ -138,7 +139,7 @@ def bisect(
                 hint=f"choose moments from {app}/{stage}@v{first[stage]} on; leave --good away to search all of those",
             )
     asks = names_channels(where)
-    watched = frozenset(high.stages) if asks else _named(where, high)
+    watched = frozenset(high.stages) if asks else named_tables(where, high)
     between = Between(low, high, partial(history.read, store, app), first, watched, asks)
     if not between.ordered():
         raise Refused(
@@ -148,14 +149,6 @@ def bisect(
     search = _Search(store, cache, where, between, on_step, reader)
     search.check_ends(good, bad)
     return search.run()
-
-
-def _named(where: str, cut: Cut) -> frozenset[str]:
-    """The tables that decide what `where` returns: those it names; all, if it may name them otherwise."""
-    text = where.casefold()
-    named = frozenset(name for name in cut.tables if name.casefold() in text)
-    # The table functions query() and query_table() take names as data.
-    return frozenset(cut.tables) if not named or "query" in text else named
 
 
 class _Search:
@@ -260,12 +253,8 @@ class _Search:
 
     def _ask(self, cut: Cut, to_come: int) -> bool:
         """Evaluate the predicate; `to_come` is how many evaluations will follow, as far as one can tell."""
-        # The tables that it cannot see need not be opened.
-        seen = cut
-        if self._steps:
-            seen = Cut(cut.app, {stage: cut.stages[stage] for stage in self._between.watched & cut.stages.keys()})
         flying = channel_tables(self._store, cut, self._where, self._reader) if self._between.channels else None
-        with closing(connect(self._store, self._cache, seen, empty=self._tables, channels=flying)) as con:
+        with self._connect(cut, flying) as con:
             rows = run_query(con, self._where, max_rows=_MAX_ROWS)
         is_bad: bool = rows.num_rows > 0
         if is_bad:
@@ -275,6 +264,10 @@ class _Search:
         if self._on_step is not None:
             self._on_step(self._steps[-1])
         return is_bad
+
+    def _connect(self, cut: Cut, flying: Mapping[str, pa.Table] | None) -> closing[duckdb.DuckDBPyConnection]:
+        only, empty = self._between.watched, self._tables
+        return closing(connect(self._store, self._cache, cut, only=only, empty=empty, channels=flying))
 
     def _earlier(self) -> str:
         """A ref to the middle of what lies before the good end, empty when nothing does."""

@@ -12,7 +12,7 @@ from itertools import islice
 
 from ..store import apps, boundary, history
 from ..store.boundary import Boundary
-from ..store.errors import NotFound
+from ..store.errors import Corruption, NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
@@ -29,6 +29,7 @@ __all__ = [
     "order",
     "raise_senders",
     "resolve",
+    "resolve_around",
     "stages_of",
 ]
 
@@ -41,6 +42,45 @@ def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
         NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
     """
     return cut_at(store, parse(text, now_ms=now_ms))
+
+
+def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
+    """As `resolve`, for reading; where a manifest of another stage is damaged, a ref to one stage names just that one.
+
+    Returns:
+        The cut, and the damage that other stages were left out for, None when there is none.
+
+    Raises:
+        Corruption: a manifest that is needed is damaged. Others as of `resolve`.
+    """
+    ref = parse(text, now_ms=now_ms)
+    try:
+        return cut_at(store, ref), None
+    except Corruption as error:
+        if not ref.stage:
+            others = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
+            error.hint = f"{error.hint}; {others}" if error.hint else others
+            raise
+        return Cut(ref.app, {ref.stage: _alone(store, ref)}), error
+
+
+def _alone(store: ObjectStore, ref: Ref) -> Manifest:
+    """The version of a ref to one stage, without a look at the others."""
+    match ref.moment:
+        case Latest():
+            found = history.head(store, ref.app, ref.stage)
+        case AtTime(time_ms):
+            found = history.latest_at(store, ref.app, ref.stage, time_ms)
+        case Back(commits):
+            found = _back(store, ref, (ref.stage,), commits)
+        case Version(version):
+            found = history.read(store, ref.app, ref.stage, version)
+        case Named(name):
+            version = read_snapshot(store, ref.app, name).stages.get(ref.stage, 0)
+            found = history.find(store, ref.app, ref.stage, version)
+    if found is None:
+        raise _too_early(store, ref, (ref.stage,))
+    return found
 
 
 def cut_at(store: ObjectStore, ref: Ref) -> Cut:

@@ -7,7 +7,7 @@ write into the store or look around on the machine.
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
 from .topology import Cut
 
-__all__ = ["connect", "run_query"]
+__all__ = ["connect", "named_tables", "run_query"]
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
@@ -38,6 +38,7 @@ def connect(
     cache: SstCache,
     cut: Cut,
     *,
+    only: Collection[str] | None = None,
     empty: Mapping[str, Table] | None = None,
     channels: Mapping[str, pa.Table] | None = None,
 ) -> duckdb.DuckDBPyConnection:
@@ -49,6 +50,7 @@ def connect(
         store: the store of the cut's app.
         cache: where SSTs of a remote store come to lie; used by the views, so it must outlive the connection.
         cut: the moment to look at.
+        only: the tables to open, as `named_tables` finds them; the others are shown without rows. None opens all.
         empty: tables to show without rows when the cut does not hold them, by name.
         channels: records in flight, as `channel_tables` gives them.
 
@@ -61,14 +63,16 @@ def connect(
     # Python's own variables are no tables of anybody's app.
     con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
     try:
-        for name, manifest in cut.tables.items():
+        opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
+        for name, manifest in opened.items():
             relation.register(con, name, store, cache, manifest)
-        for name, table in (empty or {}).items():
-            if name not in cut.tables:
+        declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
+        for name, table in {**(empty or {}), **declared}.items():
+            if name not in opened:
                 con.register(name, visible_schema(table).empty_table())
         if channels is not None:
             _show_channels(con, channels)
-        files = {str(cache.parquet_path(store, sst)) for manifest in cut.tables.values() for sst in manifest.ssts}
+        files = {str(cache.parquet_path(store, sst)) for manifest in opened.values() for sst in manifest.ssts}
         con.execute("SET allowed_paths = $files", {"files": sorted(files)})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
@@ -76,6 +80,17 @@ def connect(
         con.close()
         raise
     return con
+
+
+def named_tables(sql: str, cut: Cut) -> frozenset[str]:
+    """The tables that decide what a statement returns: those it names; all, if it may name them otherwise.
+
+    The others need not be opened, and damage to them does no harm.
+    """
+    text = sql.casefold()
+    named = frozenset(name for name in cut.tables if name.casefold() in text)
+    # The table functions query() and query_table() take names as data.
+    return frozenset(cut.tables) if not named or "query" in text else named
 
 
 def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None) -> pa.Table:

@@ -31,7 +31,8 @@ from .types import sst_schema
 __all__ = ["Mapped", "SstCache"]
 
 _ARROW = ".arrow"
-"""An Arrow IPC file, uncompressed, and after it the xxh3_128 of those bytes: disks and power do fail."""
+"""An Arrow IPC file, uncompressed, and after it the xxh3_128 of those bytes and its name: disks and power do fail, and
+people move files."""
 _PARQUET = ".parquet"
 """A copy of the object."""
 _TRAILER_BYTES = 16
@@ -225,7 +226,7 @@ class SstCache:
                 for batch in batches:
                     writer.write_batch(batch)
             with pa.memory_map(str(path)) as source:
-                digest = xxhash.xxh3_128_digest(source.read_buffer())
+                digest = _digest(source.read_buffer(), sst)
             with path.open("ab") as file:
                 file.write(digest)
 
@@ -240,7 +241,7 @@ class SstCache:
             # Unlinked or replaced from now on, the map keeps what it has.
             data = pa.memory_map(str(self._folder.path / name)).read_buffer()
             content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
-            if xxhash.xxh3_128_digest(content) != data[content.size :].to_pybytes():
+            if _digest(content, sst) != data[content.size :].to_pybytes():
                 raise corrupt(sst, "its copy in the cache is not what was written")
             reader = pa.ipc.open_file(content)
             blocks = tuple(Block.of(reader.get_batch(i)) for i in range(reader.num_record_batches))
@@ -347,6 +348,13 @@ class SstCache:
                 hint="free some disk, or name a larger folder for the cache",
             ) from error
         return path
+
+
+def _digest(content: pa.Buffer, sst: Sst) -> bytes:
+    """Of the content of this SST's file and no other's."""
+    digest = xxhash.xxh3_128(content)
+    digest.update(file_name(sst).encode())
+    return digest.digest()
 
 
 def _is_pattern(path: Path) -> bool:

@@ -114,6 +114,7 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
             f"object {key!r} holds the manifest of {found[0]}/{found[1]} v{found[2]}; "
             f"expected {app}/{stage} v{version}",
             object_key=key,
+            hint="put the object back from a backup or an older version of it",
         )
     _recent.setdefault(store, _Recent()).add(key, manifest)
     return manifest

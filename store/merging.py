@@ -94,14 +94,15 @@ def run(
         cursors = [Cursor(store, cache, sst, table, window, read_bytes) for sst in inputs]
         piece_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
         for pieces in _slices(_pieces(inputs, window, slots, piece_rows)):
-            if stop():
-                raise Stopped
             if time.monotonic() - began_s > _LONGEST_S:
                 raise _too_long(compaction)
             parts = [part for cursor in cursors for part in cursor.read(pieces[0].low, pieces[-1].high)]
             drop = compaction.drops_tombstones and partition == compaction.partition
             rows = merge_rows(parts, table, drop_tombstones=drop) if parts else None
             for piece, part in zip(pieces, _cut(rows, pieces), strict=True):
+                # One slice may fill many small SSTs, a put each.
+                if stop():
+                    raise Stopped
                 if part is not None:
                     writer.append(part)
                 if piece.ends_slot:

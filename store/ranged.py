@@ -23,6 +23,7 @@ from .objects import ObjectStore
 from .pieces import Pieces
 from .reads import Reads
 from .tails import Tail, tail_of
+from .types import HASH
 
 __all__ = ["RangedSst"]
 
@@ -122,8 +123,21 @@ class RangedSst:
             rows = file.read_row_groups(groups.tolist())
         except (pa.ArrowException, OSError) as error:
             raise corrupt(self._sst, f"row groups {groups.tolist()} cannot be decoded ({error})") from error
-        for batch in rows.combine_chunks().to_batches():
+        rows = rows.combine_chunks()
+        self._check_hashes(groups, rows.column(HASH).to_numpy())
+        for batch in rows.to_batches():
             yield Block.of(batch)
+
+    def _check_hashes(self, groups: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> None:
+        """Pages of another object are whole, and their CRCs are right: see that these row groups are those."""
+        ends = np.cumsum([self._tail.metadata.row_group(group).num_rows for group in groups.tolist()])
+        starts = np.concatenate(([0], ends[:-1]))
+        if (
+            len(hashes) != ends[-1]
+            or (hashes[starts] != self._tail.hash_min[groups]).any()
+            or (hashes[ends - 1] != self._tail.hash_max[groups]).any()
+        ):
+            raise corrupt(self._sst, f"row groups {groups.tolist()} hold other hashes than its footer says")
 
     def _filters(self, groups: npt.NDArray[np.int64]) -> list[Filter | None]:
         """The filters of these row groups; None for all where the SST has none."""

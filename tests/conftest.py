@@ -14,6 +14,7 @@ from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
 
+from .profiles import PROFILE
 from .s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
 
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
@@ -21,12 +22,15 @@ from .s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Two cores are shared with servers: how long one example takes says nothing.
-settings.register_profile("default", deadline=None)
+settings.register_profile("default", deadline=None, max_examples=100)
+# `SLACKWATER_PROFILE=ci`: some minutes. `nightly`: hours, for a machine that has nothing else to do.
+settings.register_profile("ci", deadline=None, max_examples=500, print_blob=True)
+settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)
 # Whether a planted fault is noticed must not depend on the day, and nobody reads the smallest example of it.
 settings.register_profile(
     "mutants", deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
-settings.load_profile("default")
+settings.load_profile(PROFILE)
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ A fault that does no harm is none: where a line may as well read otherwise, it i
 from .fault import Fault
 from .planted_metering import METERING_FAULTS
 from .planted_snapshots import SNAPSHOT_FAULTS
+from .planted_store import STORE_FAULTS
 
 __all__ = ["FAULTS"]
 
@@ -504,6 +505,7 @@ FAULTS = (
         STAGE,
     ),
     *SNAPSHOT_FAULTS,
+    *STORE_FAULTS,
     *METERING_FAULTS,
     # Behind a compaction, and ahead of the store.
     Fault(

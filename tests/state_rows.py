@@ -68,6 +68,7 @@ def write_version(
     changes: Mapping[Key, Values | None],
     seq: int,
     hashes: Hashes = AS_ALWAYS,
+    app: str = "app",
 ) -> tuple[Sst, ...]:
     """One SST for each state partition that these changes touch."""
     rows = state_rows(table, changes, seq, hashes)
@@ -76,7 +77,7 @@ def write_version(
         sst.write(
             store,
             cache,
-            app="app",
+            app=app,
             stage="stage",
             table=table,
             partition=partition,

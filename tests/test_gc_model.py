@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slackwater.snapshot.clone import clone
@@ -16,6 +15,7 @@ from slackwater.store.errors import NotFound
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from .histories import STAGES, FlightsApp, Totals, flights, rows_of
+from .profiles import scaled
 
 States = dict[str, dict[str, Totals]]
 
@@ -206,4 +206,4 @@ class Collection(RuleBasedStateMachine):
 
 
 TestCollection = Collection.TestCase
-TestCollection.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestCollection.settings = scaled(30, 20)

@@ -1,0 +1,156 @@
+"""Faults in committing, merging, rescaling, reading and collecting, for `planted.py`."""
+
+from .fault import Fault
+
+__all__ = ["STORE_FAULTS"]
+
+MODEL = ("test_state_model.py",)
+"""Everything that can be done to a store, beside a dictionary."""
+
+_COMMIT, _COMPACTION, _RUNS, _INDEX = "store/commit.py", "store/compaction.py", "store/runs.py", "store/index.py"
+_MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
+_RELATION, _GC, _LITTER, _SURVEY = "store/relation.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
+_SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
+
+STORE_FAULTS = (
+    # Committing.
+    Fault(
+        "a version is overwritten by whoever comes later",
+        _COMMIT,
+        "        store.put_if_absent(keys.manifest(manifest.app",
+        "        store.put(keys.manifest(manifest.app",
+        MODEL,
+    ),
+    Fault(
+        "one's own write is taken for another's when its answer was lost",
+        _COMMIT,
+        "    if existing == manifest:  # created",
+        "    if existing is manifest:  # created",
+        MODEL,
+    ),
+    Fault("a claim has the epoch of the former writer", _COMMIT, "epoch=head.epoch + 1", "epoch=head.epoch", MODEL),
+    Fault(
+        "a number that was collected is given out again",
+        _COMMIT,
+        "    if limit is not None and not limit.allows(manifest.stage, manifest.version):",
+        "    if limit is not None and manifest.version > limit.first.get(manifest.stage, 0):",
+        MODEL,
+    ),
+    # Merging.
+    Fault(
+        "the oldest row of a key is kept",
+        _MERGING,
+        "    rows = pa.concat_tables(parts).combine_chunks()",
+        "    rows = pa.concat_tables(parts[::-1]).combine_chunks()",
+        MODEL,
+    ),
+    Fault(
+        "tombstones are dropped that an older run needs",
+        _UNIVERSAL,
+        "policy, drops_tombstones=end == len(runs)),)",
+        "policy, drops_tombstones=True),)",
+        MODEL,
+    ),
+    Fault(
+        "what an input has in later partitions is lost",
+        _MERGING,
+        "            if other != compaction.partition:",
+        "            if other < compaction.partition:",
+        MODEL,
+    ),
+    Fault(
+        "a result lands though some of its inputs are gone",
+        _COMPACTION,
+        "    if not inputs.issubset(ssts):",
+        "    if inputs.isdisjoint(ssts):",
+        MODEL,
+    ),
+    # Rescaling.
+    Fault(
+        "an SST belongs where it was written, whatever the number of partitions is now",
+        _RUNS,
+        "        for partition in touched(sst, partitions):\n            found",
+        "        for partition in (sst.partition,):\n            found",
+        MODEL,
+    ),
+    Fault(
+        "SSTs that lay side by side are runs that come after each other",
+        _RUNS,
+        "        if groups and sst.seq_max >= oldest:",
+        "        if groups and sst.seq_max > oldest + 100:",
+        MODEL,
+    ),
+    Fault(
+        "a rescale forgets the newest SST",
+        _RESCALE,
+        "replace(draft, table=replace(draft.table, partitions=partitions))",
+        "replace(draft, table=replace(draft.table, partitions=partitions), ssts=draft.ssts[1:])",
+        MODEL,
+    ),
+    # Reading.
+    Fault("look-ups begin with the oldest run", _INDEX, "run.seq_max, reverse=True", "run.seq_max", MODEL),
+    Fault(
+        "a query hides the newer of two rows",
+        _RELATION,
+        "newer.{SEQ} > run.{SEQ}",
+        "newer.{SEQ} < run.{SEQ}",
+        MODEL,
+    ),
+    Fault(
+        "a query shows rows that only an older run has deleted",
+        _RELATION,
+        "    if any(sst.tombstones for sst in ssts):",
+        "    if ssts[0].tombstones:",
+        MODEL,
+    ),
+    # Collecting.
+    Fault(
+        "versions of the last hour go",
+        _SURVEY,
+        "info.modified_ms > clock_ms - MIN_AGE_MS",
+        "info.modified_ms > clock_ms",
+        MODEL,
+    ),
+    Fault(
+        "nobody looks for snapshots once more before the boundary is final",
+        _GC,
+        "        final = reachable(seen.again(), retention, seen.read)",
+        "        final = plan",
+        MODEL,
+    ),
+    Fault(
+        "a cut is pinned though it is about to be collected",
+        _SNAPSHOTS,
+        "        _not_collected(store, written)\n        _check_there",
+        "        _check_there",
+        MODEL,
+    ),
+    Fault(
+        "SSTs go that only a pinned version names",
+        _GC,
+        "for version in plan.versions(stage) if version not in done)",
+        "for version in plan.versions(stage) if version not in done and version >= plan.first(stage))",
+        MODEL,
+    ),
+    Fault(
+        "SSTs go before the batch that will name them",
+        _LITTER,
+        "        if info.key not in named and info.modified_ms <= before_ms:",
+        "        if info.key not in named:",
+        MODEL,
+    ),
+    Fault(
+        "doomed versions are never deleted",
+        _GC,
+        "        _delete(store, [info for each in doomed.values() for info in each.versions])\n",
+        "",
+        MODEL,
+    ),
+    Fault(
+        "the snapshot that a clone lives from can be removed",
+        _SNAPSHOTS,
+        '    if snapshot.kind == "clone" and not force and _clone_lives(store, snapshot):',
+        '    if snapshot.kind == "clone" and not force and not snapshot.stages:',
+        MODEL,
+    ),
+)
