@@ -100,7 +100,7 @@ def universal_optimum(keys: float, draws: float, batches: int, runs: int) -> flo
             ends[t] = (ends[s] + least[t - s - 1]).min() + merged[t]
         within = [0.0 if n <= k else (ends[1 : n + 1] + least[n - 1 :: -1][:n]).min() for n in range(batches + 1)]
         least = np.array(within)
-    return 1 + float(least[batches]) / (batches * merged[1])
+    return 1 + float(least[batches]) / (batches * float(merged[1]))
 
 
 def leveled_optimum(keys: float, draws: float, batches: int, trigger: int, level_1_rows: float, slots: int) -> float:
@@ -122,7 +122,7 @@ def leveled_optimum(keys: float, draws: float, batches: int, trigger: int, level
         while _distinct(keys / slots, ages).sum() > level_1_rows:
             ages[np.argmax(ages)] = 0
             written += keys / slots
-    return 1 + written / (batches * float(_distinct(keys, draws)))
+    return 1 + float(written) / (batches * float(_distinct(keys, draws)))
 
 
 def _distinct(keys: float, draws: np.ndarray | float) -> np.ndarray:
