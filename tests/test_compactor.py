@@ -176,7 +176,8 @@ def test_a_program_says_how_its_tables_are_compacted() -> None:
     chosen = sw.leveled(level_base_bytes=8 << 20, fanout=8)
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="b", compaction=chosen)(lambda rows: rows)
     assert app.stages["a"].compaction == sw.universal() == Policy()
-    assert app.stages["b"].compaction == Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8)
+    expected = Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8, target_file_bytes=16 << 20)
+    assert app.stages["b"].compaction == expected
     with pytest.raises(Usage, match="no table to compact"):
         app.stage(reads=topic("t"), writes=sw.repartition("r", "k"), compaction=chosen)
 
