@@ -34,19 +34,24 @@ class Compactor:
     def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest, *, threads: int = 1) -> None:
         self._store = store
         self._cache = cache
+        self._head = head
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._wanted: list[Compaction] = []
+        """What the head calls for and nobody has begun, most urgent first."""
+        self._busy: set[Compaction] = set()
+        """Begun, and not committed yet."""
         self._done: list[Done] = []
         self._offered = 0
         """How many of these were in the version that is being committed."""
-        self._busy: set[Compaction] = set()
-        """Begun, and not committed yet."""
+        self._threads, self._working = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
     def consider(self, head: Manifest) -> tuple[Compaction, ...]:
         """Start what a version calls for that is about to be committed, and say what that is.
 
-        What shares an input with a merge that is under way, or waits to be committed, waits too.
+        What was called for by a version before it and nobody has begun is forgotten. What shares an input with a merge
+        that is under way, or waits to be committed, waits too.
         """
         due = pick(head.ssts, head.table.partitions, head.table.compaction) if head.table else ()
         with self._lock:
@@ -54,12 +59,13 @@ class Compactor:
             self._busy.difference_update(one.compaction for one in self._done[: self._offered])
             del self._done[: self._offered]
             self._offered = 0
-            taken = {sst for one in self._busy for sst in one.inputs}
-            wanted = [one for one in due if taken.isdisjoint(one.inputs)] if self._executor else []
-            self._busy.update(wanted)
-        for one in wanted:
-            assert self._executor is not None  # noqa: S101  else nothing is wanted
-            self._executor.submit(self._run, head, one)
+            self._head = head
+            # Look-ups wait for what batches wrote last to be merged, and for that, upper levels to have room.
+            self._wanted = sorted(due, key=lambda one: one.output_level)
+            if self._executor is not None:
+                for _ in range(min(len(due), self._threads - self._working)):
+                    self._working += 1
+                    self._executor.submit(self._work)
         return due
 
     def fold(self, ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
@@ -90,6 +96,28 @@ class Compactor:
         self._closing.set()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _work(self) -> None:
+        """Carry out one compaction after the other, until none is left to begin."""
+        try:
+            while (begun := self._begin()) is not None:
+                self._run(*begun)
+        except Exception:
+            # A bug of ours must not keep the next merges from beginning, nor stay in a future that nobody looks at.
+            _log.exception("compaction of %s/%s failed", self._head.app, self._head.stage)
+            with self._lock:
+                self._working -= 1
+
+    def _begin(self) -> tuple[Manifest, Compaction] | None:
+        with self._lock:
+            taken = {sst for one in self._busy for sst in one.inputs}
+            for one in self._wanted:
+                if taken.isdisjoint(one.inputs) and not self._closing.is_set():
+                    self._busy.add(one)
+                    self._wanted.remove(one)
+                    return self._head, one
+            self._working -= 1
+            return None
 
     def _run(self, head: Manifest, one: Compaction) -> None:
         assert head.table is not None  # noqa: S101  only a stage with a table has a compactor

@@ -51,10 +51,10 @@ def universal(
 def leveled(
     *,
     l0_trigger: int = 4,
-    level_base_bytes: int = _UNIVERSAL.level_base_bytes,
+    level_base_bytes: int = 64 * _MIB,
     fanout: float = _UNIVERSAL.fanout,
     max_space_amplification: float = _UNIVERSAL.max_space_amplification,
-    target_file_bytes: int = _UNIVERSAL.target_file_bytes,
+    target_file_bytes: int = 16 * _MIB,
 ) -> Policy:
     """Keep levels of growing size, each one sorted run: more is rewritten, in small merges, and less is searched.
 
@@ -66,7 +66,7 @@ def leveled(
         max_space_amplification: Once the levels between 0 and the last take more than so many times the bytes of the
             last, all of a state partition is merged.
         target_file_bytes: How large an SST becomes, and so how much is moved from one level to the next at once; at
-            least 1 MiB.
+            least 1 MiB. Best a quarter of `level_base_bytes` or less, so that a level goes down in parts.
 
     Raises:
         Usage: A number is not one that could work.

@@ -5,7 +5,8 @@ An object that nothing names yet may be about to be named. When that is over, is
 - An SST is named by the next batch of its stage, or never: batches of a stage come one after the other, a finished
   merge goes into the next one, and after a claim the former writer cannot commit. So an SST is litter once its stage
   has committed a batch or a claim at least the margin after the SST was written. A stage that has not committed since
-  keeps its SSTs, however old. Versions of kind "compaction" prove nothing: they may come amidst a batch.
+  keeps its SSTs, however old. Versions of kind "compaction" prove nothing: they may come amidst a batch. And merges,
+  which are not part of a batch, are given up long before the margin is over.
 - Records in flight are litter when no snapshot names them, nobody asks for a snapshot of their name, and nothing was
   added beside them for the margin.
 - A write in parts is litter when it was begun before the margin.

@@ -68,6 +68,9 @@ class Cursor:
 
     def _open(self) -> None:
         self._mapped = self._cache.peek(self.sst, self._table)
+        if self._mapped is None and not self.sst.footer_bytes:
+            # Written when manifests did not say where the footer is.
+            self._mapped = self._cache.open(self._store, self.sst, self._table)
         if self._mapped is None:
             self._ranged = RangedSst(self._store, self.sst, self._table, Reads())
             self._groups.extend(self._ranged.within(*self._window).tolist())

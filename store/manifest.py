@@ -55,7 +55,7 @@ class Policy(Struct, frozen=True):
     max_space_amplification: float = 1.0
     """Bytes above the oldest run (leveled: of the levels between 0 and the last), over its own, that are put up with.
     """
-    level_base_bytes: int = 256 << 20
+    level_base_bytes: int = 64 << 20
     """Leveled: `max_bytes_for_level_base`, what level 1 may hold in each state partition."""
     fanout: float = 10.0
     """Leveled: `max_bytes_for_level_multiplier`, how much more each further level may hold."""

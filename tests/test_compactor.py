@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.claiming import _agreed
 from slackwater.pipeline.compactor import Compactor
+from slackwater.store import merging
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Refused, Usage
@@ -85,6 +86,24 @@ def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tm
     stage.compactor.close()
 
 
+def test_what_waits_for_a_thread_is_what_the_newest_version_calls_for(tmp_path: Path) -> None:
+    store = Slow()
+    stage = Stage(store, tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    store.waiting = 0
+    store.may_go_on.clear()
+    stage.compactor.consider(head)
+    eventually(lambda: store.waiting == 1, "the first merge to write")
+    # Somebody else merges the other partition meanwhile.
+    by_now = by_partition(head.ssts, 2)
+    stage.compactor.consider(replace(head, ssts=(*by_now[0], by_now[1][0])))
+    store.may_go_on.set()
+    stage.until_folded(4)
+    stage.compactor.close()
+    assert store.waiting == 1
+
+
 def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
     stage = Stage(MemoryStore(), tmp_path, threads=1)
     for _ in range(3):
@@ -117,7 +136,8 @@ def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Pat
     assert stage.compactor.fold(head.ssts) == head.ssts
 
 
-def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path) -> None:
+def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "_SLICE_ROWS", 1)
     store = Slow()
     small = Policy(l0_trigger=3, target_file_bytes=1)
     stage = Stage(store, tmp_path, threads=1, table=replace(TWO, compaction=small))
@@ -156,7 +176,8 @@ def test_a_program_says_how_its_tables_are_compacted() -> None:
     chosen = sw.leveled(level_base_bytes=8 << 20, fanout=8)
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="b", compaction=chosen)(lambda rows: rows)
     assert app.stages["a"].compaction == sw.universal() == Policy()
-    assert app.stages["b"].compaction == Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8)
+    expected = Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8, target_file_bytes=16 << 20)
+    assert app.stages["b"].compaction == expected
     with pytest.raises(Usage, match="no table to compact"):
         app.stage(reads=topic("t"), writes=sw.repartition("r", "k"), compaction=chosen)
 

@@ -130,7 +130,7 @@ eras = st.builds(
     st.lists(
         st.dictionaries(st.integers(0, 60), st.integers(0, 9) | st.none(), min_size=1, max_size=30),
         min_size=1,
-        max_size=8,
+        max_size=6,
     ),
     st.integers(0, 2),
 )
@@ -145,7 +145,7 @@ policies = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(eras, min_size=1, max_size=4), policies)
 def test_whatever_is_written_every_level_is_one_run_and_reads_are_unchanged(history: list[Era], policy: Policy) -> None:
     folder = Path(tempfile.mkdtemp())
