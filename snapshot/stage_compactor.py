@@ -16,9 +16,11 @@ from ulid import ULID
 from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done, apply
+from ..store.counting import CountingStore
 from ..store.errors import CommitConflict, Corruption, Fenced
-from ..store.manifest import Manifest
+from ..store.manifest import Manifest, Stats
 from ..store.merging import Stopped, run
+from ..store.metering import charged
 from ..store.objects import ObjectStore
 from ..store.picking import pick, pick_all
 
@@ -75,7 +77,8 @@ class StageCompactor:
         stop: threading.Event,
     ) -> None:
         self.stage = head.stage
-        self._store, self._cache = store, cache
+        # What it takes is told by its own versions.
+        self._store, self._cache = CountingStore(store), cache
         self._app = head.app
         self._known = head.version
         self._writer = str(ULID())
@@ -153,6 +156,7 @@ class StageCompactor:
 
     def _land(self, done: list[Done]) -> Compacted | None:
         """Commit results in the place of their inputs, on whatever is the head; None when none of them fits."""
+        taken = Stats()
         for attempt in range(1, _ATTEMPTS + 1):
             head = self._head()
             ssts = apply(head.ssts, done)
@@ -168,8 +172,9 @@ class StageCompactor:
             draft = commit.successor(
                 head, kind="compaction", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
             )
+            taken += self._store.take()
             try:
-                commit.commit(self._store, replace(draft, ssts=ssts))
+                commit.commit(self._store, charged(head, replace(draft, ssts=ssts), taken))
             except (CommitConflict, Fenced):
                 # A batch, a claim or a rescale came first: whoever writes the stage, these results may still fit.
                 if attempt == _ATTEMPTS:

@@ -96,7 +96,20 @@ def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsAp
 def changes(before: Manifest) -> dict[str, Any]:
     """What of a version may differ from the one before when that was compacted."""
     names = ("version", "writer", "time_ms", "kind", "ssts", "by", "duration_ms", "inputs", "outputs")
+    names += ("stats", "totals")
     return {name: getattr(before, name) for name in names}
+
+
+def test_a_compaction_tells_what_it_took(app: FlightsApp, cache: SstCache) -> None:
+    asked = CountingStore(app.store)
+    done = [*compactor(app, cache, "aircraft", store=asked).look()]
+    after = head(app, "aircraft")
+    assert after.stats is not None
+    # The merged SSTs, but not the manifest that says so; each input comes from the store, a footer and pieces.
+    assert after.stats.puts == asked.counts["put"] == 2
+    assert after.stats.bytes_written == after.stats.compacted_bytes == sum(each.bytes_written for each in done)
+    assert 20 <= after.stats.gets <= asked.counts["get"] + asked.counts["get_range"]
+    assert (after.stats.flushed_bytes, after.stats.ms, after.totals) == (0, 0, after.stats)
 
 
 def test_the_stages_after_it_and_a_snapshot_under_way_go_on(app: FlightsApp, cache: SstCache) -> None:
