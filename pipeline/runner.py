@@ -34,6 +34,7 @@ from .schemas import shapes
 from .session import spark_session
 from .stage_runner import Limits, StageRunner
 from .task import Places
+from .warm_up import warm_up
 from .watch import Watch
 
 __all__ = ["Options", "run"]
@@ -72,6 +73,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         spark = stack.enter_context(session)
         # After Spark, which sets a handler of its own.
         stop = stack.enter_context(_stop_signals())
+        warm_up(spark)
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
