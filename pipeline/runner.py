@@ -39,6 +39,7 @@ from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
 from .stall import Triggers
 from .task import Places
+from .warm_up import warm_up
 from .watch import Watch
 
 __all__ = ["Options", "run"]
@@ -86,6 +87,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         # After Spark, which sets a handler of its own.
         stop = stack.enter_context(_stop_signals())
         check_unflushed(limits, spark.sparkContext.master or "")
+        warm_up(spark)
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
