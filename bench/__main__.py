@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -18,21 +18,10 @@ from slackwater.pipeline.broker import EmbeddedKafka
 
 from . import capturing, command_line, diamond, snapshots, throughput
 from .events import KEYS, fill
+from .row import Row
 
 OUT = Path(__file__).parent / "out"
 RECORDS = 4_000_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table."""
-
-    what: str
-    ours: str
-    peer: str
-    ratio: float
-    asked: str
-    reached: bool
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePosixPath
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +62,8 @@ def _open_once(url: str) -> ObjectStore:
 
 def file_name(sst: Sst) -> str:
     """A name for local copies: the object's own, and the checksum in case two roots have one of that name."""
-    return f"{PurePosixPath(sst.object).stem}-{sst.checksum}"
+    # Without pathlib: each look-up asks this of each SST.
+    return f"{sst.object.rpartition('/')[2].removesuffix('.parquet')}-{sst.checksum}"
 
 
 def fetch(store: ObjectStore, sst: Sst) -> bytes:
