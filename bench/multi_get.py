@@ -49,7 +49,7 @@ TABLE = Table(
 )
 RUNS_L0 = 8
 L0_ROWS = 70_000
-ROUNDS = 5
+ROUNDS = 9
 _PUT_ROWS = 100_000
 _VALUE = struct.Struct("<qd")
 
@@ -150,10 +150,10 @@ def _names(numbers: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) -> tuple[float, float]:
-    """Median seconds of either side, each batch of keys asked of both, after two to warm up."""
+    """Median seconds of either side, each batch of keys asked of both, after three to warm up."""
     seconds: tuple[list[float], list[float]] = ([], [])
     random = np.random.default_rng(9)
-    for _ in range(2 + ROUNDS):
+    for _ in range(3 + ROUNDS):
         names = _names(random.integers(num_keys, size=ASKED))
         table, listed = pa.table({"leg": names}), names.cast(pa.binary()).to_pylist()
         for side, look_up in ((0, lambda: ours.look_up(table)), (1, lambda: theirs(listed))):  # noqa: B023
@@ -161,7 +161,7 @@ def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) 
             found = look_up()
             seconds[side].append(time.perf_counter() - started)
             assert found == ASKED, (side, found)
-    return median(seconds[0][2:]), median(seconds[1][2:])
+    return median(seconds[0][3:]), median(seconds[1][3:])
 
 
 def _cold(ours: Keyed, num_keys: int, number: int) -> Row:

@@ -96,6 +96,8 @@ def run(
             patience_s=patience,
             cache_folder=settings.cache_folder,
             cache_bytes=settings.cache_max_bytes,
+            cache_memory_bytes=settings.cache_memory_bytes,
+            prefetch=settings.prefetch,
         ),
         on_progress=on_progress,
     )

@@ -106,7 +106,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 stage.name,
                 options.store,
                 dict(options.kafka),
-                (str(options.cache_folder), options.cache_bytes),
+                (str(options.cache_folder), options.cache_bytes, options.cache_memory_bytes),
                 options.patience_s,
             )
             runner = StageRunner(
@@ -116,10 +116,11 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 places=places,
                 limits=limits[stage.name],
                 store=store,
-                cache=SstCache(options.cache_folder, options.cache_bytes),
+                cache=SstCache(options.cache_folder, options.cache_bytes, hot_bytes=options.cache_memory_bytes),
                 checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
                 hold=backpressure.flag(stage.name),
                 on_commit=on_commit,
+                prefetch=options.prefetch and (spark.sparkContext.master or "").startswith("local"),
             )
             stack.callback(runner.close)
             runners.append(runner)

@@ -21,6 +21,7 @@ from .checkpoint import Checkpoint
 from .compactor import Compactor
 from .markers import write_markers
 from .planner import Position
+from .prefetcher import Prefetcher
 from .progress import Progress
 from .schemas import Shape, apply
 from .task import Places, Result, StateTask, WriteTask
@@ -56,6 +57,7 @@ class StageRunner:
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
+        prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class StageRunner:
         checkpoint: Checkpoint,
         hold: Path,
         on_commit: Callable[[Progress], None],
+        prefetch: bool = False,
     ) -> None:
         self.stage = stage
         self.head = claimed
@@ -88,6 +91,7 @@ class StageRunner:
         self._commit_lock = threading.Lock()
         self._busy = threading.Lock()
         self._compactor = Compactor(store, cache, claimed) if shape.table is not None else None
+        self._prefetcher = Prefetcher(store, cache, claimed) if prefetch and shape.table is not None else None
 
     @property
     def positions(self) -> dict[str, Input]:
@@ -127,7 +131,9 @@ class StageRunner:
                 commit.commit(self._store, self._next("batch", 0))
 
     def close(self) -> None:
-        """Let a compaction under way end."""
+        """Let a compaction and a fetch under way end."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         if self._compactor is not None:
             self._compactor.close()
 
@@ -199,6 +205,8 @@ class StageRunner:
         )
         if self._compactor is not None:
             self._compactor.consider(manifest)
+        if self._prefetcher is not None:
+            self._prefetcher.consider(manifest, (name for result in results for name in result.pieced))
 
     def _next(self, kind: str, duration_ms: int) -> Manifest:
         return commit.successor(

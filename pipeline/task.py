@@ -43,8 +43,8 @@ class Places:
     stage: str
     store: str
     kafka: dict[str, str]
-    cache: tuple[str, int]
-    """Folder of the SST cache, and how many bytes it may hold."""
+    cache: tuple[str, int, int]
+    """Folder of the SST cache, how many bytes it may hold, and how many of memory its hot tier."""
     patience_s: float
 
 
@@ -64,6 +64,8 @@ class Result(msgspec.Struct, frozen=True):
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, Sent]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
+    pieced: tuple[str, ...] = ()
+    """SST objects that the worker reads by pieces, as its machine does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,11 @@ class _Sink:
 
 
 @lru_cache(maxsize=8)
-def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
+def _storage(
+    store: str, patience_s: float, cache_folder: str, cache_bytes: int, hot_bytes: int
+) -> tuple[ObjectStore, SstCache]:
     """A worker is reused from batch to batch, and with it what it has open."""
-    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
+    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes, hot_bytes=hot_bytes)
 
 
 def _attempt(writer: str, version: int) -> str:
@@ -168,14 +172,18 @@ class StateTask:
             sent = _Sink(self.places, self.outputs).write(
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent))
+        _, cache = self._storage()
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, cache.pieced()))
+
+    def _storage(self) -> tuple[ObjectStore, SstCache]:
+        return _storage(self.places.store, self.places.patience_s, *self.places.cache)
 
     def _merge(self, rows: pa.Table, key: list[str], partition: int) -> tuple[Sst | None, pa.Table | None]:
         rows, groups = group(rows, key)
         starts = pa.array(groups.starts)
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
-        store, cache = _storage(self.places.store, self.places.patience_s, *self.places.cache)
+        store, cache = self._storage()
         ssts = runs.touching(self.ssts, partition, self.table.partitions)
         old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys)
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
