@@ -7,10 +7,12 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.snapshot.sst_rows import reread
 from slackwater.store import sst
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Corruption
 from slackwater.store.filter import Filter
+from slackwater.store.hashing import hash_keys
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore
 from slackwater.store.ranged import RangedSst
@@ -165,3 +167,24 @@ def test_ssts_without_filters_let_everything_pass() -> None:
     assert (reads.requests, reads.filtered) == (1, 0)
     (block,) = opened.read(opened.needed(asked))
     assert np.isin(hashes[[3, 25_000]], block.hashes).all()
+
+
+def test_verify_finds_a_filter_that_hides_rows() -> None:
+    store = CountingStore(MemoryStore())
+    keys = pa.table({"k": np.arange(1_000)})
+    written = put(store, hash_keys(keys, ["k"]))
+    assert not [fault for checked in reread(store, written, KEYED, ()) for fault in checked.wrong]
+    data = bytearray(store.get(written.object))
+    place = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(0)
+    start, end = place.bloom_filter_offset, place.bloom_filter_offset + place.bloom_filter_length
+    data[start + 20 : end] = bytes(end - start - 20)
+    # Whoever wrote it so also wrote the checksums.
+    data[-written.footer_bytes : 8 - written.footer_bytes] = xxhash.xxh3_64_digest(data[start:end])
+    forged = replace(
+        written,
+        checksum=xxhash.xxh3_128_hexdigest(data),
+        footer_checksum=xxhash.xxh3_128_hexdigest(data[-written.footer_bytes :]),
+    )
+    store.put(written.object, bytes(data))
+    (fault,) = [fault for checked in reread(store, forged, KEYED, ()) for fault in checked.wrong]
+    assert "the filter of row group 0 hides 1000 of its 1000 rows" in fault
