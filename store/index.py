@@ -188,7 +188,7 @@ class _Search:
         low = np.searchsorted(hashes, block.hashes[0], side="left")
         high = np.searchsorted(hashes, block.hashes[-1], side="right")
         wanted, hashes = wanted[low:high], hashes[low:high]
-        at = np.searchsorted(block.hashes, hashes)
+        at = block.find(hashes)
         while wanted.size:
             # Only hashes within the block's range are here, but a collision may lead beyond its last row.
             inside = at < block.hashes.size

@@ -94,7 +94,7 @@ def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[np
         low = np.searchsorted(other.hashes, block.hashes[0], side="left")
         high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
         theirs = np.arange(low, high)
-        at = np.searchsorted(block.hashes, other.hashes[low:high])
+        at = block.find(other.hashes[low:high])
         while theirs.size:
             inside = at < block.hashes.size
             inside[inside] = block.hashes[at[inside]] == other.hashes[theirs[inside]]
