@@ -62,7 +62,8 @@ class Prefetcher:
         replaced = _replacements(self._head.ssts, head.ssts, self._cache)
         self._pieced = (self._pieced | set(pieced) | replaced) & {sst.object for sst in head.ssts}
         self._head = head
-        if self._pieced and (self._running is None or self._running.done()):
+        idle = self._running is None or self._running.done()
+        if self._pieced and idle and not self._stopping.is_set():
             self._running = self._executor.submit(self._run, head, frozenset(self._pieced))
 
     def close(self) -> None:

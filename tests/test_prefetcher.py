@@ -1,16 +1,24 @@
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
+import slackwater as sw
 from msgspec.structs import replace
+from pyspark import TaskContext
 from slackwater.pipeline.prefetcher import Prefetcher
+from slackwater.pipeline.task import Places, Result, StateTask
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
+from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Manifest, Sst
+from slackwater.store.local import LocalStore
+from slackwater.store.manifest import Column, Manifest, Sst, Table
 from slackwater.store.memory import MemoryStore
+from slackwater.store.sst import write
 
 from .state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version
 
@@ -118,8 +126,11 @@ def test_a_missing_sst_stops_no_batch(
 def test_closing_waits_and_fetches_no_more(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
     running.consider(manifest_of(ROUTES, made), names(made))
     running.close()
-    before = [cache.has(sst) for sst in made]
-    assert [cache.has(sst) for sst in made] == before
+    # The one under way was finished, those after it not begun, and what comes now is not taken up.
+    there = [cache.has(sst) for sst in made]
+    assert there == sorted(there)
+    running.consider(manifest_of(ROUTES, made), names(made))
+    assert [cache.has(sst) for sst in made] == there
 
 
 def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cache: SstCache) -> None:
@@ -144,3 +155,33 @@ def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cach
     assert look_up() == [True, False]
     assert store.counts == before
     assert cache.pieced() == ()
+
+
+def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = object.__new__(TaskContext)
+    context._taskAttemptId = 7
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
+    state = sw.aggregate(n=sw.count()).bind([pa.schema([("k", pa.int64())])], ("k",))
+    table = Table((Column("k", "int64"),), (Column("n", "int64"),), 1, "count")
+    local = LocalStore(tmp_path / "store")
+    keys = pa.table({"k": np.arange(60_000)})
+    rows = (
+        keys.append_column("n", pa.array(np.full(60_000, 5)))
+        .append_column("_hash", pa.array(hash_keys(keys, ["k"])))
+        .append_column("_seq", pa.array(np.ones(60_000, np.int64)))
+        .append_column("_op", pa.array(np.zeros(60_000, np.uint8)))
+    )
+    old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    places = Places("a", "s", local.url, {}, (str(tmp_path / "cache"), LARGE, 0), 30)
+    task = StateTask(places, "w", 2, (), state, table, (old,))
+    asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})
+    reports: list[pa.RecordBatch] = []
+    # As in a worker: in a thread that is not the main one, interrupts stay as they are.
+    with ThreadPoolExecutor(1) as thread:
+        reports += thread.submit(lambda: list(task(asked.to_batches()))).result(timeout=60)
+    result = msgspec.msgpack.decode(reports[0].column("result")[0].as_py(), type=Result)
+    assert result.pieced == (old.object,)
+    (new,) = result.ssts
+    cache = SstCache(tmp_path / "cache", LARGE)
+    assert cache.open(local, new, table).table["n"].to_pylist() == [6]
+    assert not cache.has(old)
