@@ -116,6 +116,8 @@ def run(
             cache_folder=settings.cache_folder,
             cache_bytes=settings.cache_max_bytes,
             compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
+            cache_memory_bytes=settings.cache_memory_bytes,
+            prefetch=settings.prefetch,
         ),
         on_progress=on_progress,
     )

@@ -22,7 +22,17 @@ __all__ = ["FILE", "Settings", "load"]
 
 FILE = "slackwater.toml"
 
-_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "prices", "retention", "store")
+_KEYS = (
+    "cache",
+    "cache_max_bytes",
+    "cache_memory_bytes",
+    "kafka",
+    "kafka_properties",
+    "prefetch",
+    "prices",
+    "retention",
+    "store",
+)
 _CACHE_MAX_BYTES = 10 << 30
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
@@ -38,6 +48,10 @@ class Settings:
     """Client properties of librdkafka. They may hold secrets: never printed."""
     cache_folder: Path
     cache_max_bytes: int
+    cache_memory_bytes: int = 0
+    """What the cache's hot tier may take of this machine's memory; 0 for none."""
+    prefetch: bool = True
+    """Whether `run` fetches SSTs beside the batches."""
     retention_table: Mapping[str, Any] = field(default_factory=dict)
     """`[retention]` of the file, checked, with a table for each app that has rules of its own."""
     prices_table: Mapping[str, Any] = field(default_factory=dict)
@@ -125,6 +139,8 @@ def load(
         kafka_properties=properties,
         cache_folder=Path(cache) if cache else _user_cache(environ),
         cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),
+        cache_memory_bytes=values.get("cache_memory_bytes", 0),
+        prefetch=values.get("prefetch", True),
         retention_table=values.get("retention", {}),
         prices_table=values.get("prices", {}),
     )
@@ -150,9 +166,12 @@ def _read(path: Path) -> dict[str, Any]:
     for key in ("store", "kafka", "cache"):
         if key in values and not (isinstance(values[key], str) and values[key]):
             raise Usage(f"{path}: {key} must be a string that is not empty, not {values[key]!r}")
-    size = values.get("cache_max_bytes", 0)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
+    for key in ("cache_max_bytes", "cache_memory_bytes"):
+        size = values.get(key, 0)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise Usage(f"{path}: {key} must be a whole number of bytes, not {size!r}")
+    if not isinstance(values.get("prefetch", True), bool):
+        raise Usage(f"{path}: prefetch must be true or false, not {values['prefetch']!r}")
     if "retention" in values:
         retention.check(path, values["retention"])
     if "prices" in values:

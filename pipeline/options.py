@@ -26,6 +26,8 @@ class Options:
         patience_s: How long a broker or a store may be away.
         cache_folder: Where this machine keeps SSTs for look-ups.
         cache_bytes: How much of it.
+        cache_memory_bytes: How much of this machine's memory its hot tier takes, in front of that; 0 for none.
+        prefetch: Fetch SSTs beside the batches that would else be read by pieces.
         spark_conf: Further Spark settings.
         compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to
             `slackwater compact`.
@@ -43,5 +45,7 @@ class Options:
     patience_s: float = 120
     cache_folder: Path = field(default_factory=lambda: Path.home() / ".cache" / "slackwater" / "sst")
     cache_bytes: int = 10 << 30
+    cache_memory_bytes: int = 0
+    prefetch: bool = True
     spark_conf: dict[str, str] = field(default_factory=dict)
     compaction_threads: int = 1

@@ -129,7 +129,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 stage.name,
                 options.store,
                 dict(options.kafka),
-                (str(options.cache_folder), options.cache_bytes),
+                (str(options.cache_folder), options.cache_bytes, options.cache_memory_bytes),
                 options.patience_s,
                 str(spool) if limits[stage.name].max_unflushed else "",
             )
@@ -141,11 +141,12 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 limits=limits[stage.name],
                 store=stores[stage.name],
                 meter=meter,
-                cache=SstCache(options.cache_folder, options.cache_bytes),
+                cache=SstCache(options.cache_folder, options.cache_bytes, hot_bytes=options.cache_memory_bytes),
                 checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
                 hold=backpressure.flag(stage.name),
                 on_commit=on_commit,
                 compaction_threads=options.compaction_threads,
+                prefetch=options.prefetch and (spark.sparkContext.master or "").startswith("local"),
             )
             stack.callback(runner.close)
             runners.append(runner)

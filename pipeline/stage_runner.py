@@ -25,6 +25,7 @@ from .compactor import Compactor
 from .markers import write_markers
 from .metering import StageMeter
 from .planner import Position
+from .prefetcher import Prefetcher
 from .progress import Progress
 from .schemas import Shape, apply
 from .stall import Stall, Triggers
@@ -63,6 +64,7 @@ class StageRunner:
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
+        prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class StageRunner:
         hold: Path,
         on_commit: Callable[[Progress], None],
         compaction_threads: int = 1,
+        prefetch: bool = False,
     ) -> None:
         self.stage = stage
         self.error: BaseException | None = None
@@ -101,6 +104,7 @@ class StageRunner:
         self._compactor = (
             Compactor(spool or store, cache, claimed, threads=compaction_threads) if shape.table is not None else None
         )
+        self._prefetcher = Prefetcher(spool or store, cache, claimed) if prefetch and shape.table is not None else None
         self._stall = self._stall_of(self._compactor) if self._compactor else None
         self._batch_s = 0.0
         """What the batch before took."""
@@ -145,8 +149,10 @@ class StageRunner:
         self._committer.look()
 
     def close(self) -> None:
-        """Stop compactions under way, and commit nothing more."""
+        """Stop compactions and fetches under way, and commit nothing more."""
         self._committer.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         if self._compactor is not None:
             self._compactor.close()
 
@@ -238,6 +244,8 @@ class StageRunner:
         merges = self._compactor.offered if self._compactor else ()
         # Its SSTs are there, and when it is not committed nothing will be.
         due = self._compactor.consider(manifest) if self._compactor else ()
+        if self._prefetcher is not None:
+            self._prefetcher.consider(manifest, (name for result in results for name in result.pieced))
 
         def told(done: Committed) -> None:
             self._on_commit(

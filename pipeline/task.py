@@ -47,8 +47,8 @@ class Places:
     stage: str
     store: str
     kafka: dict[str, str]
-    cache: tuple[str, int]
-    """Folder of the SST cache, and how many bytes it may hold."""
+    cache: tuple[str, int, int]
+    """Folder of the SST cache, how many bytes it may hold, and how many of memory its hot tier."""
     patience_s: float
     spool: str = ""
     """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
@@ -72,6 +72,8 @@ class Result(msgspec.Struct, frozen=True):
     """What this attempt wrote, by channel and Kafka partition."""
     stats: Stats = Stats()
     """What it took of the store."""
+    pieced: tuple[str, ...] = ()
+    """SST objects that the worker reads by pieces, as its machine does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +99,26 @@ class _Sink:
 
 
 @lru_cache(maxsize=8)
-def _storage(store: str, patience_s: float, cache_folder: str, cache_bytes: int) -> tuple[ObjectStore, SstCache]:
+def _storage(
+    store: str, patience_s: float, cache_folder: str, cache_bytes: int, hot_bytes: int
+) -> tuple[ObjectStore, SstCache]:
     """A worker is reused from batch to batch, and with it what it has open."""
-    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes)
+    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes, hot_bytes=hot_bytes)
 
 
 @lru_cache(maxsize=64)
 def _counted(
-    _app: str, _stage: str, spool: str, store: str, patience_s: float, cache_folder: str, cache_bytes: int
+    _app: str,
+    _stage: str,
+    spool: str,
+    store: str,
+    patience_s: float,
+    cache_folder: str,
+    cache_bytes: int,
+    hot_bytes: int,
 ) -> tuple[CountingStore, ObjectStore, SstCache]:
     """What counts the requests, for each stage by itself, since a worker serves them all; and what to use."""
-    opened, cache = _storage(store, patience_s, cache_folder, cache_bytes)
+    opened, cache = _storage(store, patience_s, cache_folder, cache_bytes, hot_bytes)
     counted = CountingStore(opened)
     return counted, SpooledStore(counted, Path(spool)) if spool else counted, cache
 
@@ -190,7 +201,8 @@ class StateTask:
             sent = _Sink(self.places, self.outputs).write(
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, counted.take() + looked_up(reads)))
+        taken = counted.take() + looked_up(reads)
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.pieced()))
 
     def _merge(
         self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads

@@ -6,13 +6,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 
 from ..store.blocks import decode, fetch
+from ..store.errors import Corruption
 from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore
-from ..store.tails import filter_faults
+from ..store.tails import decode_tail
 from ..store.types import HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
 from .findings import Checked, noted
 
@@ -39,7 +41,7 @@ def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]
     with noted(wrong):
         data = fetch(store, sst)
         faults += _footer_faults(data, sst)
-        faults += filter_faults(data, sst)
+        faults += _filter_faults(data, sst, table)
         faults += row_faults(decode(data, sst, sst_schema(table)), sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
@@ -67,6 +69,28 @@ def _footer_faults(data: bytes, sst: Sst) -> Iterator[str]:
         yield f"its footer has {sst.footer_bytes} bytes; expected 1 to {len(data)}"
     elif (found := xxhash.xxh3_128_hexdigest(data[-sst.footer_bytes :])) != sst.footer_checksum:
         yield f"its footer of {sst.footer_bytes} bytes has checksum {found}; expected {sst.footer_checksum}"
+
+
+def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
+    """Whether the filters are where the manifest says, and let every row pass: one that did not would hide it."""
+    if not 0 < sst.footer_bytes <= len(data):
+        return
+    try:
+        tail = decode_tail(data, 0, sst, table)
+    except Corruption as error:
+        yield str(error)
+        return
+    expected = len(data) - sst.footer_bytes - int(tail.end.max())
+    if sst.filter_bytes != expected:
+        yield f"its filters have {sst.filter_bytes} bytes; expected {expected}"
+        return
+    file = pq.ParquetFile(pa.BufferReader(data))
+    for group, one in enumerate(tail.filters):
+        if one is not None:
+            hashes = file.read_row_group(group, columns=[HASH]).column(HASH).to_numpy()
+            hidden = int(np.count_nonzero(~one.may_have(hashes)))
+            if hidden:
+                yield f"the filter of row group {group} hides {hidden} of its {len(hashes)} rows"
 
 
 class _Rule(NamedTuple):

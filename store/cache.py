@@ -22,6 +22,7 @@ import xxhash
 from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
 from .cache_folder import CacheFolder
 from .errors import Corruption, Unavailable
+from .hot_tier import HotTier
 from .manifest import Sst, Table
 from .objects import ObjectStore
 from .ranged import RangedSst
@@ -76,7 +77,7 @@ class _Open:
 class SstCache:
     """A bounded folder of SSTs, and those this process has open. Safe with many threads and processes."""
 
-    def __init__(self, folder: Path, max_bytes: int, *, max_memory_bytes: int = 256 << 20) -> None:
+    def __init__(self, folder: Path, max_bytes: int, *, max_memory_bytes: int = 256 << 20, hot_bytes: int = 0) -> None:
         """Use the folder, which is created when it is first needed.
 
         Args:
@@ -84,13 +85,17 @@ class SstCache:
             max_bytes: what its files may take together (see `CacheFolder`).
             max_memory_bytes: what SSTs may take of this process's memory while the folder is of no use. What is
                 asked for by `open` may be larger.
+            hot_bytes: what the tier in memory may take (see `HotTier`); 0 for none.
         """
         self._folder = CacheFolder(folder, max_bytes)
+        self._hot = HotTier.open(self._folder, hot_bytes)
+        self._folders = (self._hot.folder, self._folder) if self._hot else (self._folder,)
         self._max_memory_bytes = max_memory_bytes
         self._lock = RLock()
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._dropped_s = time.monotonic()
         self._ranged_bytes: dict[str, int] = {}
+        self._pieced: set[str] = set()
         self._refused_s: dict[str, float] = {}
         self._parquet: dict[str, Path] = {}
         self._spill: Path | None = None
@@ -128,25 +133,35 @@ class SstCache:
         mapped = self.peek(sst, table)
         if mapped is not None or self.refuses(sst):
             return mapped
-        schema = sst_schema(table)
-        if sst.bytes > _WHOLE_BYTES:
-            ranged = RangedSst(store, sst, table, reads)
-            self._write(sst, schema, (block.rows for block in ranged.read(ranged.all_groups)))
-            mapped = self.peek(sst, table)
-        else:
-            data = fetch(store, sst)
-            reads.requests += 1
-            reads.bytes += len(data)
-            self._write(sst, schema, decode(data, sst, schema))
-            mapped = self.peek(sst, table) or self._in_memory(
-                sst, decode(data, sst, schema), max_bytes=self._max_memory_bytes
-            )
+        data = self._fetch(store, sst, table, reads)
+        mapped = self.peek(sst, table)
+        if mapped is None and data is not None:
+            rows = decode(data, sst, sst_schema(table))
+            mapped = self._in_memory(sst, rows, max_bytes=self._max_memory_bytes)
         if mapped is None:
             with self._lock:
                 if len(self._refused_s) > _MAX_RANGED:
                     self._refused_s.clear()
                 self._refused_s[file_name(sst)] = time.monotonic()
         return mapped
+
+    def prefetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
+        """Have the SST in the folder, if it can be there. Arguments and errors as of `bring`."""
+        if not self.has(sst):
+            self._fetch(store, sst, table, reads)
+
+    def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
+        """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""
+        schema = sst_schema(table)
+        if sst.bytes > _WHOLE_BYTES:
+            ranged = RangedSst(store, sst, table, reads)
+            self._write(sst, schema, (block.rows for block in ranged.read(ranged.all_groups)))
+            return None
+        data = fetch(store, sst)
+        reads.requests += 1
+        reads.bytes += len(data)
+        self._write(sst, schema, decode(data, sst, schema))
+        return data
 
     def refuses(self, sst: Sst) -> bool:
         """Whether the SST could not be kept a moment ago."""
@@ -172,7 +187,22 @@ class SstCache:
         with self._lock:
             if name in self._open:
                 return True
-        return (self._folder.path / (name + _ARROW)).exists()
+        return any(folder.has(name + _ARROW) for folder in self._folders)
+
+    def size_of(self, sst: Sst) -> int:
+        """Bytes of the SST's rows on this machine; 0 where it does not have them."""
+        name = file_name(sst) + _ARROW
+        return next((size for folder in self._folders if (size := folder.size_of(name))), 0)
+
+    @property
+    def max_bytes(self) -> int:
+        """What the folder's files may take together."""
+        return self._folder.max_bytes
+
+    def pieced(self) -> tuple[str, ...]:
+        """The objects that this process reads by pieces, as it has nothing better."""
+        with self._lock:
+            return tuple(self._pieced)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
         """Keep the rows of an SST that was just written: exactly its columns and order."""
@@ -208,6 +238,9 @@ class SstCache:
         with self._lock:
             if len(self._ranged_bytes) > _MAX_RANGED:
                 self._ranged_bytes.clear()
+                self._pieced.clear()
+            if more:
+                self._pieced.add(sst.object)
             self._ranged_bytes[name] = self._ranged_bytes.get(name, 0) + more
             return self._ranged_bytes[name]
 
@@ -217,9 +250,11 @@ class SstCache:
             self._open.clear()
             self._parquet.clear()
             _close_all(self._pins)
+        if self._hot is not None:
+            self._hot.close()
 
     def _write(self, sst: Sst, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put the rows into the folder, if it can be written."""
+        """Put the rows into a folder, if one can be written."""
 
         def write(path: Path) -> None:
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -230,16 +265,29 @@ class SstCache:
             with path.open("ab") as file:
                 file.write(digest)
 
-        self._folder.put(file_name(sst) + _ARROW, write)
+        name = file_name(sst) + _ARROW
+        if self._hot is not None and self._hot.takes(sst.level, sst.bytes):
+            # Perhaps written twice; it is small.
+            batches = list(batches)
+            if self._hot.folder.put(name, write):
+                return
+        self._folder.put(name, write)
 
     def _map(self, sst: Sst, table: Table) -> Mapped | None:
-        """The SST's file in the folder, if there is a good one."""
+        """The SST's file in a folder, if there is a good one."""
+        for folder in self._folders:
+            mapped = self._map_from(folder, sst, table)
+            if mapped is not None:
+                return mapped
+        return None
+
+    def _map_from(self, folder: CacheFolder, sst: Sst, table: Table) -> Mapped | None:
         name = file_name(sst) + _ARROW
-        if not self._folder.touch(name):
+        if not folder.touch(name):
             return None
         try:
             # Unlinked or replaced from now on, the map keeps what it has.
-            data = pa.memory_map(str(self._folder.path / name)).read_buffer()
+            data = pa.memory_map(str(folder.path / name)).read_buffer()
             content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
             if _digest(content, sst) != data[content.size :].to_pybytes():
                 raise corrupt(sst, "its copy in the cache is not what was written")
@@ -247,7 +295,7 @@ class SstCache:
             blocks = tuple(Block.of(reader.get_batch(i)) for i in range(reader.num_record_batches))
             check_shape(sst, sst_schema(table), reader.schema, sum(block.rows.num_rows for block in blocks))
         except (Corruption, pa.ArrowException, OSError):
-            self._folder.remove(name)
+            folder.remove(name)
             return None
         return Mapped(blocks, 0)
 
@@ -259,6 +307,7 @@ class SstCache:
             self._open[name] = _Open(mapped)
             self._open.move_to_end(name)
             self._ranged_bytes.pop(name, None)
+            self._pieced.discard(sst.object)
             memory = sum(entry.mapped.memory_bytes for entry in self._open.values())
             for other, entry in list(self._open.items())[:-1]:
                 heavy = memory > self._max_memory_bytes and entry.mapped.memory_bytes > 0
@@ -282,7 +331,8 @@ class SstCache:
         now_s = time.monotonic()
         if not entry.mapped.memory_bytes and now_s - entry.touched_s > _TOUCH_S:
             entry.touched_s = now_s
-            self._folder.touch(name + _ARROW)
+            for folder in self._folders:
+                folder.touch(name + _ARROW)
 
     def _drop_evicted(self) -> None:
         """Let go, now and then, of open files that were evicted: they would hold on to the disk's space."""
@@ -290,7 +340,7 @@ class SstCache:
         if now_s - self._dropped_s > _TOUCH_S:
             self._dropped_s = now_s
             for name, entry in list(self._open.items()):
-                if not entry.mapped.memory_bytes and not (self._folder.path / (name + _ARROW)).exists():
+                if not entry.mapped.memory_bytes and not any(folder.has(name + _ARROW) for folder in self._folders):
                     del self._open[name]
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:

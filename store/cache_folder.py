@@ -36,21 +36,23 @@ class _Entry(NamedTuple):
 class CacheFolder:
     """Files by name. Safe to use from many threads and processes."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, *, evicted: Callable[[Path], None] | None = None) -> None:
         """Use the folder, which is created with its first file.
 
         Args:
             path: the folder; nothing else may be kept in it.
             max_bytes: what the files may take together. Each further process that writes at the same time may
                 exceed it by a tenth, and pinned files do not yield.
+            evicted: told of each file just before it is evicted.
         """
+        self._evicted = evicted
         self.path = path
         self.max_bytes = max_bytes
         self._known_bytes = 0
         self._unmeasured_bytes = max_bytes
         self._complained = False
 
-    def put(self, name: str, write: Callable[[Path], None]) -> bool:
+    def put(self, name: str, write: Callable[[Path], object]) -> bool:
         """Let `write` fill a file and give it its name; whether the file is there now.
 
         Only what the file system refuses is handled here; other errors of `write` pass through, and leave no
@@ -78,6 +80,17 @@ class CacheFolder:
         self._known_bytes += size
         self._unmeasured_bytes += size
         return True
+
+    def has(self, name: str) -> bool:
+        """Whether the file is there; no use of it."""
+        return os.path.exists(f"{self.path}/{name}")  # noqa: PTH110  asked for each SST of each look-up
+
+    def size_of(self, name: str) -> int:
+        """Bytes of the file; 0 when it is not there."""
+        try:
+            return (self.path / name).stat().st_size
+        except OSError:
+            return 0
 
     def touch(self, name: str) -> bool:
         """Note that the file is used; whether it is there."""
@@ -156,6 +169,8 @@ class CacheFolder:
             # A file system without locks: nobody can have pinned it either.
             self.remove(name)
         else:
+            if self._evicted is not None:
+                self._evicted(self.path / name)
             self.remove(name)
         finally:
             os.close(descriptor)

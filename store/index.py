@@ -156,6 +156,7 @@ class _Search:
         reads.keys += len(hashes)
         self._key_names = [column.name for column in table.key]
         self._value_names = [column.name for column in table.values]
+        self._looked_at = [*self._key_names, *self._value_names, OP]
         self._schema = arrow_schema(table.values)
         self._order = np.argsort(hashes)
         self.hashes = hashes[self._order]
@@ -187,7 +188,7 @@ class _Search:
         low = np.searchsorted(hashes, block.hashes[0], side="left")
         high = np.searchsorted(hashes, block.hashes[-1], side="right")
         wanted, hashes = wanted[low:high], hashes[low:high]
-        at = np.searchsorted(block.hashes, hashes)
+        at = block.find(hashes)
         while wanted.size:
             # Only hashes within the block's range are here, but a collision may lead beyond its last row.
             inside = at < block.hashes.size
@@ -196,7 +197,7 @@ class _Search:
             wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
             if not wanted.size:
                 return
-            rows = block.rows.take(pa.array(at))
+            rows = block.rows.select(self._looked_at).take(pa.array(at))
             same = same_keys(self._keys.take(pa.array(wanted)), rows, self._key_names)
             self._take(rows, wanted, same)
             # The others met a different key with the same hash; theirs may be the next row.

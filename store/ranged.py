@@ -85,7 +85,8 @@ class RangedSst:
         passed, inside = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         for group in groups.tolist():
             inside[first[group] : end[group]] = True
-        few = end[groups] - first[groups] <= _FEW_KEYS
+        at_hand = np.array([tail.filters[group] is not None for group in groups.tolist()], np.bool_)
+        few = at_hand | (end[groups] - first[groups] <= _FEW_KEYS)
         for group in groups[~few].tolist():
             passed[first[group] : end[group]] = True
         asked = groups[few]

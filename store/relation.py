@@ -1,24 +1,28 @@
 """A table at one version, as a DuckDB view over its SSTs: the newest row of each key, without deleted ones.
 
-Merge on read. Of the runs over some hashes the oldest holds nearly all rows; the newer ones, the deltas, are
-small. A row is shadowed when a delta has its key with a larger `_seq`, so one anti join of all runs with the
-deltas leaves the newest rows. DuckDB builds its hash table over the deltas only and streams all runs past it,
-reading of them the columns the query asks for, the key, `_hash` and `_seq`. The join is by `_hash`, which is
-cheap and nearly always decides; where hashes meet the keys are compared, because hashes do collide.
+Merge on read, by position: which rows of an SST do not count (`shadows`) is known before the view stands, and a bitmap
+of them a variable of the connection. So a query is a scan of the columns that it asks for and one bit a row; no key,
+hash or version is read, and nothing is joined.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 
 from .cache import SstCache
 from .errors import Usage
 from .manifest import Manifest, Sst, Table
 from .objects import ObjectStore
-from .runs import deltas
-from .types import HASH, OP, PUT, SEQ, arrow_schema, sst_schema
+from .shadows import shadowed
+from .types import HASH, SEQ, arrow_schema, sst_schema
 
 __all__ = ["register"]
+
+_BITMAP_ROWS = 1 << 30
+"""Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
 
 
 def register(
@@ -57,7 +61,7 @@ def register(
         con.register(name, sst_schema(table).empty_table().select(columns))
         return
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
-    sql = _newest_rows(table, columns, manifest.ssts, paths)
+    sql = _newest_rows(con, name, columns, paths, manifest.ssts, shadowed(store, cache, manifest.ssts, table))
     con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {sql}")
 
 
@@ -66,25 +70,48 @@ def _visible(table: Table, *, with_seq: bool) -> list[str]:
     return [*names, HASH, SEQ] if with_seq else names
 
 
-def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
-    selected = ", ".join(f"run.{_quoted(column)}" for column in columns)
-    sql = f"SELECT {selected} FROM {_scan(ssts, paths)} run"
-    newer = deltas(ssts)
-    if newer:
-        # Written with NOT it filters rows of the same hash; IS NOT DISTINCT FROM would be one more column to hash.
-        same_key = " AND ".join(
-            f"NOT (newer.{key} IS DISTINCT FROM run.{key})" for key in (_quoted(column.name) for column in table.key)
+def _newest_rows(
+    con: duckdb.DuckDBPyConnection,
+    name: str,
+    columns: list[str],
+    paths: dict[str, Path],
+    ssts: tuple[Sst, ...],
+    dead: Mapping[Sst, npt.NDArray[np.int64]],
+) -> str:
+    """The SQL of the view; sets the variables that it needs."""
+    selected = ", ".join(_quoted(column) for column in columns)
+    whole = [sst for sst in ssts if sst not in dead]
+    selects = [f"SELECT {selected} FROM {_scan(whole, paths)}"] if whole else []
+    for number, some in enumerate(_chunks([sst for sst in ssts if sst in dead])):
+        ends = np.cumsum([sst.rows for sst in some])
+        starts = (ends - [sst.rows for sst in some]).tolist()
+        bits = np.zeros(int(ends[-1]), np.bool_)
+        for sst, start in zip(some, starts, strict=True):
+            bits[start + dead[sst]] = True
+        variable = f"_dead_{number}_{name}"
+        con.execute(f"SET VARIABLE {_quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
+        position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
+        selects.append(
+            f"SELECT {selected} FROM {_scan(some, paths)}"
+            f" WHERE get_bit(getvariable({_literal(variable)}), {position}) = 0"
         )
-        sql += (
-            f" ANTI JOIN {_scan(newer, paths)} newer"
-            f" ON newer.{HASH} = run.{HASH} AND newer.{SEQ} > run.{SEQ} AND {same_key}"
-        )
-    if any(sst.tombstones for sst in ssts):
-        sql += f" WHERE run.{OP} = {PUT}"
-    return sql
+    return " UNION ALL ".join(selects)
 
 
-def _scan(ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
+def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
+    """The SSTs, in order, such that those of a chunk have no more rows together than a bitmap has bits."""
+    chunks: list[list[Sst]] = []
+    rows = _BITMAP_ROWS
+    for sst in ssts:
+        rows += sst.rows
+        if rows > _BITMAP_ROWS:
+            chunks.append([])
+            rows = sst.rows
+        chunks[-1].append(sst)
+    return chunks
+
+
+def _scan(ssts: Sequence[Sst], paths: dict[str, Path]) -> str:
     files = ", ".join(_literal(str(paths[sst.object])) for sst in ssts)
     # A folder named a=b is no column.
     return f"read_parquet([{files}], hive_partitioning = false)"

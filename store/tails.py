@@ -1,7 +1,7 @@
 """The ends of SSTs, which say where everything is: footers and filters, read once and kept by the process."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from threading import Lock
@@ -20,7 +20,7 @@ from .pieces import Pieces, at_once
 from .reads import Reads
 from .types import HASH, sst_schema
 
-__all__ = ["Tail", "fetch_tails", "filter_faults", "tail_of"]
+__all__ = ["Tail", "decode_tail", "fetch_tails", "tail_of"]
 
 _WITH_FILTERS_BYTES = 128 << 10
 """Filters up to this come with the footer: cheaper than another round trip."""
@@ -112,27 +112,21 @@ def fetch_tails(store: ObjectStore, ssts: Sequence[Sst], table: Table, reads: Re
             reads.add(one)
 
 
-def filter_faults(data: bytes, sst: Sst) -> Iterator[str]:
-    """What is wrong with the filters of a whole SST whose bytes are checked: all of its hashes must pass them."""
-    file = pq.ParquetFile(pa.BufferReader(data))
-    places = [file.metadata.row_group(i).column(0) for i in range(file.metadata.num_row_groups)]
-    first = places[0].bloom_filter_offset if places else None
-    filter_bytes = 0 if first is None else len(data) - sst.footer_bytes - first
-    if sst.filter_bytes != filter_bytes:
-        yield f"its filters have {sst.filter_bytes} bytes; expected {filter_bytes}"
-        return
-    for group, place in enumerate(places if filter_bytes else ()):
-        start = place.bloom_filter_offset
-        hashes = file.read_row_group(group, columns=[HASH]).column(HASH).to_numpy()
-        if not Filter.decode(data[start : start + place.bloom_filter_length]).may_have(hashes).all():
-            yield f"the filter of row group {group} denies hashes that are there"
-
-
 def _read(pieces: Pieces, sst: Sst, table: Table) -> Tail:
     with_filters = sst.filter_bytes if sst.filter_bytes <= _WITH_FILTERS_BYTES else 0
     first = sst.bytes - sst.footer_bytes - with_filters
-    data = pieces.one(first, sst.bytes)
-    footer = data[with_filters:]
+    if sst.footer_bytes <= 0 or with_filters < 0 or first < 0:
+        raise corrupt(sst, f"{sst.bytes} bytes cannot end with {with_filters} of filters and {sst.footer_bytes} more")
+    return decode_tail(pieces.one(first, sst.bytes), first, sst, table)
+
+
+def decode_tail(data: bytes, first: int, sst: Sst, table: Table) -> Tail:
+    """The tail from the object's bytes from `first` on, with those filters that are whole in them.
+
+    Raises:
+        Corruption: the footer or a filter is not what was written.
+    """
+    footer = data[len(data) - sst.footer_bytes :]
     found = xxhash.xxh3_128_hexdigest(footer)
     # Before anything looks at it: Arrow ends the process over some footers.
     if found != sst.footer_checksum:
@@ -140,8 +134,8 @@ def _read(pieces: Pieces, sst: Sst, table: Table) -> Tail:
     metadata = pq.read_metadata(pa.BufferReader(footer))
     check_shape(sst, sst_schema(table), metadata.schema.to_arrow_schema(), metadata.num_rows)
     tail = _tail(metadata, footer[: metadata.num_row_groups * _CHECKSUM_BYTES] if sst.filter_bytes else b"")
-    if with_filters:
-        for group, (start, end) in enumerate(zip(tail.filter_start.tolist(), tail.filter_end.tolist(), strict=True)):
+    for group, (start, end) in enumerate(zip(tail.filter_start.tolist(), tail.filter_end.tolist(), strict=True)):
+        if start >= first:
             tail.keep(sst, group, data[start - first : end - first])
     return tail
 

@@ -9,7 +9,7 @@ MODEL = ("test_state_model.py",)
 
 _COMMIT, _COMPACTION, _RUNS, _INDEX = "store/commit.py", "store/compaction.py", "store/runs.py", "store/index.py"
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
-_RELATION, _GC, _LITTER, _SURVEY = "store/relation.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
+_SHADOWS, _GC, _LITTER, _SURVEY = "store/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 
 STORE_FAULTS = (
@@ -91,16 +91,16 @@ STORE_FAULTS = (
     Fault("look-ups begin with the oldest run", _INDEX, "run.seq_max, reverse=True", "run.seq_max", MODEL),
     Fault(
         "a query hides the newer of two rows",
-        _RELATION,
-        "newer.{SEQ} > run.{SEQ}",
-        "newer.{SEQ} < run.{SEQ}",
+        _SHADOWS,
+        "            if other.seq_max > sst.seq_max and other.hash_min",
+        "            if other.seq_max < sst.seq_max and other.hash_min",
         MODEL,
     ),
     Fault(
         "a query shows rows that only an older run has deleted",
-        _RELATION,
-        "    if any(sst.tombstones for sst in ssts):",
-        "    if ssts[0].tombstones:",
+        _SHADOWS,
+        "by = [None, *newer] if sst.tombstones else newer",
+        "by = newer",
         MODEL,
     ),
     # Collecting.

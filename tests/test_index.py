@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store import sst
+from slackwater.store.blocks import Block
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Corruption
@@ -249,3 +250,15 @@ def test_look_ups_equal_a_dictionary(
         expected = [model.get(k) for (k,) in asked]
         assert look_up(store, cache, ssts, list(asked), table, hashes) == expected
         assert look_up(store, None, ssts, list(asked), table, hashes) == expected
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 2_000), st.integers(1, 3_000), st.randoms(use_true_random=False))
+def test_a_large_block_is_searched_as_a_small_one(num: int, values: int, random: Random) -> None:
+    hashes = np.sort(np.array([random.randrange(-values, values) for _ in range(num)], np.int64))
+    asked = np.sort(np.array([random.randrange(-values - 5, values + 5) for _ in range(200)], np.int64))
+    block = Block.of(pa.record_batch({"_hash": hashes}))
+    large = Block(block.rows, block.hashes, block.hashes[::64][1:].copy())
+    expected = np.searchsorted(hashes, asked)
+    assert block.find(asked).tolist() == expected.tolist()
+    assert large.find(asked).tolist() == expected.tolist()

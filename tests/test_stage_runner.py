@@ -92,7 +92,7 @@ class Running:
             stage,
             Shape(dict.fromkeys(reads, ROWS), ROWS, (), None, None),
             claimed,
-            places=Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20), 30),
+            places=Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
             limits=Limits(None, 0),
             store=self.store,
             meter=StageMeter(folder / "counts", self.store),

@@ -1,0 +1,266 @@
+"""100,000 random keys out of 10 M, beside RocksDB and SlateDB: the same keys and values, one machine, in turns.
+
+`python -m bench.multi_get [FOLDER] [--quick]` prints its rows alone; `--quick` takes 1 M keys.
+
+What is asked of each is the same: the value of every key of a batch, as its API hands them over. slackwater gets the
+key column and hashes it (in an app, Spark has done that), and returns the value columns. RocksDB and SlateDB get a list
+of bytes and return a list of bytes: neither making the keys nor decoding the values is counted for them. Theirs is one
+sorted run, compacted, with Bloom filters and everything in their block caches; ours is what a running app has: 4 state
+partitions, each with a base and 8 runs of level 0 over it, in the folder of the cache. One thread: in Spark, a task has
+a core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from slackwater.store import runs, sst
+from slackwater.store.cache import SstCache
+from slackwater.store.hashing import hash_keys, partition_of
+from slackwater.store.index import multi_get
+from slackwater.store.manifest import Column, Sst, Table
+from slackwater.store.objects import ObjectStore
+from slackwater.store.open import open_store
+from slackwater.store.reads import Reads
+
+from .row import Row
+
+__all__ = ["TABLE", "Keyed", "rows"]
+
+KEYS = 10_000_000
+QUICK_KEYS = 1_000_000
+ASKED = 100_000
+FEW = 100
+TABLE = Table(
+    (Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), partitions=4, state="bench"
+)
+RUNS_L0 = 8
+L0_ROWS = 70_000
+ROUNDS = 9
+_PUT_ROWS = 100_000
+_VALUE = struct.Struct("<qd")
+
+
+def rows(folder: Path, quick: bool) -> list[Row]:
+    """Build the three stores in the folder and measure; some two minutes at full scale.
+
+    Args:
+        folder: an empty one, for some 3 GB.
+        quick: 1 M keys instead of 10 M.
+    """
+    num_keys = QUICK_KEYS if quick else KEYS
+    ours = Keyed.build(folder / "slackwater", num_keys)
+    peers = {"rocksdict (RocksDB) multi_get": _rocksdb, "slatedb, Python binding": _slatedb}
+    found = []
+    for name, build in peers.items():
+        theirs, close = build(folder / name.split()[0].strip(","), num_keys)
+        try:
+            mine_s, theirs_s = _in_turns(ours, theirs, num_keys)
+        finally:
+            close()
+        ratio = theirs_s / mine_s
+        what = f"multi-get of {ASKED:,} random keys of {num_keys:,}, warm, one thread"
+        found.append(
+            Row(what, f"{mine_s * 1000:.0f} ms", f"{name}: {theirs_s * 1000:.0f} ms", ratio, ">= 5", ratio >= 5)
+        )
+    return found + [_cold(ours, num_keys, number) for number in (ASKED, FEW)]
+
+
+@dataclass
+class Keyed:
+    """The table in a local store, and a cache."""
+
+    folder: Path
+    store: ObjectStore
+    cache: SstCache
+    ssts: tuple[Sst, ...] = ()
+
+    @staticmethod
+    def build(folder: Path, num_keys: int) -> Keyed:
+        """The whole table, warm in its cache."""
+        made = Keyed(folder, open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 40))
+        made.ssts = made._write(np.arange(num_keys), 1, level=1)
+        random = np.random.default_rng(8)
+        for seq in range(2, 2 + RUNS_L0):
+            numbers = random.choice(num_keys, min(L0_ROWS, num_keys // 10), replace=False)
+            made.ssts += made._write(numbers, seq, level=0)
+        return made
+
+    def _write(self, numbers: npt.NDArray[np.int64], seq: int, level: int) -> tuple[Sst, ...]:
+        keys = pa.table({"leg": _names(numbers)})
+        hashes = hash_keys(keys, ["leg"])
+        table = (
+            keys.append_column("flights", pa.array(numbers + seq))
+            .append_column("delay", pa.array(numbers / 4))
+            .append_column("_hash", pa.array(hashes))
+            .append_column("_seq", pa.array(np.full(len(numbers), seq)))
+            .append_column("_op", pa.array(np.zeros(len(numbers), np.uint8)))
+        )
+        partitions = partition_of(hashes, TABLE.partitions)
+        return tuple(
+            sst.write(
+                self.store,
+                self.cache,
+                app="bench",
+                stage="legs",
+                table=TABLE,
+                partition=partition,
+                rows=table.filter(pa.array(partitions == partition)),
+                level=level,
+            )
+            for partition in range(TABLE.partitions)
+        )
+
+    def look_up(self, keys: pa.Table, reads: Reads | None = None) -> int:
+        """How many of the keys there are: each state partition as its task would look it up, one after the other."""
+        hashes = hash_keys(keys, ["leg"])
+        partitions = partition_of(hashes, TABLE.partitions)
+        found = 0
+        for partition in range(TABLE.partitions):
+            mine = np.flatnonzero(partitions == partition)
+            ssts = runs.touching(self.ssts, partition, TABLE.partitions)
+            asked = keys.take(pa.array(mine))
+            values, present = multi_get(self.store, self.cache, ssts, TABLE, hashes[mine], asked, reads)
+            assert values.num_rows == len(mine)
+            found += int(present.sum())
+        return found
+
+
+def _names(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    """Keys such as "leg-00001234"."""
+    digits = numbers[:, np.newaxis] // 10 ** np.arange(7, -1, -1) % 10 + ord("0")
+    text = np.empty((len(numbers), 12), np.uint8)
+    text[:, :4] = np.frombuffer(b"leg-", np.uint8)
+    text[:, 4:] = digits
+    offsets = np.arange(0, 12 * len(numbers) + 1, 12, dtype=np.int32)
+    return pa.StringArray.from_buffers(len(numbers), pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+def _in_turns(ours: Keyed, theirs: Callable[[list[bytes]], int], num_keys: int) -> tuple[float, float]:
+    """Median seconds of either side, each batch of keys asked of both, after three to warm up."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    random = np.random.default_rng(9)
+    for _ in range(3 + ROUNDS):
+        names = _names(random.integers(num_keys, size=ASKED))
+        table, listed = pa.table({"leg": names}), names.cast(pa.binary()).to_pylist()
+        for side, look_up in ((0, lambda: ours.look_up(table)), (1, lambda: theirs(listed))):  # noqa: B023
+            started = time.perf_counter()
+            found = look_up()
+            seconds[side].append(time.perf_counter() - started)
+            assert found == ASKED, (side, found)
+    return median(seconds[0][3:]), median(seconds[1][3:])
+
+
+def _cold(ours: Keyed, num_keys: int, number: int) -> Row:
+    """Bytes that a first look-up on a new machine reads, over the row groups that its keys fall in."""
+    # A process of its own: this one remembers footers.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        seconds, reads = fresh.submit(_look_up_cold, ours.folder, ours.ssts, num_keys, number).result()
+    ratio = reads.bytes / reads.touched_bytes
+    return Row(
+        f"multi-get of {number:,} random keys of {num_keys:,}, cold: bytes read ({seconds * 1000:.0f} ms, "
+        f"{reads.requests} requests, {reads.row_groups} row groups)",
+        f"{reads.bytes / 1e6:.1f} MB",
+        f"row groups touched: {reads.touched_bytes / 1e6:.1f} MB",
+        ratio,
+        "<= 1.2",
+        ratio <= 1.2,
+    )
+
+
+def _look_up_cold(folder: Path, ssts: tuple[Sst, ...], num_keys: int, number: int) -> tuple[float, Reads]:
+    """Seconds of a look-up with nothing at hand, and what it read."""
+    keys = pa.table({"leg": _names(np.random.default_rng(10).integers(num_keys, size=number))})
+    reads = Reads()
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        table = Keyed(folder, open_store(str(folder / "store")), SstCache(Path(name), 1 << 40), ssts)
+        started = time.perf_counter()
+        found = table.look_up(keys, reads)
+        seconds = time.perf_counter() - started
+    assert found == number
+    return seconds, reads
+
+
+def _batches(num_keys: int) -> Sequence[npt.NDArray[np.int64]]:
+    return [np.arange(at, min(at + _PUT_ROWS, num_keys)) for at in range(0, num_keys, _PUT_ROWS)]
+
+
+def _rocksdb(folder: Path, num_keys: int) -> tuple[Callable[[list[bytes]], int], Callable[[], None]]:
+    """RocksDB with its own advice for point look-ups: filters, a hash index in blocks, all blocks in its cache."""
+    import rocksdict
+
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_cache(rocksdict.Cache(2 << 30))
+    table.set_bloom_filter(10, False)
+    table.set_data_block_index_type(rocksdict.DataBlockIndexType.binary_and_hash())
+    options = rocksdict.Options(raw_mode=True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.increase_parallelism(2)
+    options.prepare_for_bulk_load()
+    db = rocksdict.Rdict(str(folder), options)
+    for numbers in _batches(num_keys):
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, number in zip(_names(numbers).cast(pa.binary()).to_pylist(), numbers.tolist(), strict=True):
+            batch.put(key, _VALUE.pack(number, number / 4))
+        db.write(batch)
+    db.flush()
+    db.compact_range(None, None)
+
+    def look_up(keys: list[bytes]) -> int:
+        return sum(value is not None for value in db.get(keys))
+
+    return look_up, db.close
+
+
+def _slatedb(folder: Path, num_keys: int) -> tuple[Callable[[list[bytes]], int], Callable[[], None]]:
+    """SlateDB on a local object store, its filters as they come, all blocks in its cache, a get for each key."""
+    from slatedb import uniffi as slatedb
+
+    loop = asyncio.new_event_loop()
+
+    async def build() -> slatedb.Db:
+        # The store is the whole disk, and the database's path lies in it.
+        builder = slatedb.DbBuilder(str(folder).lstrip("/"), slatedb.ObjectStore.resolve("file:///"))
+        cache = slatedb.DbCache.new_foyer_cache(slatedb.FoyerCacheOptions(max_capacity=2 << 30, shards=8))
+        builder.with_db_cache(cache, 1)
+        db = await builder.build()
+        for numbers in _batches(num_keys):
+            batch = slatedb.WriteBatch()
+            for key, number in zip(_names(numbers).cast(pa.binary()).to_pylist(), numbers.tolist(), strict=True):
+                batch.put(key, _VALUE.pack(number, number / 4))
+            await db.write(batch)
+        await db.flush()
+        return db
+
+    db = loop.run_until_complete(build())
+
+    async def ask(keys: list[bytes]) -> int:
+        found = await asyncio.gather(*[db.get(key) for key in keys])
+        return sum(value is not None for value in found)
+
+    def close() -> None:
+        loop.run_until_complete(db.shutdown())
+        loop.close()
+
+    return lambda keys: loop.run_until_complete(ask(keys)), close
+
+
+if __name__ == "__main__":
+    named = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    with tempfile.TemporaryDirectory(prefix="slackwater-bench-", dir=named[0] if named else None) as work:
+        for row in rows(Path(work), "--quick" in sys.argv):
+            print(row)

@@ -1,0 +1,143 @@
+"""Which rows of an SST do not count any more: a newer SST has their key, or they are tombstones.
+
+Found once for each pair of SSTs and kept, since neither ever changes; what Iceberg and Delta call a deletion vector,
+but computed instead of stored. It takes the hashes of the older SST and the keys of the newer one: a vectorised search,
+as in a look-up. A query then reads of the older SST nothing but the columns that it asks for.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .blocks import BLOCK_ROWS, Block, corrupt, file_name
+from .cache import SstCache
+from .hashing import same_keys
+from .manifest import Sst, Table
+from .objects import ObjectStore
+from .types import HASH, OP, TOMBSTONE
+
+__all__ = ["shadowed"]
+
+_MAX_KEPT_BYTES = 64 << 20
+"""Positions that this process keeps."""
+
+_kept: OrderedDict[tuple[str, str], npt.NDArray[np.int64]] = OrderedDict()
+_lock = Lock()
+
+
+def shadowed(
+    store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
+) -> dict[Sst, npt.NDArray[np.int64]]:
+    """The positions of the rows that do not count, of each SST that has such rows; in no order, perhaps repeated.
+
+    Args:
+        store: the store of the app.
+        cache: has the SSTs, or copies of the objects.
+        ssts: those of one version.
+        table: the declared columns.
+
+    Raises:
+        Corruption: an SST is missing or damaged.
+        Unavailable: the store did not answer.
+    """
+    source = _Source(store, cache, table)
+    found = {}
+    for sst in ssts:
+        newer = [
+            other
+            for other in ssts
+            if other.seq_max > sst.seq_max and other.hash_min <= sst.hash_max and other.hash_max >= sst.hash_min
+        ]
+        by = [None, *newer] if sst.tombstones else newer
+        positions = [one for one in _positions(source, sst, by) if one.size]
+        if positions:
+            found[sst] = np.concatenate(positions)
+    return found
+
+
+def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> list[npt.NDArray[np.int64]]:
+    """The positions in `older` of the keys of each of the others; of its tombstones for None."""
+    pairs = [(file_name(older), "" if one is None else file_name(one)) for one in newer]
+    with _lock:
+        known = {pair: _kept[pair] for pair in pairs if pair in _kept}
+        for pair in known:
+            _kept.move_to_end(pair)
+    absent = [(pair, one) for pair, one in zip(pairs, newer, strict=True) if pair not in known]
+    if absent:
+        parts: dict[tuple[str, str], list[npt.NDArray[np.int64]]] = {pair: [] for pair, _ in absent}
+        start = 0
+        for block in source.blocks(older):
+            for pair, one in absent:
+                parts[pair] += [start + at for at in _in_block(source, block, one)]
+            start += len(block.hashes)
+        known |= {pair: np.concatenate([np.empty(0, np.int64), *some]) for pair, some in parts.items()}
+        with _lock:
+            _kept.update({pair: known[pair] for pair, _ in absent})
+            size = sum(positions.nbytes for positions in _kept.values())
+            while size > _MAX_KEPT_BYTES:
+                _, dropped = _kept.popitem(last=False)
+                size -= dropped.nbytes
+    return [known[pair] for pair in pairs]
+
+
+def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
+    """The positions within a block."""
+    if newer is None:
+        yield np.flatnonzero(np.asarray(block.rows.column(OP)) == TOMBSTONE)
+        return
+    for other in source.kept_blocks(newer):
+        low = np.searchsorted(other.hashes, block.hashes[0], side="left")
+        high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
+        theirs = np.arange(low, high)
+        at = block.find(other.hashes[low:high])
+        while theirs.size:
+            inside = at < block.hashes.size
+            inside[inside] = block.hashes[at[inside]] == other.hashes[theirs[inside]]
+            theirs, at = theirs[inside], at[inside]
+            if not theirs.size:
+                return
+            same = same_keys(_take(other, theirs, source.key), _take(block, at, source.key), source.key)
+            yield at[same]
+            # Another key of the same hash; theirs may be the next row.
+            theirs, at = theirs[~same], at[~same] + 1
+
+
+def _take(block: Block, at: npt.NDArray[np.int64], columns: list[str]) -> pa.RecordBatch:
+    return block.rows.select(columns).take(pa.array(at))
+
+
+class _Source:
+    """Hashes, keys and operations of SSTs: mapped where this machine has them so, else from the Parquet file."""
+
+    def __init__(self, store: ObjectStore, cache: SstCache, table: Table) -> None:
+        self.key = [column.name for column in table.key]
+        self._store = store
+        self._cache = cache
+        self._table = table
+        self._kept: dict[Sst, list[Block]] = {}
+
+    def blocks(self, sst: Sst) -> Iterator[Block]:
+        """The SST's rows, a block at a time."""
+        mapped = self._cache.peek(sst, self._table)
+        if mapped is not None:
+            yield from mapped.blocks
+            return
+        path = self._cache.parquet_path(self._store, sst)
+        try:
+            # Its checksum was looked at when the path was asked for.
+            with pq.ParquetFile(path, memory_map=True) as file:
+                for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=[HASH, *self.key, OP]):
+                    yield Block.of(batch)
+        except (pa.ArrowException, OSError) as error:
+            raise corrupt(sst, f"it cannot be decoded ({error})") from error
+
+    def kept_blocks(self, sst: Sst) -> list[Block]:
+        """The blocks of an SST that is compared with several."""
+        if sst not in self._kept:
+            self._kept[sst] = list(self.blocks(sst))
+        return self._kept[sst]
