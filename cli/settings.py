@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from ..store.s3_settings import as_variables, exported, settings_in
 from .humane import nearest
 from .retention import check
 
@@ -21,7 +22,7 @@ __all__ = ["FILE", "Settings", "load"]
 
 FILE = "slackwater.toml"
 
-_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "retention", "store")
+_KEYS = ("cache", "cache_max_bytes", "kafka", "kafka_properties", "retention", "s3", "store")
 _CACHE_MAX_BYTES = 10 << 30
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 
@@ -39,6 +40,8 @@ class Settings:
     cache_max_bytes: int
     retention_table: Mapping[str, Any] = field(default_factory=dict)
     """`[retention]` of the file, checked, with a table for each app that has rules of its own."""
+    s3: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that say how S3 is talked to: `[s3]` of the file, and those of the environment."""
 
     def retention(self, app: str, **said: "str | int | None") -> "Retention":
         """What of an app's history to keep: the app's own table in the file, else the common one, then what is said.
@@ -96,9 +99,13 @@ def load(
     beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
     variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`.
 
+    The file's `[s3]` becomes variables of this process, where `environ` is None: every store that is opened here, and
+    every process that is started from here, finds them there.
+
     Raises:
         Usage: the file is not TOML, or says what nobody understands.
     """
+    mine = environ is None
     environ = os.environ if environ is None else environ
     path = _nearest(folder or Path.cwd())
     values = _read(path) if path else {}
@@ -110,6 +117,10 @@ def load(
         cache = str(path.parent / Path(values["cache"]).expanduser())
     properties = dict(values.get("kafka_properties", {}))
     properties.update(_properties_in(environ))
+    s3 = {**values.get("s3", {}), **exported(environ)}
+    settings_in(s3)
+    if mine:
+        os.environ.update(s3)
     return Settings(
         store=store or environ.get("SLACKWATER_STORE") or from_file,
         brokers=kafka or environ.get("SLACKWATER_KAFKA") or values.get("kafka") or properties.get("bootstrap.servers"),
@@ -117,6 +128,7 @@ def load(
         cache_folder=Path(cache) if cache else _user_cache(environ),
         cache_max_bytes=values.get("cache_max_bytes", _CACHE_MAX_BYTES),
         retention_table=values.get("retention", {}),
+        s3=s3,
     )
 
 
@@ -145,6 +157,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise Usage(f"{path}: cache_max_bytes must be a whole number of bytes, not {size!r}")
     if "retention" in values:
         check(path, values["retention"])
+    if "s3" in values:
+        if not isinstance(values["s3"], dict):
+            raise Usage(f"{path}: s3 must be a table", hint="write [s3] above the settings")
+        values["s3"] = as_variables(values["s3"], str(path))
     values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
     return values
 
