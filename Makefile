@@ -29,9 +29,10 @@ format: $(READY) ## format the code and mend what ruff can mend
 bench: $(READY) ## speed beside Spark's own state, and what a snapshot costs (about ten minutes)
 	@$(BIN)/python -m bench
 
-soak: $(READY) ## 30 snapshots of real apps whose stages are killed; the protocol under 100,000 random schedules
+soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
 	@$(BIN)/python -m pytest -q -m soak
 	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/test_chandy_lamport_laws.py tests/test_diamond_law.py
+	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/test_state_model.py tests/test_gc_model.py
 
 mutants: $(READY) ## faults planted in the protocol, one at a time: do the tests notice? (a few minutes)
 	@$(BIN)/python -m tests.mutants

@@ -16,6 +16,7 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from itertools import combinations, islice
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -114,6 +115,14 @@ def _one_form(part: object) -> object:
             return part
 
 
+PICKS = st.fixed_dictionaries(
+    {
+        "trigger": st.integers(2, 4),
+        "max_merge_width": st.sampled_from([2, 64]),
+        # SSTs of a few rows are all of a size: else everything would be merged each time.
+        "max_space_amplification": st.sampled_from([1.0, 100.0]),
+    }
+)
 RULES = st.sampled_from(
     [
         Retention(),
@@ -312,7 +321,9 @@ class StateModel(RuleBasedStateMachine):
     @about("merging")
     @rule(data=st.data(), partitions=st.integers(1, 6))
     def rescale(self, data: st.DataObject, partitions: int) -> None:
-        app = self.any_app(data)
+        self.rescale_to(self.any_app(data), partitions)
+
+    def rescale_to(self, app: str, partitions: int) -> None:
         done = rescale(fresh(self.store), app, STAGE, partitions, by="test", now_ms=self.store.clock_ms)
         if done.before != partitions:
             assert done.version == self.heads[app] + 1
@@ -334,53 +345,58 @@ class StateModel(RuleBasedStateMachine):
 
     # Merging.
 
-    @about("merging")
-    @rule(data=st.data(), trigger=st.integers(2, 4), batches=st.integers(0, 3))
-    def merge_what_is_picked(self, data: st.DataObject, trigger: int, batches: int) -> None:
+    def with_something_to_merge(self, data: st.DataObject) -> Writer:
+        """After some batches, perhaps a rescale, and some more."""
         app = self.any_app(data)
-        for _ in range(batches):
+        for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
             self.commit_some(data, app)
-        writer = self.writers[app]
-        for one in pick(writer.head.ssts, writer.partitions, trigger=trigger):
+            if partitions:
+                self.rescale_to(app, partitions)
+        if self.writers[app].fenced:
+            self.take_over(app)
+        return self.writers[app]
+
+    @about("merging")
+    @rule(data=st.data(), picks=PICKS)
+    def merge_what_is_picked(self, data: st.DataObject, picks: dict[str, Any]) -> None:
+        writer = self.with_something_to_merge(data)
+        for one in pick(writer.head.ssts, writer.partitions, **picks):
             self.merge(writer, one)
 
     @about("merging")
-    @rule(data=st.data())
-    def merge_any_neighbours(self, data: st.DataObject) -> None:
-        app = self.any_app(data)
-        self.commit_some(data, app)
-        writer = self.writers[app]
+    @rule(data=st.data(), merges=st.integers(1, 2))
+    def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
+        """Two merges may want the same SST: the one that lands first has it."""
+        writer = self.with_something_to_merge(data)
         found = by_partition(writer.head.ssts, writer.partitions)
-        if not found:
-            return
-        partition, mine = data.draw(st.sampled_from(sorted(found.items(), key=repr)))
-        runs = sorted_runs(mine)
-        start = data.draw(st.integers(0, len(runs) - 1))
-        end = data.draw(st.integers(start + 1, len(runs)))
-        inputs = tuple(entry for run in runs[start:end] for entry in run)
-        self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=end == len(runs)))
+        for _ in range(merges if found else 0):
+            partition, mine = data.draw(st.sampled_from(sorted(found.items(), key=repr)))
+            runs = sorted_runs(mine)
+            start = data.draw(st.integers(0, len(runs) - 1))
+            end = data.draw(st.integers(start + 1, len(runs)))
+            inputs = tuple(entry for run in runs[start:end] for entry in run)
+            self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=end == len(runs)))
 
     @about("merging")
-    @rule(data=st.data(), trigger=st.integers(2, 4))
-    def merge_until_nothing_is_picked(self, data: st.DataObject, trigger: int) -> None:
-        app = self.any_app(data)
-        while not self.writers[app].fenced:
+    @rule(data=st.data(), picks=PICKS)
+    def merge_until_nothing_is_picked(self, data: st.DataObject, picks: dict[str, Any]) -> None:
+        app = self.with_something_to_merge(data).app
+        for _ in range(20):
             writer = self.writers[app]
             writer.merges.clear()
-            for one in pick(writer.head.ssts, writer.partitions, trigger=trigger):
+            for one in pick(writer.head.ssts, writer.partitions, **picks):
                 self.merge(writer, one)
             if not writer.merges:
                 found = by_partition(writer.head.ssts, writer.partitions)
-                assert all(len(mine) < trigger for mine in found.values())
+                assert all(len(mine) < picks["trigger"] for mine in found.values())
                 return
             self.try_to_commit(writer, writer.landing())
+        raise AssertionError("merging does not come to an end")
 
     @about("merging")
     @rule(data=st.data(), trigger=st.integers(2, 4), requests=st.integers(0, 6))
     def die_while_merging(self, data: st.DataObject, trigger: int, requests: int) -> None:
-        app = self.any_app(data)
-        self.commit_some(data, app)
-        writer = self.writers[app]
+        writer = self.with_something_to_merge(data)
         with suppress(Killed), self.death_after(requests):
             for one in pick(writer.head.ssts, writer.partitions, trigger=trigger):
                 self.merge(writer, one)
