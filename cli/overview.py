@@ -49,7 +49,7 @@ class StageOverview:
     keys: int | None
     """Keys in the table, at most; None without a table."""
     keys_exact: bool
-    """False when sorted runs overlap: `keys` then counts a key once for each run that has it."""
+    """False when rows expire, or sorted runs overlap: `keys` then counts a key once for each run that has it."""
     ssts: int
     bytes: int
     inputs: tuple[InputOverview, ...]
@@ -100,7 +100,7 @@ def _stage(head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets) -> S
         time_ms=head.time_ms,
         rows=sum(source.rows for source in head.inputs.values()),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
-        keys_exact=not deltas(head.ssts),
+        keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(_input(name, head, heads, ends_of) for name in head.inputs),

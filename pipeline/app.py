@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
+from .lifetime import lifetime_ms
 from .states import State
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ class Stage:
     partitions: int
     max_records: int | None
     trigger: str | None
+    ttl_ms: int = 0
+    """How long a row of the table lives; 0 for ever."""
+    ttl_by: str = ""
+    """The value column that is a row's time; empty when that is when it was written."""
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -124,6 +129,8 @@ class App:
         partitions: int = 4,
         max_records: int | None = None,
         trigger: str | None = None,
+        ttl: str | None = None,
+        ttl_by: str | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -141,6 +148,9 @@ class App:
                 not; `slackwater rescale` changes it.
             max_records: At most so many rows of each input a batch; default what `run` says.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
+            ttl: How long a row of the table lives: `"7 days"`. Default for ever.
+            ttl_by: A value column of the table, timestamp or date, from which that counts, by the largest such time
+                that the table was given; default from when the row was written, by the wall clock.
             name: Default the function's name.
 
         Raises:
@@ -150,6 +160,7 @@ class App:
         inputs = (reads,) if isinstance(reads, Topic | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
         columns = (key,) if isinstance(key, str) else tuple(key or ())
+        ttl_ms = 0 if ttl is None else lifetime_ms(ttl)
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
@@ -164,6 +175,8 @@ class App:
                     partitions=partitions,
                     max_records=max_records,
                     trigger=trigger,
+                    ttl_ms=ttl_ms,
+                    ttl_by=ttl_by or "",
                 )
             )
             return transform
@@ -259,6 +272,10 @@ class App:
             written.add(output.name)
         if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
             raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
+        if stage.ttl_by and not stage.ttl_ms:
+            raise Usage(f'stage {stage.name!r} has ttl_by={stage.ttl_by!r} and no ttl; say how long, ttl="7 days"')
+        if stage.ttl_ms and stage.state is None:
+            raise Usage(f"stage {stage.name!r} has a ttl and keeps no state: there are no rows that could expire")
         if stage.state is None and not stage.writes:
             raise Refused(
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",

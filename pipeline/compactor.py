@@ -37,7 +37,7 @@ class Compactor:
         with self._lock:
             if self._done or (self._running is not None and not self._running.done()):
                 return
-        picked = compaction.pick(head.ssts, head.table.partitions) if head.table else ()
+        picked = compaction.pick(head.ssts, head.table.partitions, clock_ms=head.clock_ms) if head.table else ()
         if picked:
             self._running = self._executor.submit(self._run, head, picked)
 

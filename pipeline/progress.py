@@ -43,11 +43,12 @@ class StateFigures:
         new = {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}
         partitions = manifest.table.partitions if manifest.table else 1
         l0 = by_partition((sst for sst in manifest.ssts if sst.level == 0), partitions)
+        due = pick(manifest.ssts, partitions, clock_ms=manifest.clock_ms)
         return cls(
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
             l0_files=max(map(len, l0.values()), default=0),
-            debt_bytes=sum(sst.bytes for picked in pick(manifest.ssts, partitions) for sst in picked.inputs),
+            debt_bytes=sum(sst.bytes for picked in due for sst in picked.inputs),
             flushed_bytes=sum(flushed.values()),
             compacted_bytes=sum(size for name, size in new.items() if name not in flushed),
             snapshots_under_way=len(manifest.recorded),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store import commit, history
+from ..store import commit, history, ttl
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output
 from ..store.objects import ObjectStore
@@ -173,8 +173,12 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        version = self.head.version + 1
-        results = self._compute(rows, version) if any(_has_rows(at[name], end) for name, end in after.items()) else ()
+        version, clock_ms = self.head.version + 1, ttl.batch_clock_ms(self.head, time.time_ns() // 1_000_000)
+        results = (
+            self._compute(rows, version, clock_ms)
+            if any(_has_rows(at[name], end) for name, end in after.items())
+            else ()
+        )
         outputs = self._outputs(results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
@@ -186,6 +190,7 @@ class StageRunner:
                 manifest,
                 inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
                 outputs=outputs,
+                clock_ms=max([clock_ms, *(r.event_ms for r in results if r.event_ms is not None)]),
                 ssts=self._compactor.fold(ssts) if self._compactor else ssts,
                 recorded=outcome.recorded,
                 awaited=outcome.awaited,
@@ -211,13 +216,14 @@ class StageRunner:
             duration_ms=duration_ms,
         )
 
-    def _compute(self, rows: DataFrame, version: int) -> tuple[Result, ...]:
+    def _compute(self, rows: DataFrame, version: int, clock_ms: int) -> tuple[Result, ...]:
         targets = tuple(self._target(channel) for channel in self.stage.writes)
         writer = self.head.writer
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or self.head.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets))
-        task = StateTask(self._places, writer, version, targets, self._shape.bound, self.head.table, self.head.ssts)
+        table, ssts = self.head.table, self.head.ssts
+        task = StateTask(self._places, writer, version, targets, self._shape.bound, table, ssts, clock_ms)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from ..store import index, runs, sst
+from ..store import index, runs, sst, stamps
 from ..store.cache import SstCache
 from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
 from ..store.manifest import Sst, Table
@@ -64,6 +64,8 @@ class Result(msgspec.Struct, frozen=True):
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, Sent]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
+    event_ms: int | None = None
+    """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ class StateTask:
     state: BoundState
     table: Table
     ssts: tuple[Sst, ...]
+    clock_ms: int = 0
+    """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Merge a task's rows; one row with its report comes back, none when there were no rows."""
@@ -156,28 +160,31 @@ class StateTask:
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []
         emitted: list[pa.Table] = []
+        event_ms: list[int] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
             mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
-            made, out = self._merge(mine, key, partition)
+            made, out, latest = self._merge(mine, key, partition)
             written += [made] if made else []
             emitted += [out] if out is not None else []
+            event_ms += [latest] if latest is not None else []
         sent: dict[str, dict[int, Sent]] = {}
         if self.outputs and emitted:
             out = pa.concat_tables(emitted)
             sent = _Sink(self.places, self.outputs).write(
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent))
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, max(event_ms, default=None)))
 
-    def _merge(self, rows: pa.Table, key: list[str], partition: int) -> tuple[Sst | None, pa.Table | None]:
+    def _merge(self, rows: pa.Table, key: list[str], partition: int) -> tuple[Sst | None, pa.Table | None, int | None]:
+        """Merge the rows of one state partition: the SST, what is emitted, and the largest event time written."""
         rows, groups = group(rows, key)
         starts = pa.array(groups.starts)
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
         store, cache = _storage(self.places.store, self.places.patience_s, *self.places.cache)
         ssts = runs.touching(self.ssts, partition, self.table.partitions)
-        old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys)
+        old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys, clock_ms=self.clock_ms)
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
         deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
         # Nothing to remember of a key that was not there and is deleted.
@@ -195,7 +202,8 @@ class StateTask:
         if not write.all():
             new = new.filter(pa.array(write))
         if new.num_rows == 0:
-            return None, merged.emitted
+            return None, merged.emitted, None
+        new = stamps.stamp(new, self.table, self.clock_ms)
         made = sst.write(
             store,
             cache,
@@ -205,7 +213,7 @@ class StateTask:
             partition=partition,
             rows=new,
         )
-        return made, merged.emitted
+        return made, merged.emitted, stamps.latest_event_ms(new, self.table.ttl)
 
 
 def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:

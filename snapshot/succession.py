@@ -104,6 +104,8 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         yield f"{at} was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
     if later.epoch < earlier.epoch:
         yield f"{at} has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
+    if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
+        yield f"{at} has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
     for name in sorted(earlier.inputs):
         if name in later.inputs:
             wrong = _input_differences(earlier.inputs[name], later.inputs[name], later.kind in _RESTARTS)

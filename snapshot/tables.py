@@ -62,7 +62,7 @@ def connect(
     con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
     try:
         for name, manifest in cut.tables.items():
-            relation.register(con, name, store, cache, manifest)
+            relation.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
         for name, table in (empty or {}).items():
             if name not in cut.tables:
                 con.register(name, visible_schema(table).empty_table())

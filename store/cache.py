@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 
@@ -24,7 +25,7 @@ from .cache_folder import CacheFolder
 from .errors import Corruption, Unavailable
 from .manifest import Sst, Table
 from .objects import ObjectStore
-from .types import sst_schema
+from .types import sst_schema, stored_schema
 
 __all__ = ["Mapped", "SstCache"]
 
@@ -168,8 +169,11 @@ class SstCache:
         """Put the rows into the folder, if it can be written."""
 
         def write(path: Path) -> None:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                for batch in batches:
+            remaining = iter(batches)
+            first = next(remaining)
+            stored = stored_schema(schema, first.schema)
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored) as writer:
+                for batch in chain([first], remaining):
                     writer.write_batch(batch)
             with pa.memory_map(str(path)) as source:
                 digest = xxhash.xxh3_128_digest(source.read_buffer())

@@ -27,6 +27,8 @@ from .manifest import Sst, Table
 from .objects import ObjectStore
 from .runs import bounds, by_partition, sorted_runs, touched, touching
 from .sst import SstWriter
+from .stamps import expired
+from .ttl import expired_suffix, without_expired_suffix
 from .types import HASH, OP, TOMBSTONE
 
 __all__ = ["Compaction", "Done", "apply", "pick", "run"]
@@ -45,7 +47,11 @@ class Compaction:
     inputs: tuple[Sst, ...]
     """At least one; newest first. All SSTs of these runs, also those that reach into other partitions."""
     drops_tombstones: bool
-    """Whether the partition's oldest run is among them: nothing is left that a tombstone could shadow."""
+    """Whether the partition's oldest run is among them: nothing is left that a tombstone could shadow. Then expired
+    rows are dropped, too; else they stay, for they shadow older rows as well."""
+    clock_ms: int | None = None
+    """Rows that expire at this time or before are expired: the clock of the manifest that was picked from, which no
+    later version's is behind. None drops none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +72,13 @@ def pick(
     min_merge_width: int = 2,
     max_merge_width: int = 64,
     max_space_amplification: float = 1.0,
+    clock_ms: int | None = None,
 ) -> tuple[Compaction, ...]:
     """What to merge now: at most one compaction for each state partition, and no SST in two of them.
 
-    A partition with fewer than `trigger` SSTs is left alone. Else the first of these that applies, as in
-    RocksDB:
+    Where expired rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged, however
+    few. Apart from that a partition with fewer than `trigger` SSTs is left alone. Else the first of these that applies,
+    as in RocksDB:
 
     1. The runs but the oldest take more than `max_space_amplification` times the oldest's bytes: merge all.
     2. Starting from the newest run that allows it, the longest row of runs in which each takes at most
@@ -89,6 +97,7 @@ def pick(
         min_merge_width: fewest runs to merge by rule 2.
         max_merge_width: most runs to merge by rules 2 and 3.
         max_space_amplification: bytes of newer runs, over the oldest's, that are put up with.
+        clock_ms: the manifest's; None when no row expires.
 
     Raises:
         ValueError: `trigger` is below 2.
@@ -98,11 +107,14 @@ def pick(
     picked: list[Compaction] = []
     taken: set[Sst] = set()
     for partition, mine in by_partition(ssts, partitions).items():
-        if len(mine) < trigger:
-            continue
         runs = sorted_runs(mine)
+        expired_from = None if clock_ms is None else expired_suffix(runs, clock_ms)
+        if len(mine) < trigger and expired_from is None:
+            continue
         sizes = [sum(_bytes_within(sst, partition, partitions) for sst in run) for run in runs]
-        if sum(sizes[:-1]) > max_space_amplification * sizes[-1]:
+        if expired_from is not None:
+            start, end = expired_from, len(runs)
+        elif sum(sizes[:-1]) > max_space_amplification * sizes[-1]:
             start, end = 0, len(runs)
         else:
             fewest = (0, min(_fewest([len(run) for run in runs], trigger), max_merge_width))
@@ -111,7 +123,7 @@ def pick(
         # What reaches into a partition that was looked at before is left to that one for now.
         if taken.isdisjoint(inputs):
             taken.update(inputs)
-            picked.append(Compaction(partition, partitions, inputs, drops_tombstones=end == len(runs)))
+            picked.append(Compaction(partition, partitions, inputs, end == len(runs), clock_ms))
     return tuple(picked)
 
 
@@ -119,14 +131,18 @@ def run(store: ObjectStore, cache: SstCache, app: str, stage: str, table: Table,
     """Merge the inputs and put the result into the store, under new names (a request each), and into the cache.
 
     Keeps the newest row of each key of the partition, and all rows beyond it. Holds in memory one slice of the inputs
-    and one encoded result.
+    and one encoded result. The oldest inputs, when all that they hold is expired, are not even read.
 
     Raises:
         Corruption: an input is missing or damaged.
         Unavailable: the store did not answer.
     """
-    rows = [cache.open(store, sst, table).table for sst in compaction.inputs]
-    partitions = compaction.partitions
+    partitions, inputs = compaction.partitions, compaction.inputs
+    if compaction.drops_tombstones and compaction.clock_ms is not None:
+        inputs = without_expired_suffix(inputs, partitions, compaction.clock_ms)
+    if not inputs:
+        return Done(compaction, ())
+    rows = [cache.open(store, sst, table).table for sst in inputs]
 
     def put(parts: Iterable[pa.Table], partition: int, inputs: Sequence[Sst]) -> Iterator[Sst]:
         writer = SstWriter(table)
@@ -140,9 +156,9 @@ def run(store: ObjectStore, cache: SstCache, app: str, stage: str, table: Table,
             yield sst
 
     inside = [_within(all_of_it, compaction.partition, partitions) for all_of_it in rows]
-    merged = _merged(inside, table, drop_tombstones=compaction.drops_tombstones)
-    outputs = [*put(merged, compaction.partition, compaction.inputs)]
-    for sst, all_of_it in zip(compaction.inputs, rows, strict=True):
+    merged = _merged(inside, table, compaction)
+    outputs = [*put(merged, compaction.partition, inputs)]
+    for sst, all_of_it in zip(inputs, rows, strict=True):
         for other in touched(sst, partitions):
             if other != compaction.partition:
                 outputs += put([_within(all_of_it, other, partitions)], other, [sst])
@@ -178,16 +194,19 @@ def _fits(ssts: tuple[Sst, ...], compaction: Compaction) -> bool:
     )
 
 
-def _merged(inputs: Sequence[pa.Table], table: Table, *, drop_tombstones: bool) -> Iterator[pa.Table]:
+def _merged(inputs: Sequence[pa.Table], table: Table, compaction: Compaction) -> Iterator[pa.Table]:
     """The newest row of each key, in the order of an SST; inputs are given newest first."""
     key_names = [column.name for column in table.key]
     for parts in _slices(inputs):
-        rows = pa.concat_tables(parts).combine_chunks()
+        # SSTs from before the table got a ttl lack a column, which is null there.
+        rows = pa.concat_tables(parts, promote_options="default").combine_chunks()
         order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(key_names))
         # Of equal keys the first came from the newest input.
         keep = order[~repeats]
-        if drop_tombstones:
+        if compaction.drops_tombstones:
             keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
+            gone = expired(rows, compaction.clock_ms)
+            keep = keep if gone is None else keep[~gone[keep]]
         yield rows.take(pa.array(keep))
 
 

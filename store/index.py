@@ -1,9 +1,9 @@
 """Point look-ups: the newest row of each of many keys, over the sorted runs of a table.
 
 One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes,
-one binary search over its hashes finds candidates, equality on the key decides. A tombstone ends the search
-for its key. All steps are vectorised; the cost follows the number of keys asked for, not the size of the
-state.
+one binary search over its hashes finds candidates, equality on the key decides. A tombstone, or a row that is
+expired, ends the search for its key. All steps are vectorised; the cost follows the number of keys asked for, not the
+size of the state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +19,8 @@ from .hashing import normalise_keys, same_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
 from .ranged import RangedSst, Reads
+from .stamps import expired
+from .ttl import check_clock
 from .types import OP, TOMBSTONE, arrow_schema
 
 __all__ = ["Found", "multi_get", "point_get"]
@@ -46,6 +48,8 @@ def multi_get(
     table: Table,
     hashes: npt.NDArray[np.int64],
     keys: pa.Table,
+    *,
+    clock_ms: int | None = None,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -59,6 +63,8 @@ def multi_get(
         table: the declared columns.
         hashes: `hash_keys` of the keys.
         keys: the key columns, in their declared types; a key may be asked for more than once.
+        clock_ms: rows that expire at this time or before are absent (`store.ttl` says whose clock); None only for a
+            table without a ttl.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -67,8 +73,9 @@ def multi_get(
     Raises:
         Corruption: an SST is missing or damaged.
         Unavailable: the store did not answer.
+        ValueError: the table has a ttl, and no clock is given.
     """
-    search = _Search(table, hashes, keys)
+    search = _Search(table, hashes, keys, clock_ms)
     for sst, wanted in search.over(ssts):
         for block in _blocks(store, cache, sst, table, search.hashes[wanted]):
             search.look_in(block, wanted)
@@ -76,13 +83,19 @@ def multi_get(
 
 
 def point_get(
-    store: ObjectStore, ssts: Sequence[Sst], table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table
+    store: ObjectStore,
+    ssts: Sequence[Sst],
+    table: Table,
+    hashes: npt.NDArray[np.int64],
+    keys: pa.Table,
+    *,
+    clock_ms: int | None = None,
 ) -> Found:
     """Look up a few keys without a cache: reads of each SST the footer and the row groups that may have them.
 
     Arguments and errors as of `multi_get`.
     """
-    search = _Search(table, hashes, keys)
+    search = _Search(table, hashes, keys, clock_ms)
     reads = Reads()
     for sst, wanted in search.over(ssts):
         ranged = RangedSst(store, sst, table, reads)
@@ -110,7 +123,9 @@ def _blocks(
 class _Search:
     """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
 
-    def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table) -> None:
+    def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table, clock_ms: int | None) -> None:
+        check_clock(table, clock_ms)
+        self._clock_ms = clock_ms
         self._key_names = [column.name for column in table.key]
         self._value_names = [column.name for column in table.values]
         self._schema = arrow_schema(table.values)
@@ -159,6 +174,9 @@ class _Search:
         """Note the rows that are the keys' newest ones: where `same`."""
         self._missing[wanted[same]] = False
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
+        gone = expired(rows, self._clock_ms)
+        if gone is not None:
+            live &= ~gone
         values = rows.select(self._value_names)
         if live.all():
             self._taken.append(values)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Span", "Sst", "Table"]
+__all__ = ["AppInfo", "Column", "Input", "Kind", "Manifest", "Origin", "Output", "Span", "Sst", "Table", "Ttl"]
 
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, or its number of state
@@ -22,6 +22,15 @@ class Column(Struct, frozen=True):
     type: str
 
 
+class Ttl(Struct, frozen=True):
+    """How long a table's rows live. Rows keep the time at which they expire as it was when they were written."""
+
+    ms: int
+    """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
+    column: str = ""
+    """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
+
+
 class Table(Struct, frozen=True):
     """A stage's keyed state: `key` identifies a row; `values` whose names start with `_` are internal."""
 
@@ -32,6 +41,8 @@ class Table(Struct, frozen=True):
     keep to the ranges that there were then."""
     state: str
     """How the state was declared, in one line; a change of meaning is refused at start."""
+    ttl: Ttl | None = None
+    """None for a table whose rows never had a time to live: then its SSTs have no `_expires_at`."""
 
 
 class Sst(Struct, frozen=True):
@@ -59,6 +70,11 @@ class Sst(Struct, frozen=True):
     """How many bytes at the object's end are its Parquet footer: one read brings exactly these."""
     footer_checksum: str = ""
     """xxh3_128 of the footer's bytes, hexadecimal."""
+    expiring: int = 0
+    """Rows with a time at which they expire. The others never do, or are tombstones."""
+    expires_min: int = 0
+    """The range of these times, milliseconds since 1970 UTC; 0 when `expiring` is."""
+    expires_max: int = 0
 
 
 class Input(Struct, frozen=True):
@@ -117,6 +133,9 @@ class Manifest(Struct, frozen=True):
     outputs: dict[str, Output] = {}
     """By the name of the channel as declared; carried on by versions that write nothing."""
     table: Table | None = None
+    clock_ms: int = 0
+    """By which rows of the table expire (`store.ttl`): those whose time is this or earlier are gone at this version.
+    The wall clock at the batch's start, or the largest event time seen; 0 for a table that never had a time to live."""
     ssts: tuple[Sst, ...] = ()
     recorded: dict[str, int] = {}
     """Open snapshots (by id) and the version of this stage that is its part of their cut."""

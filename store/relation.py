@@ -16,7 +16,8 @@ from .errors import Usage
 from .manifest import Manifest, Sst, Table
 from .objects import ObjectStore
 from .runs import deltas
-from .types import HASH, OP, PUT, SEQ, arrow_schema, sst_schema
+from .ttl import may_have_expired
+from .types import EXPIRES, HASH, OP, PUT, SEQ, arrow_schema, sst_schema
 
 __all__ = ["register"]
 
@@ -29,6 +30,7 @@ def register(
     manifest: Manifest,
     *,
     with_seq: bool = False,
+    clock_ms: int | None = None,
 ) -> None:
     """Make the manifest's table a temporary view of the connection, in the place of one of the same name.
 
@@ -42,6 +44,7 @@ def register(
         cache: holds local copies of a remote store's SSTs.
         manifest: the version to show.
         with_seq: add `_hash` and `_seq`, the version that wrote the row.
+        clock_ms: rows that expire at this time or before are not shown; default the manifest's own clock.
 
     Raises:
         Usage: the stage keeps no table.
@@ -57,7 +60,7 @@ def register(
         con.register(name, sst_schema(table).empty_table().select(columns))
         return
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
-    sql = _newest_rows(table, columns, manifest.ssts, paths)
+    sql = _newest_rows(table, columns, manifest.ssts, paths, manifest.clock_ms if clock_ms is None else clock_ms)
     con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {sql}")
 
 
@@ -66,9 +69,10 @@ def _visible(table: Table, *, with_seq: bool) -> list[str]:
     return [*names, HASH, SEQ] if with_seq else names
 
 
-def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
+def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths: dict[str, Path], clock_ms: int) -> str:
+    gone = any(may_have_expired(sst, clock_ms) for sst in ssts)
     selected = ", ".join(f"run.{_quoted(column)}" for column in columns)
-    sql = f"SELECT {selected} FROM {_scan(ssts, paths)} run"
+    sql = f"SELECT {selected} FROM {_scan(ssts, paths, mixed=gone and not all(sst.expiring for sst in ssts))} run"
     newer = deltas(ssts)
     if newer:
         # Written with NOT it filters rows of the same hash; IS NOT DISTINCT FROM would be one more column to hash.
@@ -79,15 +83,18 @@ def _newest_rows(table: Table, columns: list[str], ssts: tuple[Sst, ...], paths:
             f" ANTI JOIN {_scan(newer, paths)} newer"
             f" ON newer.{HASH} = run.{HASH} AND newer.{SEQ} > run.{SEQ} AND {same_key}"
         )
-    if any(sst.tombstones for sst in ssts):
-        sql += f" WHERE run.{OP} = {PUT}"
-    return sql
+    conditions = [f"run.{OP} = {PUT}"] if any(sst.tombstones for sst in ssts) else []
+    # Only when they are read: an expired row still shadows those before it.
+    conditions += [f"(run.{EXPIRES} IS NULL OR run.{EXPIRES} > {clock_ms})"] if gone else []
+    return f"{sql} WHERE {' AND '.join(conditions)}" if conditions else sql
 
 
-def _scan(ssts: tuple[Sst, ...], paths: dict[str, Path]) -> str:
+def _scan(ssts: tuple[Sst, ...], paths: dict[str, Path], *, mixed: bool = False) -> str:
     files = ", ".join(_literal(str(paths[sst.object])) for sst in ssts)
     # A folder named a=b is no column.
-    return f"read_parquet([{files}], hive_partitioning = false)"
+    # SSTs from before the table got a ttl lack a column; by name, it is null there.
+    by_name = ", union_by_name = true" if mixed else ""
+    return f"read_parquet([{files}], hive_partitioning = false{by_name})"
 
 
 def _quoted(identifier: str) -> str:

@@ -19,7 +19,8 @@ from .errors import Refused
 from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
-from .types import HASH, OP, SEQ, TOMBSTONE, sst_schema
+from .stamps import with_stamps
+from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
 
 if TYPE_CHECKING:
     from .cache import SstCache
@@ -39,6 +40,7 @@ class SstWriter:
 
     def __init__(self, table: Table) -> None:
         schema = sst_schema(table)
+        self._stamped = table.ttl is not None
         strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
         self._sink = pa.BufferOutputStream()
         self._writer = pq.ParquetWriter(
@@ -47,7 +49,7 @@ class SstWriter:
             compression="zstd",
             compression_level=1,
             # A dictionary pays for what repeats as a whole; zstd alone is faster and smaller on numbers.
-            use_dictionary=[SEQ, OP, *strings],
+            use_dictionary=[SEQ, OP, EXPIRES, *strings],
             write_statistics=[HASH],
             write_page_checksum=True,
         )
@@ -55,11 +57,23 @@ class SstWriter:
         self._num_tombstones = 0
         self._hash_min = self._hash_max = 0
         self._seqs: list[tuple[int, int]] = []
+        self._num_expiring = 0
+        self._expires: list[tuple[int, int]] = []
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
+        """Add rows; they follow all rows before in the SST's order and have exactly its schema.
+
+        Where the table has a ttl, rows without `_expires_at` are taken as never expiring.
+        """
         if not rows.num_rows:
             return
+        if self._stamped:
+            rows = with_stamps(rows)
+            stamps = rows.column(EXPIRES)
+            if stamps.null_count < len(stamps):
+                self._num_expiring += len(stamps) - stamps.null_count
+                ends = pc.min_max(stamps).as_py()
+                self._expires.append((ends["min"], ends["max"]))
         if not self.num_rows:
             self._hash_min = rows.column(HASH)[0].as_py()
         self._hash_max = rows.column(HASH)[-1].as_py()
@@ -95,6 +109,9 @@ class SstWriter:
             tombstones=self._num_tombstones,
             footer_bytes=footer_bytes,
             footer_checksum=xxhash.xxh3_128_hexdigest(data[-footer_bytes:]),
+            expiring=self._num_expiring,
+            expires_min=min((low for low, _ in self._expires), default=0),
+            expires_max=max((high for _, high in self._expires), default=0),
         )
         return sst, data
 
@@ -103,8 +120,8 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     """The rows as an SST holds them: its columns and types, one form for each key, sorted by (`_hash`, key).
 
     Args:
-        rows: `_hash`, key and value columns, `_seq`, `_op`, in any order of columns and rows; others are
-            dropped.
+        rows: `_hash`, key and value columns, `_seq`, `_op`, and for a table with a ttl `_expires_at`, in any order
+            of columns and rows; others are dropped.
         table: what the columns are declared to be.
 
     Raises:

@@ -9,7 +9,19 @@ import pyarrow as pa
 from .errors import Usage
 from .manifest import Column, Table
 
-__all__ = ["HASH", "OP", "PUT", "SEQ", "TOMBSTONE", "arrow_schema", "from_arrow", "sst_schema", "to_arrow"]
+__all__ = [
+    "EXPIRES",
+    "HASH",
+    "OP",
+    "PUT",
+    "SEQ",
+    "TOMBSTONE",
+    "arrow_schema",
+    "from_arrow",
+    "sst_schema",
+    "stored_schema",
+    "to_arrow",
+]
 
 HASH = "_hash"
 """Column of an SST: Spark's `xxhash64` of the key columns, signed."""
@@ -17,6 +29,9 @@ SEQ = "_seq"
 """Column of an SST: the version that wrote the row."""
 OP = "_op"
 """Column of an SST: `PUT` or `TOMBSTONE`."""
+EXPIRES = "_expires_at"
+"""Column of an SST whose table has, or had, a time to live: when the row expires, milliseconds since 1970 UTC. Null,
+and in SSTs without the column: never."""
 PUT = 0
 TOMBSTONE = 1
 
@@ -88,7 +103,9 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 
 @lru_cache(maxsize=256)
 def sst_schema(table: Table) -> pa.Schema:
-    """The schema of the table's SSTs: `_hash`, key columns, value columns, `_seq`, `_op`.
+    """The schema of the table's SSTs: `_hash`, key columns, value columns, `_seq`, `_op`, and with a ttl `_expires_at`.
+
+    Those written before the table got a ttl lack `_expires_at`: see `stored_schema`.
 
     Raises:
         Usage: a column's type is not one that state tables have.
@@ -100,5 +117,15 @@ def sst_schema(table: Table) -> pa.Schema:
             *arrow_schema(table.values),
             pa.field(SEQ, pa.int64(), nullable=False),
             pa.field(OP, pa.uint8(), nullable=False),
+            *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else []),
         ]
     )
+
+
+def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
+    """The schema of a table's SSTs (`sst_schema`) in the form of one SST: with `_expires_at` if that one has it."""
+    at = schema.get_field_index(EXPIRES)
+    has = found.get_field_index(EXPIRES) >= 0
+    if has == (at >= 0):
+        return schema
+    return schema.append(pa.field(EXPIRES, pa.int64())) if has else schema.remove(at)
