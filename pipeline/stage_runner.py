@@ -174,11 +174,8 @@ class StageRunner:
         if not moved and not outcome.changed:
             return
         version, clock_ms = self.head.version + 1, ttl.batch_clock_ms(self.head, time.time_ns() // 1_000_000)
-        results = (
-            self._compute(rows, version, clock_ms)
-            if any(_has_rows(at[name], end) for name, end in after.items())
-            else ()
-        )
+        some = any(_has_rows(at[name], end) for name, end in after.items())
+        results = self._compute(rows, version, clock_ms) if some else ()
         outputs = self._outputs(results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)

@@ -15,12 +15,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from ..store import index, runs, sst, stamps
 from ..store.cache import SstCache
-from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
+from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore
 from ..store.open import open_store
@@ -227,7 +226,7 @@ def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
     same_key = _same_as_before(rows, key, np.flatnonzero(same_hash) + 1)
     if not same_key.all():
         # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
-        rows = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in ("_hash", *key)]))
+        rows = rows.take(pa.array(sort_keys(hashes, rows.select(list(key)))[0]))
         candidates = np.flatnonzero(same_hash) + 1
         same_key = _same_as_before(rows, key, candidates)
         begins = np.ones(rows.num_rows, bool)

@@ -5,6 +5,7 @@ groups are small and carry the range of their `_hash`, so a look-up reads only t
 CRC, and the manifest the checksum of the whole.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,7 @@ class SstWriter:
     def __init__(self, table: Table) -> None:
         schema = sst_schema(table)
         self._stamped = table.ttl is not None
-        strings = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+        strings = [path for field in schema for path in _strings(field.name, field.type)]
         self._sink = pa.BufferOutputStream()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -194,6 +195,21 @@ def write(
     if cache is not None:
         cache.add(sst, rows)
     return sst
+
+
+def _strings(path: str, kind: pa.DataType) -> Iterator[str]:
+    """Parquet's paths of the strings and binaries in a column."""
+    types = pa.types
+    if types.is_struct(kind):
+        for number in range(kind.num_fields):
+            yield from _strings(f"{path}.{kind.field(number).name}", kind.field(number).type)
+    elif types.is_map(kind):
+        yield from _strings(f"{path}.key_value.key", kind.key_type)
+        yield from _strings(f"{path}.key_value.value", kind.item_type)
+    elif types.is_list(kind):
+        yield from _strings(f"{path}.list.element", kind.value_type)
+    elif types.is_string(kind) or types.is_binary(kind):
+        yield path
 
 
 def _shape(schema: pa.Schema) -> str:

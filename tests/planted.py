@@ -25,9 +25,7 @@ _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
 
-_COMPUTE = (
-    "self._compute(rows, version, clock_ms) if any(_has_rows(at[name], end) for name, end in after.items()) else ()"
-)
+_COMPUTE = "self._compute(rows, version, clock_ms) if some else ()"
 _MARK = (
     "snapshot, channel in outcome.markers:\n            {0}[channel] = "
     "write_markers(self._places.kafka, {0}[channel], snapshot, self._places.patience_s)"
