@@ -170,7 +170,9 @@ class SstCache:
 
         def write(path: Path) -> None:
             remaining = iter(batches)
-            first = next(remaining)
+            first = next(remaining, None)
+            if first is None:
+                raise corrupt(sst, "it has no rows")
             stored = stored_schema(schema, first.schema)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored) as writer:
                 for batch in chain([first], remaining):
