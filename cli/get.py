@@ -24,6 +24,7 @@ _NULL = r"\N"
     epilog=options.examples(
         "slackwater get flights carriers UA",
         "slackwater get flights@-1h aircraft N14228 --verbose",
+        """slackwater get shop baskets '{"country": "DE", "number": 17}'""",
     )
 )
 def get(
@@ -33,7 +34,7 @@ def get(
         list[str],
         typer.Argument(
             metavar="KEY",
-            help=r"The values of the key columns, in their order; \N is null, bytes are hexadecimal.",
+            help=r"The values of the key columns, in their order; \N is null, bytes are hexadecimal, a struct is JSON.",
             show_default=False,
         ),
     ],

@@ -76,7 +76,7 @@ class StageOverview:
     keys: int | None
     """Keys in the table, at most; None without a table."""
     keys_exact: bool
-    """False when sorted runs overlap: `keys` then counts a key once for each run that has it."""
+    """False when rows expire, or sorted runs overlap: `keys` then counts a key once for each run that has it."""
     ssts: int
     bytes: int
     inputs: tuple[InputOverview, ...]
@@ -143,7 +143,7 @@ def _stage(
         time_ms=head.time_ms,
         rows=sum(source.rows for source in head.inputs.values()),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
-        keys_exact=not deltas(head.ssts),
+        keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(_input(name, head, heads, ends_of) for name in head.inputs),
@@ -155,9 +155,9 @@ def _figures(store: ObjectStore, head: Manifest) -> TableFigures | None:
     if head.table is None:
         return None
     # numpy and Arrow, which a look without details does without.
-    from ..store.picking import pick
+    from ..store.picking import pick_for
 
-    due = pick(head.ssts, head.table.partitions, head.table.compaction)
+    due = pick_for(head)
     versions, took = recent(store, head, _RECENT)
     return TableFigures(
         versions=versions,

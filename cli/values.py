@@ -124,13 +124,40 @@ def _json(table: pa.Table) -> Iterator[bytes]:
 
 
 def _readable(table: pa.Table) -> pa.Table:
-    """With names that differ and binary columns as hexadecimal text."""
+    """With names that differ and binary values as hexadecimal text, also those within others."""
     table = table.rename_columns(_unique(table.column_names))
     for number, field in enumerate(table.schema):
-        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
-            texts = [None if value is None else value.hex() for value in table.column(number).to_pylist()]
-            table = table.set_column(number, field.name, pa.array(texts, pa.string()))
+        kind = _with_text(field.type)
+        if kind != field.type:
+            texts = [_hexadecimal(value) for value in table.column(number).to_pylist()]
+            table = table.set_column(number, field.name, pa.array(texts, kind))
     return table
+
+
+def _with_text(kind: pa.DataType) -> pa.DataType:
+    """The type with strings in the place of binaries."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _with_text(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_with_text(kind.key_type), _with_text(kind.item_type))
+    if types.is_list(kind):
+        return pa.list_(_with_text(kind.value_type))
+    return pa.string() if types.is_binary(kind) or types.is_large_binary(kind) else kind
+
+
+def _hexadecimal(value: object) -> object:
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {name: _hexadecimal(inner) for name, inner in value.items()}
+        case list():
+            return [_hexadecimal(inner) for inner in value]
+        case tuple():
+            return tuple(_hexadecimal(inner) for inner in value)
+        case _:
+            return value
 
 
 def _unique(names: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
 from ..store.manifest import Policy
+from .lifetime import lifetime_ms
 from .stall import L0_SLOWDOWN, L0_STOP
 from .states import State
 
@@ -94,6 +95,10 @@ class Stage:
     l0_slowdown: int = L0_SLOWDOWN
     l0_stop: int = L0_STOP
     max_unflushed: int | None = None
+    ttl_ms: int = 0
+    """How long a row of the table lives; 0 for ever."""
+    ttl_by: str = ""
+    """The value column that is a row's time; empty when that is when it was written."""
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -136,6 +141,8 @@ class App:
         l0_slowdown: int = L0_SLOWDOWN,
         l0_stop: int = L0_STOP,
         max_unflushed: int | None = None,
+        ttl: str | None = None,
+        ttl_by: str | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -161,6 +168,9 @@ class App:
                 (`level0_stop_writes_trigger`).
             max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
                 machine only (RocksDB's `max_write_buffer_number`); 0 for none, default what `run` says.
+            ttl: How long a row of the table lives: `"7 days"`. Default for ever.
+            ttl_by: A value column of the table, timestamp or date, from which that counts, by the largest such time
+                that the table was given; default from when the row was written, by the wall clock.
             name: Default the function's name.
 
         Raises:
@@ -172,6 +182,7 @@ class App:
         columns = (key,) if isinstance(key, str) else tuple(key or ())
         if compaction is not None and state is None:
             raise Usage("compaction= is for a stage with state=; this one has no table to compact")
+        ttl_ms = 0 if ttl is None else lifetime_ms(ttl)
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
@@ -190,6 +201,8 @@ class App:
                     l0_slowdown=l0_slowdown,
                     l0_stop=l0_stop,
                     max_unflushed=max_unflushed,
+                    ttl_ms=ttl_ms,
+                    ttl_by=ttl_by or "",
                 )
             )
             return transform
@@ -292,6 +305,10 @@ class App:
                 f"stage {stage.name!r}: l0_slowdown is {stage.l0_slowdown} and l0_stop is {stage.l0_stop}; expected "
                 "two numbers of SSTs from 2 on, the second not below the first"
             )
+        if stage.ttl_by and not stage.ttl_ms:
+            raise Usage(f'stage {stage.name!r} has ttl_by={stage.ttl_by!r} and no ttl; say how long, ttl="7 days"')
+        if stage.ttl_ms and stage.state is None:
+            raise Usage(f"stage {stage.name!r} has a ttl and keeps no state: there are no rows that could expire")
         if stage.state is None and not stage.writes:
             raise Refused(
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ..snapshot.clone import channel_topic
-from ..store import commit, history
+from ..store import commit, history, ttl
 from ..store.errors import NotFound, Refused
 from ..store.manifest import Input, Manifest, Output, Table
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client
+from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .schemas import Shape
 
@@ -63,6 +64,7 @@ class Claimer:
             return replace(
                 draft,
                 table=table,
+                clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 inputs=self._inputs(stage, known),
                 outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
             )
@@ -159,7 +161,8 @@ class Claimer:
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
     """The declared table, with the stored number of state partitions: the code only says how many at first.
 
-    How it is compacted is a knob, which the code may turn at any time.
+    How it is compacted is a knob, which the code may turn at any time. So is its time to live; what stored rows say of
+    theirs stays true.
     """
     if head is None or (stored := head.table) == table:
         return table
@@ -179,4 +182,4 @@ def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table |
             )
     if stored.state != table.state:
         raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)
-    return replace(stored, compaction=table.compaction)
+    return replace(stored, compaction=table.compaction, ttl=lifetime.agree(stage.name, stored.ttl, table.ttl))

@@ -16,7 +16,7 @@ from ..store.compaction import Compaction, Done
 from ..store.errors import SlackwaterError
 from ..store.manifest import Manifest, Sst
 from ..store.objects import ObjectStore
-from ..store.picking import pick
+from ..store.picking import pick_for
 from .stall import Compacting
 
 __all__ = ["Compactor"]
@@ -53,7 +53,7 @@ class Compactor:
         What was called for by a version before it and nobody has begun is forgotten. What shares an input with a merge
         that is under way, or waits to be committed, waits too.
         """
-        due = pick(head.ssts, head.table.partitions, head.table.compaction) if head.table else ()
+        due = pick_for(head)
         with self._lock:
             # Either they are in it now, or they did not fit.
             self._busy.difference_update(one.compaction for one in self._done[: self._offered])

@@ -21,6 +21,7 @@ from ..store.errors import NotFound, Refused, Usage
 from ..store.hashing import hash_keys
 from ..store.manifest import Column, Table
 from ..store.types import from_arrow
+from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .fanin import tag
 from .source import TOPIC_SCHEMA, parse_ddl
@@ -223,6 +224,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         partitions=stage.partitions,
         state=stage.state.describe(),
         compaction=stage.compaction,
+        ttl=lifetime.bind(stage.name, stage.ttl_ms, stage.ttl_by, bound.values),
     )
     return Shape(inputs, from_arrow_schema(bound.emits), key, table, bound)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store import commit, runs
+from ..store import commit, runs, ttl
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output, Stats
 from ..store.objects import ObjectStore
@@ -225,8 +225,9 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
+        clock_ms = ttl.batch_clock_ms(base, time.time_ns() // 1_000_000)
         folded = replace(base, ssts=self._compactor.fold(base.ssts)) if self._compactor else base
-        results = self._compute(rows, folded) if has_rows else ()
+        results = self._compute(rows, folded, clock_ms) if has_rows else ()
         outputs = self._outputs(base, results)
         for snapshot, channel in outcome.markers:
             outputs[channel] = write_markers(self._places.kafka, outputs[channel], snapshot, self._places.patience_s)
@@ -236,6 +237,7 @@ class StageRunner:
             manifest,
             inputs=manifest.inputs | {name: _consumed(at[name], end) for name, end in after.items()},
             outputs=outputs,
+            clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
             ssts=self._compactor.fold(ssts) if self._compactor else ssts,
             recorded=outcome.recorded,
             awaited=outcome.awaited,
@@ -276,13 +278,13 @@ class StageRunner:
             duration_ms=duration_ms,
         )
 
-    def _compute(self, rows: DataFrame, base: Manifest) -> tuple[Result, ...]:
+    def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int) -> tuple[Result, ...]:
         targets = tuple(self._target(channel) for channel in self.stage.writes)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets))
-        task = StateTask(self._places, writer, version, targets, self._shape.bound, base.table, base.ssts)
+        task = StateTask(self._places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:

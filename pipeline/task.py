@@ -15,13 +15,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from ..store import index, runs, sst
+from ..store import index, runs, sst, stamps
 from ..store.cache import SstCache
 from ..store.counting import CountingStore
-from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys
+from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ..store.manifest import Sst, Stats, Table
 from ..store.metering import looked_up
 from ..store.objects import ObjectStore
@@ -74,6 +73,8 @@ class Result(msgspec.Struct, frozen=True):
     """What it took of the store."""
     pieced: tuple[str, ...] = ()
     """SST objects that the worker reads by pieces, as its machine does not have them."""
+    event_ms: int | None = None
+    """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,8 @@ class StateTask:
     state: BoundState
     table: Table
     ssts: tuple[Sst, ...]
+    clock_ms: int = 0
+    """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Merge a task's rows; one row with its report comes back, none when there were no rows."""
@@ -189,12 +192,14 @@ class StateTask:
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []
         emitted: list[pa.Table] = []
+        event_ms: list[int] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
             mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
-            made, out = self._merge(mine, key, partition, store, cache, reads)
+            made, out, latest = self._merge(mine, key, partition, store, cache, reads)
             written += [made] if made else []
             emitted += [out] if out is not None else []
+            event_ms += [latest] if latest is not None else []
         sent: dict[str, dict[int, Sent]] = {}
         if self.outputs and emitted:
             out = pa.concat_tables(emitted)
@@ -202,17 +207,21 @@ class StateTask:
                 out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
             )
         taken = counted.take() + looked_up(reads)
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.pieced()))
+        latest_ms = max(event_ms, default=None)
+        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.pieced(), latest_ms))
 
     def _merge(
         self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads
-    ) -> tuple[Sst | None, pa.Table | None]:
+    ) -> tuple[Sst | None, pa.Table | None, int | None]:
+        """Merge the rows of one state partition: the SST, what is emitted, and the largest event time written."""
         rows, groups = group(rows, key)
         starts = pa.array(groups.starts)
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
         ssts = runs.touching(self.ssts, partition, self.table.partitions)
-        old, found = index.multi_get(store, cache, ssts, self.table, hashes.to_numpy(), keys, reads)
+        old, found = index.multi_get(
+            store, cache, ssts, self.table, hashes.to_numpy(), keys, reads, clock_ms=self.clock_ms
+        )
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
         deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
         # Nothing to remember of a key that was not there and is deleted.
@@ -230,7 +239,8 @@ class StateTask:
         if not write.all():
             new = new.filter(pa.array(write))
         if new.num_rows == 0:
-            return None, merged.emitted
+            return None, merged.emitted, None
+        new = stamps.stamp(new, self.table, self.clock_ms)
         made = sst.write(
             store,
             cache,
@@ -240,7 +250,7 @@ class StateTask:
             partition=partition,
             rows=new,
         )
-        return made, merged.emitted
+        return made, merged.emitted, stamps.latest_event_ms(new, self.table.ttl)
 
 
 def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
@@ -254,7 +264,7 @@ def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
     same_key = _same_as_before(rows, key, np.flatnonzero(same_hash) + 1)
     if not same_key.all():
         # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
-        rows = rows.take(pc.sort_indices(rows, [(name, "ascending") for name in ("_hash", *key)]))
+        rows = rows.take(pa.array(sort_keys(hashes, rows.select(list(key)))[0]))
         candidates = np.flatnonzero(same_hash) + 1
         same_key = _same_as_before(rows, key, candidates)
         begins = np.ones(rows.num_rows, bool)

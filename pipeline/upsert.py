@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..store.errors import Usage
+from ..store.hashing import digests
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["upsert"]
@@ -76,8 +77,12 @@ class _BoundUpsert:
 
         Rows of equal `by` arrive in no fixed order; the other columns decide, so that a replay gives the same.
         """
-        sortable = [name for name in self.needs if name != self.by and not pa.types.is_nested(rows[name].type)]
+        sortable = [name for name in self.needs if name != self.by]
         table = rows.select([self.by, *sortable]).append_column("_group", pa.array(groups.ids))
+        for name in sortable:
+            if pa.types.is_nested(rows[name].type):
+                at = table.schema.get_field_index(name)
+                table = table.set_column(at, name, pa.array(digests(rows[name])))
         order = pc.sort_indices(
             table,
             [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)],

@@ -126,6 +126,8 @@ def bisect(
     moment_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     low = resolve(store, good, now_ms=moment_ms) if good else first_cut(store, app)
     high = resolve(store, bad or app, now_ms=moment_ms)
+    # Commits are compared, so each is seen as it was committed: no row expires between two of them.
+    low, high = replace(low, seen_ms=0), replace(high, seen_ms=0)
     for ref, cut in ((good, low), (bad, high)):
         if cut.app != app:
             raise Refused(f"{ref} is a moment of app {cut.app!r}; expected one of {app!r}")

@@ -1,5 +1,6 @@
 """A table's columns as users see them, and keys as they type them."""
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -15,13 +16,16 @@ __all__ = ["parse_key", "visible_schema"]
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 
 
+_AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
+
+
 def visible_schema(table: Table) -> pa.Schema:
     """The columns of a table that users see: the key, and the values whose names do not start with `_`."""
     return arrow_schema([*table.key, *(column for column in table.values if not column.name.startswith("_"))])
 
 
 def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.Table:
-    """A table of one row with the key columns.
+    """A table of one row with the key columns. The text of a struct is a JSON object with all its fields.
 
     Raises:
         Usage: not as many values as key columns, or not of their types; `name` is what the table is called.
@@ -35,9 +39,10 @@ def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.T
     for field, text in zip(schema, key_values, strict=True):
         try:
             columns.append(_parse(text, field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, RecursionError) as error:
             raise Usage(
-                f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}"
+                f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}",
+                hint=_AS_JSON if pa.types.is_struct(field.type) else "",
             ) from error
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 
@@ -45,9 +50,25 @@ def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.T
 def _parse(text: str | None, kind: pa.DataType) -> pa.Array:
     if text is None:
         return pa.nulls(1, kind)
+    if pa.types.is_struct(kind):
+        # Numbers stay text, so that none loses digits on the way to its type.
+        return _from_json(json.loads(text, parse_int=str, parse_float=str, parse_constant=str), kind)
     if pa.types.is_binary(kind):
         return pa.array([bytes.fromhex(text)], kind)
     if pa.types.is_timestamp(kind) and kind.tz:
         # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
         return pa.array([text]).cast(kind if _ZONED.search(text) else pa.timestamp(kind.unit)).cast(kind)
     return pa.array([text]).cast(kind)
+
+
+def _from_json(value: object, kind: pa.DataType) -> pa.Array:
+    if not pa.types.is_struct(kind):
+        if not isinstance(value, str | bool | None):
+            raise ValueError(f"expected a {kind}")
+        return _parse(str(value).lower() if isinstance(value, bool) else value, kind)
+    if value is None:
+        return pa.nulls(1, kind)
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    if not isinstance(value, dict) or value.keys() != {field.name for field in fields}:
+        raise ValueError(f"expected an object with {', '.join(field.name for field in fields)}")
+    return pa.StructArray.from_arrays([_from_json(value[field.name], field.type) for field in fields], fields=fields)

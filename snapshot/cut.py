@@ -7,6 +7,7 @@ Lamport 1985: nothing is received that was not sent).
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -37,13 +38,23 @@ __all__ = [
 
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
-    """The consistent cut that a ref names. `now_ms` is what relative times count from.
+    """The consistent cut that a ref names, as one who looks at that moment sees it.
+
+    `now_ms` is what relative times count from.
 
     Raises:
         Usage: `text` is no ref.
         NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
     """
-    return cut_at(store, parse(text, now_ms=now_ms))
+    ref = parse(text, now_ms=now_ms)
+    match ref.moment:
+        case Latest():
+            seen_ms = now_ms
+        case AtTime(time_ms):
+            seen_ms = min(time_ms, now_ms)
+        case _:
+            seen_ms = 0
+    return replace(cut_at(store, ref), seen_ms=seen_ms)
 
 
 def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:

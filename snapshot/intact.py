@@ -95,6 +95,11 @@ def _entry(sst: Sst, version: int) -> Iterator[str]:
         yield f"its versions are {sst.seq_min} to {sst.seq_max}; expected a range within 1 to {version}"
     if not 0 <= sst.tombstones <= sst.rows or sst.rows < 1:
         yield f"it has {sst.rows} rows and {sst.tombstones} tombstones; expected a row at least"
+    if not 0 <= sst.expiring <= sst.rows - sst.tombstones or sst.expires_min > sst.expires_max:
+        yield (
+            f"{sst.expiring} of its rows expire, from {sst.expires_min} to {sst.expires_max} ms; expected at most "
+            f"{sst.rows - sst.tombstones}, and a range"
+        )
 
 
 def _sharing_hashes(ssts: Sequence[Sst]) -> list[tuple[Sst, Sst]]:

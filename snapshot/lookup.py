@@ -33,7 +33,8 @@ def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[str | Non
     if manifest is None or manifest.table is None:
         raise NotFound(f"table at {cut.ref}", table, cut.tables)
     key = parse_key(table, manifest.table, key_values)
-    found = point_get(store, manifest.ssts, manifest.table, hash_keys(key, key.schema.names), key)
+    hashes, clock_ms = hash_keys(key, key.schema.names), cut.clock_ms(table)
+    found = point_get(store, manifest.ssts, manifest.table, hashes, key, clock_ms=clock_ms)
     visible = visible_schema(manifest.table)
     row = pa.table([*key.columns, *found.values.columns], [*key.schema.names, *found.values.schema.names])
     return row.select(visible.names).slice(0, int(found.present[0]))

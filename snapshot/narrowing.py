@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from ..store import ttl
 from ..store.manifest import Manifest
 from .cut import lower_receivers, raise_senders
 from .timeline import newest_where
@@ -120,11 +121,14 @@ class Between:
         return max(self.lowest(stage), self.first[stage])
 
     def _content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """The SSTs of a stage's table: the same ones hold the same rows. Compaction replaces them, too."""
+        """The SSTs of a stage's table: the same ones hold the same rows, but for those expired since.
+
+        Compaction replaces them, too.
+        """
         if stage not in cut.stages:
             return frozenset()
         manifest = cut.stages[stage]
-        content: set[object] = {sst.object for sst in manifest.ssts}
+        content: set[object] = {ttl.shown_rows(sst, manifest.clock_ms) for sst in manifest.ssts}
         if self.channels:
             content |= {(name, read.offsets) for name, read in manifest.inputs.items()}
             content |= {(name, written.ends) for name, written in manifest.outputs.items()}

@@ -15,7 +15,7 @@ from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore
 from ..store.tails import decode_tail
-from ..store.types import HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
+from ..store.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
 from .findings import Checked, noted
 
 __all__ = ["placed", "reread", "row_faults"]
@@ -106,7 +106,7 @@ class _Rule(NamedTuple):
 def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) -> Iterator[str]:
     """What is wrong with an SST's rows, which come in its order: of each kind the first. Pure."""
     said: set[str] = set()
-    at = tombstones = 0
+    at = tombstones = expiring = 0
     last: pa.Table | None = None
     bounds: dict[str, tuple[int, int]] = {}
     for batch in batches:
@@ -119,13 +119,23 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
                 what = rule.says.format(*(values[number] for values in rule.values))
                 yield f"row {at + number}, {', '.join(f'{k} {v!r}' for k, v in named.items())}, {what}"
         bounds |= {name: _wider(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows}
+        if EXPIRES in rows.schema.names and (stamped := rows[EXPIRES].drop_null()):
+            bounds[EXPIRES] = _wider(bounds.get(EXPIRES), stamped.to_numpy())
+            expiring += len(stamped)
         tombstones += int(np.count_nonzero(np.asarray(batch.column(OP)) == TOMBSTONE))
         at += rows.num_rows
         last = rows.slice(rows.num_rows - 1) if rows.num_rows else last
     if tombstones != sst.tombstones:
         yield f"it has {tombstones} tombstones; expected {sst.tombstones}"
-    for name, said_bounds in ((HASH, (sst.hash_min, sst.hash_max)), (SEQ, (sst.seq_min, sst.seq_max))):
-        found = bounds.get(name, said_bounds)
+    if expiring != sst.expiring:
+        yield f"{expiring} of its rows expire; expected {sst.expiring}"
+    said_ranges = {
+        HASH: (sst.hash_min, sst.hash_max),
+        SEQ: (sst.seq_min, sst.seq_max),
+        EXPIRES: (sst.expires_min, sst.expires_max),
+    }
+    for name, said_bounds in said_ranges.items():
+        found = bounds.get(name, (0, 0) if name == EXPIRES else said_bounds)
         if found != said_bounds:
             yield f"its {name} is {found[0]} to {found[1]}; expected {said_bounds[0]} to {said_bounds[1]}"
 

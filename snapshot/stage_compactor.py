@@ -22,7 +22,7 @@ from ..store.manifest import Manifest, Stats
 from ..store.merging import Stopped, run
 from ..store.metering import charged
 from ..store.objects import ObjectStore
-from ..store.picking import pick, pick_all
+from ..store.picking import pick_all, pick_for
 
 __all__ = ["Compacted", "StageCompactor"]
 
@@ -115,8 +115,8 @@ class StageCompactor:
         assert head.table is not None  # noqa: S101  as the caller has seen
         table = head.table
         if todo is None:
-            return pick(head.ssts, table.partitions, table.compaction)
-        return pick_all(head.ssts, table.partitions, table.compaction, only=todo.__contains__)
+            return pick_for(head)
+        return pick_all(head.ssts, table.partitions, table.compaction, clock_ms=head.clock_ms, only=todo.__contains__)
 
     def _merge(self, head: Manifest, due: tuple[Compaction, ...]) -> Iterator[Compacted]:
         """Carry out these merges, and commit what is finished now and then."""

@@ -123,6 +123,8 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.kind == "batch" and not newest < later.row_seq <= later.version:
         yield f"{at} wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
+    if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
+        yield f"{at} has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
     for name in sorted(earlier.inputs):
         if name in later.inputs:
             wrong = _input_differences(earlier.inputs[name], later.inputs[name], later.kind in _RESTARTS)

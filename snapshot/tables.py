@@ -65,7 +65,7 @@ def connect(
     try:
         opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
         for name, manifest in opened.items():
-            relation.register(con, name, store, cache, manifest)
+            relation.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
         declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
             if name not in opened:

@@ -6,6 +6,7 @@ Pure: one manifest per stage in, answers out. `cut` is what finds the manifests.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..store import ttl
 from ..store.manifest import Input, Manifest
 
 __all__ = [
@@ -28,6 +29,9 @@ class Cut:
     stages: Mapping[str, Manifest]
     snapshot: str = ""
     """The snapshot that names this cut; empty for any other moment."""
+    seen_ms: int = 0
+    """When a person looks: rows that expire by write time go on doing so until the next version. 0 to see each version
+    as it was committed, whenever one looks."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -38,6 +42,10 @@ class Cut:
     def time_ms(self) -> int:
         """When the newest commit of the cut was made; 0 for the empty cut."""
         return max((manifest.time_ms for manifest in self.stages.values()), default=0)
+
+    def clock_ms(self, stage: str) -> int:
+        """The clock by which rows of a stage's table are expired at this cut."""
+        return ttl.seen_clock_ms(self.stages[stage], self.seen_ms)
 
     @property
     def tables(self) -> dict[str, Manifest]:

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..store import stamps, ttl
 from ..store.cache import SstCache
-from ..store.hashing import hash_keys, normalise_keys
+from ..store.hashing import hash_keys, normalise_keys, sort_keys
 from ..store.index import multi_get
 from ..store.manifest import Manifest, Table
 from ..store.objects import ObjectStore
@@ -40,15 +42,17 @@ def turned_keys(
         before: the version before the commit, None when the stage had none.
         after: the version that the commit made.
         rows: what the predicate returned. If it has all key columns, its keys are meant, else all that were
-            written.
+            written, and some of those that expired.
     """
     table = after.table
     if table is None:
         return ()
     keys = _named_keys(rows, table)
     if keys is None:
-        keys = _written_keys(store, cache, after, table)
-    keys = keys.group_by(keys.schema.names, use_threads=False).aggregate([])
+        keys = pa.concat_tables(
+            [_written_keys(store, cache, after, table), _expired_keys(store, cache, before, after, table)]
+        )
+    keys = _once(keys)
     changes = [
         KeyChange(key, earlier, later)
         for key, earlier, later in zip(
@@ -85,13 +89,36 @@ def _written_keys(store: ObjectStore, cache: SstCache, manifest: Manifest, table
     return pa.concat_tables(written) if written else schema.empty_table()
 
 
+def _expired_keys(
+    store: ObjectStore, cache: SstCache, before: Manifest | None, after: Manifest, table: Table
+) -> pa.Table:
+    """Some keys with rows that expired from one version to the next; of each SST no more than are told."""
+    schema = arrow_schema(table.key)
+    found = []
+    for sst in before.ssts if before is not None else ():
+        if before is not None and ttl.shown_rows(sst, before.clock_ms) != ttl.shown_rows(sst, after.clock_ms):
+            rows = cache.open(store, sst, table).table
+            was, now = (stamps.expired(rows, manifest.clock_ms) for manifest in (before, after))
+            if was is not None and now is not None:
+                turned = np.flatnonzero(now & ~was)[:MAX_KEYS]
+                found.append(rows.select(schema.names).take(pa.array(turned)))
+    return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _once(keys: pa.Table) -> pa.Table:
+    """Each key once, in the order in which they come first."""
+    order, repeats = sort_keys(hash_keys(keys, keys.schema.names), keys)
+    return keys.take(pa.array(np.sort(order[~repeats])))
+
+
 def _values(
     store: ObjectStore, cache: SstCache, manifest: Manifest | None, table: Table, keys: pa.Table
 ) -> list[dict[str, object] | None]:
     """The visible values of each key at a version, None where it has no row."""
     if manifest is None:
         return [None] * keys.num_rows
-    values, present = multi_get(store, cache, manifest.ssts, table, hash_keys(keys, keys.schema.names), keys)
+    hashes = hash_keys(keys, keys.schema.names)
+    values, present = multi_get(store, cache, manifest.ssts, table, hashes, keys, clock_ms=manifest.clock_ms)
     shown = [name for name in visible_schema(table).names if name not in keys.schema.names]
     return [
         row if there else None for row, there in zip(values.select(shown).to_pylist(), present.tolist(), strict=True)

@@ -16,7 +16,7 @@ from .manifest import Sst
 from .objects import ObjectStore
 from .open import open_store
 from .spool import SpooledStore
-from .types import HASH
+from .types import HASH, stored_schema
 
 __all__ = [
     "BLOCK_ROWS",
@@ -130,8 +130,11 @@ def corrupt(sst: Sst, what: str) -> Corruption:
 
 
 def check_shape(sst: Sst, schema: pa.Schema, found: pa.Schema, rows: int) -> None:
-    """Raise `Corruption` unless a file has the declared columns and the manifest's number of rows."""
-    if found != schema:
+    """Raise `Corruption` unless a file has the declared columns and the manifest's number of rows.
+
+    It may have `_expires_at` or not, whatever the table has now.
+    """
+    if found != stored_schema(schema, found):
         raise corrupt(sst, f"expected columns {_shape(schema)}; found {_shape(found)}")
     if rows != sst.rows:
         raise corrupt(sst, f"expected {sst.rows} rows, found {rows}")

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 
@@ -27,7 +28,7 @@ from .manifest import Sst, Table
 from .objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
-from .types import sst_schema
+from .types import sst_schema, stored_schema
 
 __all__ = ["Mapped", "SstCache"]
 
@@ -257,8 +258,13 @@ class SstCache:
         """Put the rows into a folder, if one can be written."""
 
         def write(path: Path) -> None:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                for batch in batches:
+            remaining = iter(batches)
+            first = next(remaining, None)
+            if first is None:
+                raise corrupt(sst, "it has no rows")
+            stored = stored_schema(schema, first.schema)
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored) as writer:
+                for batch in chain([first], remaining):
                     writer.write_batch(batch)
             with pa.memory_map(str(path)) as source:
                 digest = _digest(source.read_buffer(), sst)

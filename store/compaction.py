@@ -27,7 +27,8 @@ class Compaction:
     inputs: tuple[Sst, ...]
     """At least one; newest first. All SSTs of these runs, also those that reach into other partitions."""
     drops_tombstones: bool
-    """Whether nothing older is left under these hashes that a tombstone could shadow."""
+    """Whether nothing older is left under these hashes that a tombstone could shadow. Then expired rows are dropped,
+    too; else they stay, for they shadow older rows as well."""
     level: int = 0
     """Of the outputs; 0 for one more than the highest of the inputs."""
     target_file_bytes: int = 64 << 20
@@ -39,6 +40,9 @@ class Compaction:
     table's own number of partitions."""
     guards: frozenset[int] = frozenset()
     """First hashes of slots before which outputs are cut in any case."""
+    clock_ms: int | None = None
+    """Rows that expire at this time or before are expired: the clock of the manifest that was picked from, which no
+    later version's is behind. None drops none."""
     moves: bool = False
     """Whether the inputs can stay as they are but for their level: a trivial move, which reads and writes nothing."""
 

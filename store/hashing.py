@@ -2,7 +2,9 @@
 
 `_hash` is what Spark SQL's `xxhash64(key columns)` gives, so Spark can compute it, too. The layout of each
 type is that of Spark's `HashExpression` and `XxHash64Function` (catalyst/expressions/hash.scala): the first
-seed is 42, each column's hash is the next one's seed, and NULL leaves it as it is.
+seed is 42, each column's hash is the next one's seed, and NULL leaves it as it is. A struct is its fields, one after
+the other; a NULL struct leaves the seed, as do NULL fields. Two structs are the same key when all fields are, and NULL
+is another key than a struct of NULLs, though they share their hash.
 """
 
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ import pyarrow.compute as pc
 from .errors import Usage
 from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
-__all__ = ["hash_keys", "normalise_keys", "partition_of", "same_keys", "sort_keys"]
+__all__ = ["digests", "hash_keys", "normalise_keys", "partition_of", "same_keys", "sort_keys"]
 
 _SEED = np.uint64(42)
 _LONG_DECIMAL_DIGITS = 18
@@ -27,8 +29,10 @@ def hash_keys(rows: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> npt.ND
     """Spark's `xxhash64(columns)` of each row, signed; as many as there are rows.
 
     Raises:
-        Usage: a column's type cannot be hashed as Spark does.
+        Usage: a column's type cannot be a key.
     """
+    for name in columns:
+        _check_hashable(name, rows.schema.field(name).type)
     running = np.full(rows.num_rows, _SEED)
     for name in columns:
         running = _chain(name, _one_array(rows.column(name)), running)
@@ -49,11 +53,8 @@ def normalise_keys(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     for name in columns:
         index = rows.schema.get_field_index(name)
         field = rows.schema.field(index)
-        if pa.types.is_floating(field.type):
-            plain = _one_array(rows.column(index))
-            zero, nan = pa.scalar(0.0, field.type), pa.scalar(float("nan"), field.type)
-            plain = pc.if_else(pc.equal(plain, zero), zero, plain)
-            rows = rows.set_column(index, field, pc.if_else(pc.is_nan(plain), nan, plain))
+        if _has_floats(field.type):
+            rows = rows.set_column(index, field, _normalise(_one_array(rows.column(index))))
     return rows
 
 
@@ -88,8 +89,8 @@ def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArra
         if not repeats[tied].all():
             # Different keys with one hash. Those runs of equal hashes are put in order of the key, too.
             members = np.union1d(tied, tied - 1)
-            columns = {str(i): column for i, column in enumerate(keys.take(pa.array(order[members])).columns)}
-            runs = pa.table({"hash": hashes[members], **columns})
+            parts = (part for column in keys.take(pa.array(order[members])).columns for part in _sortable(column))
+            runs = pa.table({"hash": hashes[members], **{str(i): part for i, part in enumerate(parts)}})
             by_key = pc.sort_indices(runs, sort_keys=[(name, "ascending") for name in runs.column_names])
             order[members] = order[members[np.asarray(by_key)]]
             repeats[tied] = _repeats(keys, order, tied)
@@ -102,7 +103,66 @@ def _repeats(keys: pa.Table, order: npt.NDArray[np.int64], positions: npt.NDArra
     return same_keys(here, before, keys.column_names)
 
 
+def digests(column: pa.Array | pa.ChunkedArray) -> U64:
+    """A hash of each value, of any type: equal values have equal ones, whatever lists and maps they hold.
+
+    To put values in an order that is always the same. It is none of Spark's.
+    """
+    return _digest(_one_array(column), np.zeros(len(column), np.uint64))
+
+
+def _digest(column: pa.Array, seeds: U64) -> U64:
+    if pa.types.is_struct(column.type):
+        # A struct of nulls is another value than a null in its place.
+        begun = hash_u32(np.ones(len(column), np.uint32), seeds)
+        hashed = reduce(lambda running, child: _digest(child, running), column.flatten(), begun)
+    elif pa.types.is_list(column.type) or pa.types.is_map(column.type):
+        starts = np.asarray(column.offsets).astype(np.int64)
+        elements = column.values.slice(starts[0], starts[-1] - starts[0])
+        places = np.arange(len(elements)) - np.repeat(starts[:-1] - starts[0], np.diff(starts))
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_digest(elements, places.astype(np.uint64)))))
+        ends = starts - starts[0]
+        hashed = hash_u64(sums[ends[1:]] - sums[ends[:-1]] + np.diff(starts).astype(np.uint64), seeds)
+    elif column.null_count == len(column):
+        hashed = seeds
+    else:
+        hashed = _hash_column("", column, seeds)
+    # Null is a value here, and does not leave the seed as it is.
+    return np.where(np.asarray(column.is_valid()), hashed, hash_u32(np.zeros(len(column), np.uint32), ~seeds))
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
+def _normalise(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        children = [_normalise(column.field(number)) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
+    if not pa.types.is_floating(kind):
+        return column
+    zero, nan = pa.scalar(0.0, kind), pa.scalar(float("nan"), kind)
+    plain = pc.if_else(pc.equal(column, zero), zero, column)
+    return pc.if_else(pc.is_nan(plain), nan, plain)
+
+
+def _sortable(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
+    """Plain columns whose order is the column's: a struct's fields, and first whether it is there."""
+    plain = _one_array(column)
+    if not pa.types.is_struct(plain.type):
+        return [plain]
+    return [plain.is_null(), *(part for child in plain.flatten() for part in _sortable(child))]
+
+
 def _same(left: pa.Array | pa.ChunkedArray, right: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    if pa.types.is_struct(left.type):
+        left, right = _one_array(left), _one_array(right)
+        there, here = np.asarray(left.is_valid()), np.asarray(right.is_valid())
+        fields = zip(left.flatten(), right.flatten(), strict=True)
+        return reduce(np.logical_and, (_same(*pair) for pair in fields), there == here)
     equal = pc.equal(left, right)
     if pa.types.is_floating(left.type):
         equal = pc.or_(equal, pc.and_(pc.is_nan(left), pc.is_nan(right)))
@@ -129,9 +189,27 @@ def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
     return _hash_column(name, column, seeds)
 
 
+def _check_hashable(name: str, kind: pa.DataType) -> None:
+    """Raise `Usage` unless values of this type can be keys."""
+    if pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_hashable(f"{name}.{kind.field(number).name}", kind.field(number).type)
+    elif pa.types.is_nested(kind):
+        raise Usage(
+            f"column {name!r} of type {kind} cannot be a key: expected a plain value, or a struct of plain values",
+            hint="a list has no fixed form and a map no order; select what identifies the row, or make a string of it",
+        )
+    elif not pa.types.is_null(kind):
+        _hash_column(name, pa.nulls(0, kind), np.empty(0, np.uint64))
+
+
 def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
     """The hash of each value under its seed; what stands at nulls is meaningless."""
     types, kind = pa.types, column.type
+    if types.is_struct(kind):
+        for number in range(kind.num_fields):
+            seeds = _chain(f"{name}.{kind.field(number).name}", column.field(number), seeds)
+        return seeds
     if types.is_boolean(kind):
         column, kind = column.cast(pa.uint8()), pa.uint8()
     if types.is_integer(kind) or types.is_date32(kind):

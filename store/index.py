@@ -1,9 +1,9 @@
 """Point look-ups: the newest row of each of many keys, over the sorted runs of a table.
 
 One pass for each SST, newest first, with only the keys that are still missing: the SST's hash range prunes,
-one binary search over its hashes finds candidates, equality on the key decides. A tombstone ends the search
-for its key. All steps are vectorised; the cost follows the number of keys asked for, not the size of the
-state.
+one binary search over its hashes finds candidates, equality on the key decides. A tombstone, or a row that is
+expired, ends the search for its key. All steps are vectorised; the cost follows the number of keys asked for, not the
+size of the state.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +20,10 @@ from .manifest import Sst, Table
 from .objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
+from .stamps import expired
 from .tails import fetch_tails
-from .types import OP, TOMBSTONE, arrow_schema
+from .ttl import check_clock
+from .types import EXPIRES, OP, TOMBSTONE, arrow_schema
 
 __all__ = ["Found", "multi_get", "point_get"]
 
@@ -52,6 +54,8 @@ def multi_get(
     hashes: npt.NDArray[np.int64],
     keys: pa.Table,
     reads: Reads | None = None,
+    *,
+    clock_ms: int | None = None,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -66,6 +70,8 @@ def multi_get(
         hashes: `hash_keys` of the keys.
         keys: the key columns, in their declared types; a key may be asked for more than once.
         reads: counts what the look-up takes; None does not.
+        clock_ms: rows that expire at this time or before are absent (`store.ttl` says whose clock); None only for a
+            table without a ttl.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -74,9 +80,10 @@ def multi_get(
     Raises:
         Corruption: an SST is missing or damaged.
         Unavailable: the store did not answer.
+        ValueError: the table has a ttl, and no clock is given.
     """
     reads = Reads() if reads is None else reads
-    search = _Search(table, hashes, keys, reads)
+    search = _Search(table, hashes, keys, reads, clock_ms)
     cold = [sst for sst, _ in search.over(ssts) if sst.bytes > _SMALL_BYTES and not cache.has(sst)]
     fetch_tails(store, cold, table, reads)
     for sst, wanted in search.over(ssts):
@@ -92,14 +99,20 @@ def multi_get(
 
 
 def point_get(
-    store: ObjectStore, ssts: Sequence[Sst], table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table
+    store: ObjectStore,
+    ssts: Sequence[Sst],
+    table: Table,
+    hashes: npt.NDArray[np.int64],
+    keys: pa.Table,
+    *,
+    clock_ms: int | None = None,
 ) -> Found:
     """Look up a few keys without a cache: reads of each SST the footer and the row groups that may have them.
 
     Arguments and errors as of `multi_get`.
     """
     reads = Reads()
-    search = _Search(table, hashes, keys, reads)
+    search = _Search(table, hashes, keys, reads, clock_ms)
     fetch_tails(store, [sst for sst, _ in search.over(ssts)], table, reads)
     for sst, wanted in search.over(ssts):
         reads.searched += wanted.size
@@ -152,7 +165,16 @@ def _narrow(
 class _Search:
     """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
 
-    def __init__(self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table, reads: Reads) -> None:
+    def __init__(
+        self,
+        table: Table,
+        hashes: npt.NDArray[np.int64],
+        keys: pa.Table,
+        reads: Reads,
+        clock_ms: int | None,
+    ) -> None:
+        check_clock(table, clock_ms)
+        self._clock_ms = clock_ms
         reads.keys += len(hashes)
         self._key_names = [column.name for column in table.key]
         self._value_names = [column.name for column in table.values]
@@ -197,7 +219,8 @@ class _Search:
             wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
             if not wanted.size:
                 return
-            rows = block.rows.select(self._looked_at).take(pa.array(at))
+            stamps = [EXPIRES] if EXPIRES in block.rows.schema.names else []
+            rows = block.rows.select([*self._looked_at, *stamps]).take(pa.array(at))
             same = same_keys(self._keys.take(pa.array(wanted)), rows, self._key_names)
             self._take(rows, wanted, same)
             # The others met a different key with the same hash; theirs may be the next row.
@@ -207,6 +230,9 @@ class _Search:
         """Note the rows that are the keys' newest ones: where `same`."""
         self._missing[wanted[same]] = False
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
+        gone = expired(rows, self._clock_ms)
+        if gone is not None:
+            live &= ~gone
         values = rows.select(self._value_names)
         if live.all():
             self._taken.append(values)

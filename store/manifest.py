@@ -22,6 +22,7 @@ __all__ = [
     "Sst",
     "Stats",
     "Table",
+    "Ttl",
 ]
 
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale"]
@@ -63,6 +64,15 @@ class Policy(Struct, frozen=True):
     """`target_file_size_base`: a run of more bytes is several SSTs, side by side in their hashes."""
 
 
+class Ttl(Struct, frozen=True):
+    """How long a table's rows live. Rows keep the time at which they expire as it was when they were written."""
+
+    ms: int
+    """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
+    column: str = ""
+    """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
+
+
 class Table(Struct, frozen=True):
     """A stage's keyed state: `key` identifies a row; `values` whose names start with `_` are internal."""
 
@@ -73,6 +83,8 @@ class Table(Struct, frozen=True):
     keep to the ranges that there were then."""
     state: str
     """How the state was declared, in one line; a change of meaning is refused at start."""
+    ttl: Ttl | None = None
+    """None for a table whose rows never had a time to live: then its SSTs have no `_expires_at`."""
     compaction: Policy = Policy()
     """As the program that claimed the stage last declared it."""
 
@@ -105,6 +117,11 @@ class Sst(Struct, frozen=True):
     """xxh3_128 of the footer's bytes, hexadecimal."""
     filter_bytes: int = 0
     """How many bytes before these are filters, one for each row group; 0 in SSTs that have none."""
+    expiring: int = 0
+    """Rows with a time at which they expire. The others never do, or are tombstones."""
+    expires_min: int = 0
+    """The range of these times, milliseconds since 1970 UTC; 0 when `expiring` is."""
+    expires_max: int = 0
 
 
 class Input(Struct, frozen=True):
@@ -206,6 +223,9 @@ class Manifest(Struct, frozen=True):
     outputs: dict[str, Output] = {}
     """By the name of the channel as declared; carried on by versions that write nothing."""
     table: Table | None = None
+    clock_ms: int = 0
+    """By which rows of the table expire (`store.ttl`): those whose time is this or earlier are gone at this version.
+    The wall clock at the batch's start, or the largest event time seen; 0 for a table that never had a time to live."""
     ssts: tuple[Sst, ...] = ()
     recorded: dict[str, int] = {}
     """Open snapshots (by id) and the version of this stage that is its part of their cut."""

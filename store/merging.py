@@ -21,6 +21,8 @@ from .manifest import Sst, Table
 from .objects import ObjectStore
 from .rolling import RollingWriter
 from .runs import bounds, of_hash, sorted_runs, touched
+from .stamps import expired
+from .ttl import without_expired_suffix
 from .types import HASH, OP, TOMBSTONE
 
 __all__ = ["Stopped", "merge_rows", "run"]
@@ -54,7 +56,7 @@ def run(
 
     Keeps the newest row of each key of the window, and all rows beyond the partition. One put for each SST of the
     result; inputs that are not in the cache take a read of their footer and one for every few megabytes. A trivial move
-    takes no request.
+    takes no request, and the oldest inputs, when all that they hold is expired, are not even read.
 
     Args:
         store: the store of the app.
@@ -73,8 +75,13 @@ def run(
     """
     if compaction.moves:
         return Done(compaction, tuple(replace(sst, level=compaction.output_level) for sst in compaction.inputs))
+    to_read = compaction.inputs
+    if compaction.drops_tombstones and compaction.clock_ms is not None:
+        to_read = without_expired_suffix(to_read, compaction.partitions, compaction.clock_ms)
+    if not to_read:
+        return Done(compaction, ())
     began_s = time.monotonic()
-    row_bytes = sum(sst.bytes for sst in compaction.inputs) / sum(sst.rows for sst in compaction.inputs)
+    row_bytes = sum(sst.bytes for sst in to_read) / sum(sst.rows for sst in to_read)
 
     def write(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
@@ -98,7 +105,7 @@ def run(
                 raise _too_long(compaction)
             parts = [part for cursor in cursors for part in cursor.read(pieces[0].low, pieces[-1].high)]
             drop = compaction.drops_tombstones and partition == compaction.partition
-            rows = merge_rows(parts, table, drop_tombstones=drop) if parts else None
+            rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else None
             for piece, part in zip(pieces, _cut(rows, pieces), strict=True):
                 # One slice may fill many small SSTs, a put each.
                 if stop():
@@ -112,8 +119,8 @@ def run(
         return writer.finish()
 
     slots = compaction.slots or compaction.partitions
-    outputs = write(compaction.inputs, compaction.partition, compaction.output_level, compaction.hashes, slots)
-    for sst in compaction.inputs:
+    outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)
+    for sst in to_read:
         for other in touched(sst, compaction.partitions):
             if other != compaction.partition:
                 # Only cut, not merged: its place among the runs stays, and so does its level.
@@ -122,20 +129,26 @@ def run(
     return Done(compaction, outputs)
 
 
-def merge_rows(parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool) -> pa.Table:
+def merge_rows(
+    parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
+) -> pa.Table:
     """The newest row of each key, in the order of an SST.
 
     Args:
         parts: rows of some range of hashes, those of the newest SST first; each part has a key once.
         table: the declared columns.
-        drop_tombstones: leave out the keys whose newest row is one.
+        drop_tombstones: leave out the keys whose newest row is one, or is expired.
+        clock_ms: by which it is; None when no row expires.
     """
-    rows = pa.concat_tables(parts).combine_chunks()
+    # SSTs from before the table got a ttl lack a column, which is null there.
+    rows = pa.concat_tables(parts, promote_options="default").combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # Of equal keys the first came from the newest input.
     keep = order[~repeats]
     if drop_tombstones:
         keep = keep[rows.column(OP).to_numpy()[keep] != TOMBSTONE]
+        gone = expired(rows, clock_ms)
+        keep = keep if gone is None else keep[~gone[keep]]
     return rows.take(pa.array(keep))
 
 

@@ -1,17 +1,32 @@
 """What to compact now, by a table's policy: for each state partition on its own. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from . import leveled, universal
 from .compaction import Compaction
-from .manifest import Policy, Sst
+from .manifest import Manifest, Policy, Sst
 from .runs import by_partition, sorted_runs, touched
+from .ttl import expired_suffix, may_have_expired
 
-__all__ = ["pick", "pick_all"]
+__all__ = ["pick", "pick_all", "pick_for"]
 
 
-def pick(ssts: Iterable[Sst], partitions: int, policy: Policy) -> tuple[Compaction, ...]:
+def pick_for(manifest: Manifest) -> tuple[Compaction, ...]:
+    """`pick` for a version's table; nothing where it has none."""
+    table = manifest.table
+    if table is None:
+        return ()
+    return pick(manifest.ssts, table.partitions, table.compaction, clock_ms=manifest.clock_ms)
+
+
+def pick(
+    ssts: Iterable[Sst], partitions: int, policy: Policy, *, clock_ms: int | None = None
+) -> tuple[Compaction, ...]:
     """What a table's policy calls for, partitions ascending; no SST is in two compactions.
+
+    Where expired rows take at least half of the oldest runs' bytes (`ttl.expired_suffix`), these are merged first,
+    however few they are.
 
     Carried out and picked again, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
     level 0 and each further level within its size (leveled).
@@ -20,6 +35,7 @@ def pick(ssts: Iterable[Sst], partitions: int, policy: Policy) -> tuple[Compacti
         ssts: those of a manifest, in any order.
         partitions: the table's number of state partitions.
         policy: the table's.
+        clock_ms: the manifest's; None when no row expires.
 
     Raises:
         ValueError: the policy could never be met: `l0_trigger` is below 2, or `fanout` not above 1.
@@ -29,28 +45,62 @@ def pick(ssts: Iterable[Sst], partitions: int, policy: Policy) -> tuple[Compacti
             f"expected l0_trigger of at least 2 and fanout above 1, found {policy.l0_trigger} and {policy.fanout}"
         )
     choose = leveled.pick if policy.kind == "leveled" else universal.pick
-    return _disjoint(
-        one for p, mine in by_partition(ssts, partitions).items() for one in choose(p, partitions, mine, policy)
+    due = (
+        one
+        for p, mine in by_partition(ssts, partitions).items()
+        for one in _forgetting(p, partitions, mine, policy, clock_ms) or choose(p, partitions, mine, policy)
     )
+    return _disjoint(_by_clock(one, clock_ms) for one in due)
+
+
+def _by_clock(one: Compaction, clock_ms: int | None) -> Compaction:
+    """The same, forgetting what is expired by then: that takes writing anew what could only change its level."""
+    has_expired = clock_ms is not None and any(may_have_expired(sst, clock_ms) for sst in one.inputs)
+    return replace(one, clock_ms=clock_ms, moves=one.moves and not has_expired)
+
+
+def _forgetting(
+    partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy, clock_ms: int | None
+) -> tuple[Compaction, ...]:
+    """The merge that frees what expired rows take, where that is most of it."""
+    if clock_ms is None or not any(sst.expiring for sst in ssts):
+        return ()
+    runs = sorted_runs(ssts)
+    start = expired_suffix(runs, clock_ms)
+    if start is None:
+        return ()
+    if policy.kind == "leveled":
+        return (leveled.everything(partition, partitions, ssts, policy),)
+    return (universal.everything(partition, partitions, [sst for run in runs[start:] for sst in run], policy),)
 
 
 def pick_all(
-    ssts: Sequence[Sst], partitions: int, policy: Policy, *, only: Callable[[int], bool] = lambda _partition: True
+    ssts: Sequence[Sst],
+    partitions: int,
+    policy: Policy,
+    *,
+    clock_ms: int | None = None,
+    only: Callable[[int], bool] = lambda _partition: True,
 ) -> tuple[Compaction, ...]:
     """Everything of each state partition that `only` allows, to become one run; no SST is in two compactions.
 
-    What is one run without tombstones, all of it within its partition, is left alone.
+    What is one run without tombstones and expired rows, all of it within its partition, is left alone.
     """
     whole = leveled.everything if policy.kind == "leveled" else universal.everything
     return _disjoint(
-        whole(p, partitions, mine, policy)
+        _by_clock(whole(p, partitions, mine, policy), clock_ms)
         for p, mine in by_partition(ssts, partitions).items()
-        if only(p) and not _is_whole(mine, partitions)
+        if only(p) and not _is_whole(mine, partitions, clock_ms)
     )
 
 
-def _is_whole(ssts: Sequence[Sst], partitions: int) -> bool:
-    settled = all(not sst.tombstones and len(touched(sst, partitions)) == 1 for sst in ssts)
+def _is_whole(ssts: Sequence[Sst], partitions: int, clock_ms: int | None) -> bool:
+    settled = all(
+        not sst.tombstones
+        and len(touched(sst, partitions)) == 1
+        and (clock_ms is None or not may_have_expired(sst, clock_ms))
+        for sst in ssts
+    )
     return settled and len(sorted_runs(ssts)) == 1
 
 

@@ -17,7 +17,8 @@ from .errors import Usage
 from .manifest import Manifest, Sst, Table
 from .objects import ObjectStore
 from .shadows import shadowed
-from .types import HASH, SEQ, arrow_schema, sst_schema
+from .ttl import may_have_expired
+from .types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
 
 __all__ = ["register"]
 
@@ -33,6 +34,7 @@ def register(
     manifest: Manifest,
     *,
     with_seq: bool = False,
+    clock_ms: int | None = None,
 ) -> None:
     """Make the manifest's table a temporary view of the connection, in the place of one of the same name.
 
@@ -46,6 +48,7 @@ def register(
         cache: holds local copies of a remote store's SSTs.
         manifest: the version to show.
         with_seq: add `_hash` and `_seq`, which tells the version that wrote the row (`Manifest.row_seq`).
+        clock_ms: rows that expire at this time or before are not shown; default the manifest's own clock.
 
     Raises:
         Usage: the stage keeps no table.
@@ -61,7 +64,19 @@ def register(
         con.register(name, sst_schema(table).empty_table().select(columns))
         return
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
-    sql = _newest_rows(con, name, columns, paths, manifest.ssts, shadowed(store, cache, manifest.ssts, table))
+    dead = shadowed(store, cache, manifest.ssts, table)
+    clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
+    # Only when they are read: an expired row still shadows those before it.
+    stamped = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms)]
+    others = [sst for sst in manifest.ssts if sst not in stamped]
+    # Of those that are not stamped, some may be from before the table got a ttl, and lack a column.
+    by_name = table.ttl is not None
+    alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
+    selects = [
+        *_newest_rows(con, f"{name}_0", columns, paths, others, dead, by_name=by_name),
+        *_newest_rows(con, f"{name}_1", columns, paths, stamped, dead, by_name=by_name, condition=alive),
+    ]
+    sql = " UNION ALL ".join(selects)
     con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {sql}")
 
 
@@ -75,13 +90,16 @@ def _newest_rows(
     name: str,
     columns: list[str],
     paths: dict[str, Path],
-    ssts: tuple[Sst, ...],
+    ssts: Sequence[Sst],
     dead: Mapping[Sst, npt.NDArray[np.int64]],
-) -> str:
-    """The SQL of the view; sets the variables that it needs."""
+    *,
+    by_name: bool,
+    condition: str = "true",
+) -> list[str]:
+    """The SELECTs of the view for some SSTs; sets the variables that they need."""
     selected = ", ".join(_quoted(column) for column in columns)
     whole = [sst for sst in ssts if sst not in dead]
-    selects = [f"SELECT {selected} FROM {_scan(whole, paths)}"] if whole else []
+    selects = [f"SELECT {selected} FROM {_scan(whole, paths, by_name=by_name)} WHERE {condition}"] if whole else []
     for number, some in enumerate(_chunks([sst for sst in ssts if sst in dead])):
         ends = np.cumsum([sst.rows for sst in some])
         starts = (ends - [sst.rows for sst in some]).tolist()
@@ -92,10 +110,10 @@ def _newest_rows(
         con.execute(f"SET VARIABLE {_quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         selects.append(
-            f"SELECT {selected} FROM {_scan(some, paths)}"
-            f" WHERE get_bit(getvariable({_literal(variable)}), {position}) = 0"
+            f"SELECT {selected} FROM {_scan(some, paths, by_name=by_name)}"
+            f" WHERE get_bit(getvariable({_literal(variable)}), {position}) = 0 AND {condition}"
         )
-    return " UNION ALL ".join(selects)
+    return selects
 
 
 def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
@@ -111,10 +129,11 @@ def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
     return chunks
 
 
-def _scan(ssts: Sequence[Sst], paths: dict[str, Path]) -> str:
+def _scan(ssts: Sequence[Sst], paths: dict[str, Path], *, by_name: bool) -> str:
     files = ", ".join(_literal(str(paths[sst.object])) for sst in ssts)
     # A folder named a=b is no column.
-    return f"read_parquet([{files}], hive_partitioning = false)"
+    options = ", union_by_name = true" if by_name else ""
+    return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
 def _quoted(identifier: str) -> str:

@@ -31,7 +31,7 @@ _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "
 _REBASE, _COMMITTER = "store/rebase.py", "pipeline/committer.py"
 _WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
 
-_COMPUTE = "self._compute(rows, folded) if has_rows else ()"
+_COMPUTE = "self._compute(rows, folded, clock_ms) if has_rows else ()"
 _MARK = (
     "snapshot, channel in outcome.markers:\n            {0}[channel] = "
     "write_markers(self._places.kafka, {0}[channel], snapshot, self._places.patience_s)"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store import sst
+from slackwater.store import sst, stamps
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.manifest import Column, Manifest, Sst, Table
@@ -69,9 +69,11 @@ def write_version(
     seq: int,
     hashes: Hashes = AS_ALWAYS,
     app: str = "app",
+    *,
+    clock_ms: int = 0,
 ) -> tuple[Sst, ...]:
     """One SST for each state partition that these changes touch."""
-    rows = state_rows(table, changes, seq, hashes)
+    rows = stamps.stamp(state_rows(table, changes, seq, hashes), table, clock_ms)
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return tuple(
         sst.write(
@@ -87,8 +89,17 @@ def write_version(
     )
 
 
-def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1) -> Manifest:
+def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1, clock_ms: int = 0) -> Manifest:
     """A manifest that says nothing but what state there is."""
     return Manifest(
-        "app", "stage", version, epoch=1, writer="w", time_ms=version, kind="batch", table=table, ssts=tuple(ssts)
+        "app",
+        "stage",
+        version,
+        epoch=1,
+        writer="w",
+        time_ms=version,
+        kind="batch",
+        table=table,
+        clock_ms=clock_ms,
+        ssts=tuple(ssts),
     )

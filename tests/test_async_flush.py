@@ -21,15 +21,17 @@ from slackwater.pipeline.stage_runner import Limits
 from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.compaction import Done, apply, pick, run
+from slackwater.store.compaction import Done, apply
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.store.faults import FaultyStore
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Input, Kind, Manifest, Sst
+from slackwater.store.manifest import Input, Kind, Manifest, Policy, Sst
 from slackwater.store.memory import MemoryStore
+from slackwater.store.merging import run
 from slackwater.store.objects import ObjectStore
+from slackwater.store.picking import pick
 from slackwater.store.spool import SpooledStore
 
 from .collecting import Killed
@@ -354,7 +356,9 @@ class Stateful(Runner):
 
 
 def merged(store: ObjectStore, cache: SstCache, ssts: tuple[Sst, ...]) -> tuple[Done, ...]:
-    return tuple(run(store, cache, "app", "stage", ROUTES, one) for one in pick(ssts, ROUTES.partitions, trigger=2))
+    return tuple(
+        run(store, cache, "app", "stage", ROUTES, one) for one in pick(ssts, ROUTES.partitions, Policy(l0_trigger=2))
+    )
 
 
 @settings(max_examples=25)

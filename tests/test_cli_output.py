@@ -36,6 +36,14 @@ EVERYTHING = pa.table(
 )
 
 
+def test_bytes_within_other_values_are_hexadecimal_too() -> None:
+    kind = pa.struct([("b", pa.binary()), ("l", pa.list_(pa.binary())), ("m", pa.map_(pa.string(), pa.binary()))])
+    rows = pa.table({"s": pa.array([{"b": b"\xff", "l": [b"\0", None], "m": [("k", b"\x01")]}, None], kind)})
+    shown = {"b": "ff", "l": ["00", None], "m": [("k", "01")]}
+    assert values.rows(rows) == [{"s": shown}, {"s": None}]
+    assert [row for (row,) in values.grid(rows).rows] == ['{"b":"ff","l":["00",null],"m":[["k","01"]]}', "NULL"]
+
+
 def test_plain_columns_line_up_and_lose_nothing() -> None:
     long = "x" * 500
     grid = Grid.of(("stage", ">rows"), [("legs", "1,200"), (long, "3")])

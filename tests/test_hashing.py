@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.store.errors import Usage
-from slackwater.store.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
+from slackwater.store.hashing import digests, hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from slackwater.store.types import to_arrow
 
 NAN = float("nan")
@@ -189,10 +189,72 @@ def test_no_rows_and_only_nulls_have_hashes_too(kind: str) -> None:
     assert hash_keys(pa.table({"k": pa.nulls(3, to_arrow(kind))}), ["k"]).tolist() == [42, 42, 42]
 
 
-def test_a_type_spark_cannot_be_matched_on_is_refused_by_name() -> None:
-    rows = pa.table({"k": pa.array([[1]], pa.list_(pa.int64()))})
-    with pytest.raises(Usage, match=r"'k' of type list<.*> cannot be a key"):
-        hash_keys(rows, ["k"])
+@pytest.mark.parametrize("values", [[], [None], [[1]]])
+def test_a_list_or_map_is_refused_by_name_also_where_there_is_none(values: list[object]) -> None:
+    for kind in (pa.list_(pa.int64()), pa.map_(pa.int64(), pa.int64())):
+        rows = pa.table({"k": pa.array([], kind), "s": pa.array([], pa.struct([("inner", kind)]))})
+        for column, named in (("k", "k"), ("s", "s.inner")):
+            with pytest.raises(Usage, match=rf"'{named}' of type (list|map)<.*> cannot be a key") as caught:
+                hash_keys(rows, [column])
+            assert "list" in caught.value.hint
+    with pytest.raises(Usage, match="cannot be a key"):
+        hash_keys(pa.table({"k": pa.array(values, pa.list_(pa.int64()))}), ["k"])
+
+
+NESTED = pa.struct(
+    [("a", pa.string()), ("b", pa.struct([("x", pa.float64()), ("d", pa.decimal128(30, 2))])), ("c", pa.int8())]
+)
+inner = st.none() | st.fixed_dictionaries(
+    {"x": st.sampled_from([None, 0.0, -0.0, NAN, 1.5]), "d": st.sampled_from([None, Decimal("0.01"), Decimal(-1)])}
+)
+structs = st.none() | st.fixed_dictionaries(
+    {"a": st.sampled_from([None, "", "é", "e\u0301"]), "b": inner, "c": st.sampled_from([None, 0, -1])}
+)
+
+
+@given(st.lists(structs, min_size=1, max_size=8), st.integers(0, 3))
+def test_a_struct_hashes_as_its_fields_in_their_order(rows: list[dict[str, Any] | None], skip: int) -> None:
+    column = pa.array([*[None] * skip, *rows], NESTED).slice(skip)  # with an offset, as slices have
+    flat = {
+        "a": pa.array([row and row["a"] for row in rows], pa.string()),
+        "x": pa.array([row and row["b"] and row["b"]["x"] for row in rows], pa.float64()),
+        "d": pa.array([row and row["b"] and row["b"]["d"] for row in rows], pa.decimal128(30, 2)),
+        "c": pa.array([row and row["c"] for row in rows], pa.int8()),
+    }
+    assert hash_keys(pa.table({"k": column}), ["k"]).tolist() == hash_keys(pa.table(flat), [*flat]).tolist()
+
+
+@given(st.lists(structs, min_size=1, max_size=12), st.integers(1, 2))
+def test_structs_are_sorted_and_told_apart_as_values_are(rows: list[dict[str, Any] | None], hashes: int) -> None:
+    forms = [_form(row) for row in rows]
+    keys = normalise_keys(pa.table({"k": pa.array(rows, NESTED)}), ["k"])
+    assert repr(keys["k"].to_pylist()).count("-0.0") == 0
+    numbers = {form: number % hashes for number, form in enumerate(sorted(set(forms)))}
+    order, repeats = sort_keys(np.array([numbers[form] for form in forms], np.int64), keys)
+    found = [forms[number] for number in order.tolist()]
+    assert repeats.tolist() == [i > 0 and found[i] == found[i - 1] for i in range(len(found))]
+    assert (~repeats).sum() == len(set(forms))
+    shuffled = keys.take(pa.array(order))
+    assert same_keys(keys, shuffled, ["k"]).tolist() == [a == b for a, b in zip(forms, found, strict=True)]
+
+
+def _form(value: object) -> str:
+    if isinstance(value, dict):
+        return repr(sorted((name, _form(inner)) for name, inner in value.items()))
+    return repr(value).replace("-0.0", "0.0")
+
+
+tags = st.none() | st.lists(st.none() | st.fixed_dictionaries({"t": st.sampled_from([None, "", "a"])}), max_size=3)
+pairs = st.none() | st.lists(st.tuples(st.sampled_from(["a", "b"]), st.none() | st.booleans()), max_size=2)
+
+
+@given(st.lists(st.tuples(tags, pairs), min_size=1, max_size=10), st.integers(0, 3))
+def test_equal_nested_values_have_equal_digests_and_others_do_not(rows: list[Any], skip: int) -> None:
+    kind = pa.struct([("t", pa.list_(pa.struct([("t", pa.string())]))), ("m", pa.map_(pa.string(), pa.bool_()))])
+    values = [{"t": tag, "m": pair} for tag, pair in rows]
+    found = digests(pa.array([*values[:skip], *values], kind).slice(min(skip, len(values)))).tolist()
+    forms = [repr(value) for value in values]
+    assert len({*zip(forms, found, strict=True)}) == len(set(forms)) == len(set(found))
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(1, 4096))

@@ -81,6 +81,17 @@ KEYS = {
     "timestamp[us]": ("2013-01-31 05:17:00.25", dt.datetime.fromisoformat("2013-01-31 05:17:00.250")),
     "timestamp[us, tz=UTC]": ("2013-01-31T05:17:00+01:00", dt.datetime(2013, 1, 31, 4, 17, tzinfo=dt.UTC)),
     "decimal128(10, 2)": ("12.5", Decimal("12.50")),
+    "struct<n: int64, d: decimal128(38, 1), b: binary, in: struct<f: bool, x: double, at: timestamp[us, tz=UTC]>>": (
+        '{"n": -9007199254740993, "d": 1234567890123456789012345678901234567.8, "b": "00ff", '
+        '"in": {"f": true, "x": -0.0, "at": "2013-01-31T05:17:00Z"}}',
+        {
+            "n": -9007199254740993,
+            "d": Decimal("1234567890123456789012345678901234567.8"),
+            "b": b"\x00\xff",
+            "in": {"f": True, "x": 0.0, "at": dt.datetime(2013, 1, 31, 5, 17, tzinfo=dt.UTC)},
+        },
+    ),
+    "struct<a: struct<b: string>, c: string>": ('{"c": null, "a": null}', {"a": None, "c": None}),
 }
 
 
@@ -125,11 +136,24 @@ def test_a_null_is_a_key_like_any_other() -> None:
         ("bool", "maybe"),
         ("timestamp[us, tz=UTC]", "noon"),
         ("decimal128(4, 2)", "12345.6"),
+        ("struct<a: int64>", "7"),
+        ("struct<a: int64>", "{"),
+        ("struct<a: int64>", "[" * 100_000),
+        ("struct<a: int64>", "{}"),
+        ("struct<a: int64>", '{"a": 1, "b": 2}'),
+        ("struct<a: int64>", '{"a": [1]}'),
+        ("struct<a: int64>", '{"a": "one"}'),
     ],
 )
 def test_a_value_of_another_type_names_the_column_and_its_type(kind: str, text: str) -> None:
     with pytest.raises(Usage, match="for key column 'k': the key of table 't' is k"):
         get(MemoryStore(), one_row(MemoryStore(), kind, None), "t", [text])
+
+
+def test_how_a_struct_is_written_is_told() -> None:
+    with pytest.raises(Usage) as caught:
+        get(MemoryStore(), one_row(MemoryStore(), "struct<a: int64>", None), "t", ["a=1"])
+    assert "JSON" in caught.value.hint
 
 
 @settings(max_examples=30)

@@ -126,7 +126,7 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     store.reset()
     done = run(store, SstCache(tmp_path, 0), "a", "s", TABLE, whole(inputs, 1 << 30))
     assert done.outputs[0].rows == 199_999
-    assert store.counts["get_range"] == 2 * (1 + 3), "of each SST the footer, and its rows in three pieces"
+    assert 2 * (1 + 2) <= store.counts["get_range"] <= 2 * (1 + 3), "of each SST the footer, and its rows in few pieces"
     assert store.counts == {"get_range": store.counts["get_range"], "put": 1}
     assert store.bytes_read <= size
 

@@ -131,6 +131,57 @@ def test_an_unknown_type_is_refused_with_the_known_ones(name: str) -> None:
         to_arrow(name)
 
 
+PLAIN = st.sampled_from([column.type for column in EVERY_TYPE.values])
+FIELDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
+TYPES = st.recursive(
+    PLAIN.map(to_arrow),
+    lambda inner: (
+        inner.map(pa.list_)
+        | st.tuples(PLAIN.map(to_arrow), inner).map(lambda pair: pa.map_(*pair))
+        | st.lists(st.tuples(FIELDS, inner), min_size=1, max_size=3, unique_by=lambda f: f[0].casefold()).map(pa.struct)
+    ),
+    max_leaves=6,
+)
+
+
+@given(TYPES)
+def test_the_name_of_a_nested_type_leads_back_to_it_whatever_its_fields_are_called(kind: pa.DataType) -> None:
+    assert to_arrow(from_arrow(kind)) == kind
+
+
+def test_what_may_be_null_and_how_a_list_is_laid_out_makes_no_other_type() -> None:
+    strict = pa.struct([pa.field("a", pa.large_list(pa.field("element", pa.int64(), nullable=False)), nullable=False)])
+    assert from_arrow(strict) == "struct<a: list<int64>>"
+    assert from_arrow(pa.map_(pa.string(), pa.field("v", pa.int8(), nullable=False))) == "map<string, int8>"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "struct<>",
+        "struct<a: int64, A: int64>",
+        "struct<a>",
+        "struct<a: int64",
+        "struct<`a: int64>",
+        "struct<a: void>",
+        "list<>",
+        "list<int64>>",
+        "list<int64> x",
+        "list<" * 100_000 + "int64",
+        "map<string>",
+    ],
+)
+def test_a_nested_type_that_nothing_could_hold_is_refused(name: str) -> None:
+    with pytest.raises(Usage, match="cannot be a column of a state table"):
+        to_arrow(name)
+
+
+@pytest.mark.parametrize("kind", [pa.struct([]), pa.struct([("a", pa.int8()), ("a", pa.int8())]), pa.list_(pa.null())])
+def test_a_nested_arrow_type_that_nothing_could_hold_is_refused(kind: pa.DataType) -> None:
+    with pytest.raises(Usage, match="cannot be a column of a state table"):
+        from_arrow(kind)
+
+
 def test_an_arrow_type_that_would_lose_values_is_refused() -> None:
     with pytest.raises(Usage, match=r"timestamp\[ns\]"):
         from_arrow(pa.timestamp("ns"))

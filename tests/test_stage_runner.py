@@ -38,7 +38,7 @@ SNAPSHOT = "s1"
 class Looped(StageRunner):
     """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts."""
 
-    def _compute(self, rows: list[int], base: Manifest) -> tuple[Result, ...]:  # type: ignore[override]
+    def _compute(self, rows: list[int], base: Manifest, clock_ms: int) -> tuple[Result, ...]:  # type: ignore[override]
         ((channel, name, partitions),) = (self._target(channel) for channel in self.stage.writes)
         results = []
         for task in range(2):

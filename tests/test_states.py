@@ -202,6 +202,23 @@ def test_an_update_function_that_returns_nonsense_is_refused(function: object, s
         model.merge([{"k": 1}])
 
 
+@given(st.permutations(range(4)))
+def test_nested_columns_decide_between_rows_of_equal_by(arrival: list[int]) -> None:
+    schema = pa.schema(
+        [("k", pa.int64()), ("t", pa.int64()), ("l", pa.list_(pa.string())), ("m", pa.map_(pa.string(), pa.int8()))]
+    )
+    rows = [{"k": 1, "t": 1, "l": tags, "m": pairs} for tags in (None, ["a", "b"]) for pairs in ([], [("x", 1)])]
+    state = sw.upsert(by="t").bind([schema], ("k",))
+    groups = Groups(np.zeros(4, np.int32), np.zeros(1, np.int64))
+    old = pa.Table.from_pylist([{"t": None, "l": None, "m": None}], schema=state.values)
+
+    def latest(rows: list[dict[str, object]]) -> pa.Table:
+        table = pa.Table.from_pylist(rows, schema=schema)
+        return state.merge(table, groups, table.select(["k"]).slice(0, 1), old).values
+
+    assert latest([rows[number] for number in arrival]) == latest(rows)
+
+
 def test_declarations_that_cannot_work_are_refused_by_name() -> None:
     with pytest.raises(NotFound, match="the nearest: v"):
         sw.aggregate(n=sw.sum("vv")).bind([ROWS], ("k",))

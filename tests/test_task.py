@@ -36,6 +36,16 @@ def test_rows_are_grouped_by_key_even_when_hashes_collide(drawn: list[tuple[obje
     assert (np.flatnonzero(np.diff(groups.ids, prepend=-1)) == groups.starts).all()
 
 
+def test_structs_with_one_hash_are_grouped_apart() -> None:
+    kind = pa.struct([("s", pa.string())])
+    keys = [{"s": None}, None, {"s": "a"}, None, {"s": None}]
+    rows = pa.table({"_hash": pa.array([42] * 5, pa.int64()), "k": pa.array(keys, kind), "row": range(5)})
+    found, groups = group(rows, ["k"])
+    assert groups.num == 3
+    by_key = [found["row"].to_pylist()[at:end] for at, end in zip(groups.starts, [*groups.starts[1:], 5], strict=True)]
+    assert sorted(by_key) == [[0, 4], [1, 3], [2]]
+
+
 class Message:
     """A Kafka message as far as `decode` looks at it."""
 

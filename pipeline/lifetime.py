@@ -1,0 +1,90 @@
+"""`ttl=` and `ttl_by=` of a stage: from a user's words to the table's time to live."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from ..store.errors import NotFound, Refused, Usage
+from ..store.manifest import Ttl
+
+__all__ = ["agree", "bind", "lifetime_ms"]
+
+_UNITS_MS = {
+    "ms": 1,
+    "millisecond": 1,
+    "s": 1_000,
+    "second": 1_000,
+    "m": 60_000,
+    "min": 60_000,
+    "minute": 60_000,
+    "h": 3_600_000,
+    "hour": 3_600_000,
+    "d": 86_400_000,
+    "day": 86_400_000,
+    "w": 604_800_000,
+    "week": 604_800_000,
+}
+_PART = re.compile(rf"(\d{{1,9}})\s*({'|'.join(sorted(_UNITS_MS, key=len, reverse=True))})s?\b\s*")
+_WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+", re.IGNORECASE)
+_LONGEST_MS = 1_000_000 * _UNITS_MS["day"]
+"""With any time that a column can hold, the sum is still a 64-bit integer."""
+
+
+def lifetime_ms(text: str) -> int:
+    """Milliseconds of a time to live: "7 days", "36 hours", "1 day 12 hours", or short, "7d".
+
+    Raises:
+        Usage: it is written otherwise, or is not between a millisecond and a million days.
+    """
+    if not _WHOLE.fullmatch(text):
+        raise Usage(f"ttl {text!r} is not a span of time", hint='write a number and a unit: "7 days", "36 hours"')
+    total_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text.lower()))
+    if not 0 < total_ms <= _LONGEST_MS:
+        raise Usage(f"ttl {text!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
+    return total_ms
+
+
+def bind(stage: str, ttl_ms: int, column: str, values: pa.Schema) -> Ttl | None:
+    """The time to live of a stage's table; None where none is declared.
+
+    Args:
+        stage: the stage's name.
+        ttl_ms: 0 for none.
+        column: what `ttl_by` says; empty for by write time.
+        values: the table's value columns.
+
+    Raises:
+        NotFound: the table has no such value column.
+        Usage: the column is no time.
+    """
+    if not ttl_ms:
+        return None
+    if column:
+        visible = [name for name in values.names if not name.startswith("_")]
+        if column not in visible:
+            raise NotFound("value column", column, visible, hint=f"ttl_by of stage {stage!r} is one of them")
+        kind = values.field(column).type
+        if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+            raise Usage(f"stage {stage!r}: ttl_by column {column!r} is {kind}; expected a timestamp or a date")
+    return Ttl(ttl_ms, column)
+
+
+def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
+    """The time to live of a table that there is already, which may be turned on, off, or to another length.
+
+    Raises:
+        Refused: rows would expire by another clock than they were stamped for.
+    """
+    if stored is None:
+        return declared
+    if declared is None:
+        return Ttl(0, stored.column)
+    if declared.column != stored.column:
+        before, now = (f"column {ttl.column!r}" if ttl.column else "write time" for ttl in (stored, declared))
+        raise Refused(
+            f"stage {stage!r}: its rows expire by {now} now, but the stored ones by {before}",
+            hint="leave ttl_by as it was, or give the changed stage a new name",
+        )
+    return declared

@@ -1,0 +1,139 @@
+"""Rows that expire, at the moments of an app: now, earlier, in a snapshot, in a clone, and for bisect."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from slackwater.snapshot import lookup
+from slackwater.snapshot.bisect import bisect
+from slackwater.snapshot.clone import clone
+from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.succession import differences
+from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.verify import verify
+from slackwater.store import apps, history, ttl
+from slackwater.store.cache import SstCache
+from slackwater.store.commit import claim, commit, successor
+from slackwater.store.manifest import AppInfo, Column, Manifest, Table, Ttl
+from slackwater.store.memory import MemoryStore
+
+from .histories import START_MS, Kafka
+from .state_rows import Key, Values, write_version
+
+HOUR_MS = 3_600_000
+LATER_MS = START_MS + 100 * HOUR_MS
+
+
+class Hourly:
+    """An app of one stage; each of its batches is an hour after the one before, and rows live for two hours."""
+
+    def __init__(self, cache: SstCache, column: str = "") -> None:
+        self.store, self.cache = MemoryStore(), cache
+        values = (Column("v", "int64"), Column("at", "timestamp[us]"))
+        self.table = Table((Column("k", "string"),), values, 1, "test", Ttl(2 * HOUR_MS, column))
+        apps.ensure_app(self.store, AppInfo("app", START_MS))
+        self.now_ms = START_MS
+        self.head = claim(
+            self.store,
+            "app",
+            "stage",
+            writer="w",
+            by="test:1",
+            now_ms=self.now_ms,
+            build=lambda draft: replace(
+                draft, table=self.table, clock_ms=ttl.first_clock_ms(None, self.table, draft.clock_ms)
+            ),
+        )
+
+    def batch(self, **rows: int) -> Manifest:
+        self.now_ms += HOUR_MS
+        draft = successor(self.head, kind="batch", epoch=1, writer="w", by="test:1", now_ms=self.now_ms)
+        changes: dict[Key, Values | None] = {(key,): (value, None) for key, value in rows.items()}
+        clock_ms = ttl.batch_clock_ms(self.head, self.now_ms)
+        ssts = write_version(self.store, None, self.table, changes, draft.version, clock_ms=clock_ms) if rows else ()
+        self.head = replace(draft, ssts=(*ssts, *draft.ssts), clock_ms=clock_ms)
+        commit(self.store, self.head)
+        return self.head
+
+    def version_clock(self, version: int) -> int:
+        return history.read(self.store, "app", "stage", version).clock_ms
+
+    def seen(self, ref: str, now_ms: int = LATER_MS) -> str:
+        """The keys that a query shows, and `get` finds."""
+        cut = resolve(self.store, ref, now_ms=now_ms)
+        with closing(connect(self.store, self.cache, cut)) as con:
+            keys = run_query(con, "SELECT k FROM stage ORDER BY k")["k"].to_pylist()
+        assert keys == [key for key in "abcd" if lookup.get(self.store, cut, "stage", [key]).num_rows]
+        return "".join(keys)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
+    with closing(SstCache(Path(tmp_path_factory.mktemp("cache")), 1 << 30)) as cache:
+        yield cache
+
+
+@pytest.fixture
+def app(cache: SstCache) -> Hourly:
+    app = Hourly(cache)
+    app.batch(a=1, b=1)  # v2
+    app.batch(b=2)  # v3
+    app.batch(c=3)  # v4: a has expired
+    return app
+
+
+def test_the_head_goes_on_expiring_and_versions_show_what_they_showed(app: Hourly) -> None:
+    assert [app.seen(f"app/stage@v{version}") for version in (2, 3, 4)] == ["ab", "ab", "bc"]
+    after_ms = app.now_ms + HOUR_MS
+    assert (app.seen("app", app.now_ms), app.seen("app", after_ms), app.seen("app")) == ("bc", "c", "")
+    # A time is seen as it was seen then, also when nothing was committed for long.
+    assert app.seen("app@-1h", app.now_ms) == "ab"
+    assert app.seen("app@-1h", after_ms + HOUR_MS) == "c"
+    assert app.seen("app@2030-01-01T00:00Z", app.now_ms) == "bc"
+
+
+def test_a_snapshot_keeps_what_it_saw(app: Hourly) -> None:
+    pin(app.store, resolve(app.store, "app/stage@v3", now_ms=app.now_ms), "kept", by="ada@host")
+    for _ in range(3):
+        app.batch()
+    assert (app.seen("app"), app.seen("app@kept")) == ("", "ab")
+
+
+def test_a_clone_shows_what_its_source_showed_and_keeps_the_time_to_live(app: Hourly) -> None:
+    clone(app.store, "app/stage@v3", "copy", topics={}, channels=Kafka(), by="ada@host", now_ms=app.now_ms)
+    first = history.read(app.store, "copy", "stage", 3)
+    assert (first.table, first.clock_ms) == (app.table, app.version_clock(3))
+    assert app.seen("copy/stage@v3") == "ab"
+    assert app.seen("copy") == "", "its own clock goes on as its source's would"
+
+
+def test_by_event_time_nothing_expires_while_nothing_comes(cache: SstCache) -> None:
+    app = Hourly(cache, "at")
+    app.batch(a=1)
+    assert app.head.clock_ms == ttl.BEFORE_ALL_MS
+    assert app.seen("app") == "a"
+
+
+def test_bisect_finds_the_version_by_which_a_row_had_expired(app: Hourly) -> None:
+    for _ in range(9):
+        app.batch()
+    where = "SELECT 'b' AS k WHERE NOT EXISTS (FROM stage WHERE k = 'b')"
+    found = bisect(app.store, app.cache, "app", where, good="app/stage@v3", now_ms=LATER_MS)
+    assert (found.good_version, found.bad_version) == (4, 5)
+    (key,) = found.keys
+    assert (key.key, key.after) == ({"k": "b"}, None)
+    assert key.before is not None
+    # Without keys in the result: those that were written, and those that expired.
+    found = bisect(app.store, app.cache, "app", "SELECT 1 WHERE (SELECT count(*) FROM stage) = 0", good="app/stage@v3")
+    assert (found.bad_version, [dict(key.key) for key in found.keys]) == (6, [{"k": "c"}])
+    assert found.evaluations < 12, "versions in which nothing expired hold the same rows"
+
+
+def test_an_app_whose_rows_expire_is_whole_and_a_clock_that_went_back_is_found(app: Hourly) -> None:
+    report = verify(app.store, "app", now_ms=app.now_ms, deep=True)
+    assert report.consistent, report
+    earlier = replace(app.head, version=app.head.version - 1, time_ms=1, clock_ms=app.head.clock_ms + 1)
+    assert any("clock" in found for found in differences(earlier, app.head))
