@@ -15,7 +15,8 @@ demo: $(READY) ## the whole story on real data, in about two minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) check ## all checks and tests, from nothing
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "not kafka and not spark and not soak"
+	@$(BIN)/python -m pytest -q -m "(kafka or spark) and not soak"
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
@@ -30,9 +31,10 @@ format: $(READY) ## format the code and mend what ruff can mend
 bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (about 25 minutes)
 	@$(BIN)/python -m bench $(NAMES)
 
-soak: $(READY) ## 30 snapshots of real apps whose stages are killed; the protocol under 100,000 random schedules
+soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
 	@$(BIN)/python -m pytest -q -m soak
 	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/test_chandy_lamport_laws.py tests/test_diamond_law.py
+	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/test_state_model.py tests/test_gc_model.py
 
 mutants: $(READY) ## faults planted in the protocol, one at a time: do the tests notice? (a few minutes)
 	@$(BIN)/python -m tests.mutants

@@ -46,15 +46,16 @@ def get(
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     from ..snapshot import lookup
-    from ..snapshot.cut import resolve_around
+    from ..snapshot.cut import resolve_around, telling_if_collected
     from ..store.counting import CountingStore
 
     output, opened = output_for(json=as_json), CountingStore(load(store=store).open_store())
     cut, damage = resolve_around(opened, ref, now_ms=humane.now_ms())
     if damage is not None:
-        output.note(f"{ref} is read by itself: {damage.message}")
+        output.note(f"only {', '.join(cut.stages)} is read, by itself: {damage.message}")
     opened.reset()
-    row = lookup.get(opened, cut, table, [None if value == _NULL else value for value in key])
+    with telling_if_collected(opened, cut):
+        row = lookup.get(opened, cut, table, [None if value == _NULL else value for value in key])
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
     read = {"requests": opened.requests, "bytes": opened.bytes_read, "table_bytes": state_bytes}
     _show(output, row, read, f"table {table} of {cut.ref} has no key {' '.join(key)}")

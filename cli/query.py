@@ -92,7 +92,7 @@ def _sql(sql: str | None, file: Path | None) -> str | None:
 
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
     from ..snapshot.channel_tables import channel_tables, names_channels
-    from ..snapshot.cut import resolve_around
+    from ..snapshot.cut import resolve_around, telling_if_collected
     from ..snapshot.tables import connect, named_tables, run_query
 
     store = settings.open_store()
@@ -101,7 +101,11 @@ def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, 
         output.note(f"only {', '.join(cut.stages)} is shown, by itself: {damage.message}")
     only = named_tables(sql, cut)
     flying = channel_tables(store, cut, sql, settings.open_channels()) if names_channels(sql) else None
-    with closing(settings.open_cache()) as cache, connect(store, cache, cut, only=only, channels=flying) as connection:
+    with (
+        closing(settings.open_cache()) as cache,
+        telling_if_collected(store, cut),
+        connect(store, cache, cut, only=only, channels=flying) as connection,
+    ):
         return cut, run_query(connection, sql)
 
 

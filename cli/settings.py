@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..store.errors import Usage
+from ..store.s3_settings import as_variables, exported, settings_in
 from . import prices, retention
 from .humane import nearest
 
@@ -31,6 +32,7 @@ _KEYS = (
     "prefetch",
     "prices",
     "retention",
+    "s3",
     "store",
 )
 _CACHE_MAX_BYTES = 10 << 30
@@ -56,6 +58,8 @@ class Settings:
     """`[retention]` of the file, checked, with a table for each app that has rules of its own."""
     prices_table: Mapping[str, Any] = field(default_factory=dict)
     """`[prices]` of the file, checked."""
+    s3: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that say how S3 is talked to: `[s3]` of the file, and those of the environment."""
 
     def retention(self, app: str, **said: "str | int | None") -> "Retention":
         """What of an app's history to keep: the app's own table in the file, else the common one, then what is said.
@@ -119,9 +123,13 @@ def load(
     beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
     variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`.
 
+    The file's `[s3]` becomes variables of this process, where `environ` is None: every store that is opened here, and
+    every process that is started from here, finds them there.
+
     Raises:
         Usage: the file is not TOML, or says what nobody understands.
     """
+    mine = environ is None
     environ = os.environ if environ is None else environ
     path = _nearest(folder or Path.cwd())
     values = _read(path) if path else {}
@@ -133,6 +141,10 @@ def load(
         cache = str(path.parent / Path(values["cache"]).expanduser())
     properties = dict(values.get("kafka_properties", {}))
     properties.update(_properties_in(environ))
+    s3 = {**values.get("s3", {}), **exported(environ)}
+    settings_in(s3)
+    if mine:
+        os.environ.update(s3)
     return Settings(
         store=store or environ.get("SLACKWATER_STORE") or from_file,
         brokers=kafka or environ.get("SLACKWATER_KAFKA") or values.get("kafka") or properties.get("bootstrap.servers"),
@@ -143,6 +155,7 @@ def load(
         prefetch=values.get("prefetch", True),
         retention_table=values.get("retention", {}),
         prices_table=values.get("prices", {}),
+        s3=s3,
     )
 
 
@@ -176,6 +189,10 @@ def _read(path: Path) -> dict[str, Any]:
         retention.check(path, values["retention"])
     if "prices" in values:
         prices.check(path, values["prices"])
+    if "s3" in values:
+        if not isinstance(values["s3"], dict):
+            raise Usage(f"{path}: s3 must be a table", hint="write [s3] above the settings")
+        values["s3"] = as_variables(values["s3"], str(path))
     values["kafka_properties"] = _as_properties(path, values.get("kafka_properties", {}))
     return values
 

@@ -103,6 +103,10 @@ class Claimer:
             earliest, ends = kafka_client.offsets(self.kafka, topic)
         except NotFound as error:
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+        if upstream:
+            # Of a repartition topic, those count that its writer knows: others were added by hand and stay empty.
+            count = self._partitions(upstream, name, default=len(ends))
+            earliest, ends = earliest[:count], ends[:count]
         if head is None:
             latest = isinstance(one, Topic) and one.starting_offsets == "latest"
             # A clone's history, and one that was thinned out, does not begin at version 1.
@@ -115,6 +119,12 @@ class Claimer:
         offsets = self._still_there(stage, topic, wanted, earliest, ends)
         # What was skipped is not there to be counted.
         return replace(known, offsets=offsets, consumed=known.consumed if offsets == wanted else ())
+
+    def _partitions(self, sender: str, channel: str, *, default: int) -> int:
+        """How many partitions the writer of a channel writes to, once it has begun."""
+        head = history.head(self.store, self.app.name, sender)
+        output = head.outputs.get(channel) if head is not None else None
+        return default if output is None else len(output.ends)
 
     def _still_there(
         self,

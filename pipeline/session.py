@@ -10,6 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..store.errors import Refused
+from ..store.s3_settings import exported
 from .quiet import quiet_start
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         "spark.sql.streaming.stopTimeout": "8s",
         # What was asked of Spark is shown in its UI; passwords are not.
         "spark.redaction.regex": r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas",
+        # Wherever its workers run, they talk to S3 as this process does.
+        **{f"spark.executorEnv.{name}": value for name, value in exported(os.environ).items()},
         **(conf or {}),
     }
     if master is not None:
@@ -67,6 +70,8 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         raise Refused(
             f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
         ) from error
+    # Python workers and sources, here too; a session that ran already was made without these settings.
+    spark.sparkContext.environment.update(exported(os.environ))
     spark.dataSource.register(TopicSource)
     spark.dataSource.register(ChannelSource)
     try:

@@ -21,7 +21,7 @@ from ..store.errors import Refused
 from ..store.objects import ObjectStore
 from .capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
-from .cut import first_cut, resolve
+from .cut import first_cut, resolve, telling_if_collected
 from .lineage import Lineage, trace
 from .narrowing import Between
 from .tables import connect, named_tables, run_query
@@ -254,7 +254,7 @@ class _Search:
     def _ask(self, cut: Cut, to_come: int) -> bool:
         """Evaluate the predicate; `to_come` is how many evaluations will follow, as far as one can tell."""
         flying = channel_tables(self._store, cut, self._where, self._reader) if self._between.channels else None
-        with self._connect(cut, flying) as con:
+        with telling_if_collected(self._store, cut), self._connect(cut, flying) as con:
             rows = run_query(con, self._where, max_rows=_MAX_ROWS)
         is_bad: bool = rows.num_rows > 0
         if is_bad:

@@ -5,14 +5,15 @@ take each stage's version of that moment and raise every sender to what its rece
 Lamport 1985: nothing is received that was not sent).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
 from ..store import apps, boundary, history
 from ..store.boundary import Boundary
-from ..store.errors import Corruption, NotFound
+from ..store.errors import Corruption, NotFound, SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
@@ -31,6 +32,7 @@ __all__ = [
     "resolve",
     "resolve_around",
     "stages_of",
+    "telling_if_collected",
 ]
 
 
@@ -81,6 +83,28 @@ def _alone(store: ObjectStore, ref: Ref) -> Manifest:
     if found is None:
         raise _too_early(store, ref, (ref.stage,))
     return found
+
+
+@contextmanager
+def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
+    """Reading a cut, which garbage collection may take meanwhile: then that is said, and not that something is missing.
+
+    Raises:
+        NotFound: reading failed, and a version of the cut is collected, or about to be. Others as reading raises.
+    """
+    try:
+        yield
+    except SlackwaterError as error:
+        limit = boundary.newest(store, cut.app)
+        gone = [f"{stage}@v{v}" for stage, v in cut.versions.items() if limit and not limit.allows(stage, v)]
+        if not gone:
+            raise
+        raise NotFound(
+            f"moment of app {cut.app!r}",
+            cut.ref,
+            found=f"{', '.join(gone)} went while it was read: retention does not keep it any more (slackwater gc)",
+            hint=f"choose a later moment; `slackwater snapshot take {cut.app} NAME --instant` keeps one from going",
+        ) from error
 
 
 def cut_at(store: ObjectStore, ref: Ref) -> Cut:

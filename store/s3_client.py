@@ -145,15 +145,16 @@ def _make(options: Options) -> "S3Client":
         made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config)
         # Only the client tells which endpoint the environment and the configuration files name.
         endpoint = without_credentials(made.meta.endpoint_url)
-        if (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
-            return (
-                made
-                if endpoint == made.meta.endpoint_url
-                else session.client("s3", endpoint_url=endpoint, config=config)
-            )
-        return session.client("s3", endpoint_url=endpoint, config=config.merge(elsewhere))
+        if "@" in endpoint:
+            raise ValueError("it has a '@' behind its host")
+        if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
+            config = config.merge(elsewhere)
+        elif endpoint == made.meta.endpoint_url:
+            return made
+        return session.client("s3", endpoint_url=endpoint, config=config)
     except ValueError as error:
-        shown = re.sub(r"//.*@", "//", str(error))
+        # What stands before a '@' may be a password.
+        shown = re.sub(r"\S*@", "", str(error))
         raise Usage(f"the S3 endpoint is not a URL: {shown}", hint="set AWS_ENDPOINT_URL to http://host:port") from None
     except boto.BotoCoreError as error:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error

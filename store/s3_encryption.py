@@ -37,6 +37,8 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
     def see(parsed: dict[str, Any], **_: Any) -> None:
         # Some servers take any header that they do not know, and would keep the object in the clear.
         if "Error" not in parsed and parsed.get("ServerSideEncryption") != settings.sse:
+            if upload := parsed.get("UploadId"):
+                s3.abort_multipart_upload(Bucket=parsed["Bucket"], Key=parsed["Key"], UploadId=upload)
             raise Refused(
                 f"{where} did not encrypt an object: asked for {settings.sse!r}, "
                 f"found {parsed.get('ServerSideEncryption') or 'nothing'!r} in its answer",

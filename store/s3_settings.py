@@ -43,8 +43,9 @@ class S3Settings(msgspec.Struct, frozen=True):
     retries_at_once: Annotated[float, msgspec.Meta(ge=1, le=1e6)] = AT_ONCE
     retries_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = PER_S
     multipart_bytes: _Part = 16 * _MIB
-    """Objects larger than this are moved in parts."""
+    """Objects larger than this are written in parts."""
     part_bytes: _Part = 8 * _MIB
+    """Size of such a part, and of one that is read."""
     parallel_parts: _Several = 4
     """Parts of one object that are moved at a time; 1 for one after the other."""
 
@@ -58,7 +59,7 @@ def settings_in(environ: Mapping[str, str]) -> S3Settings:
     Raises:
         Usage: a variable cannot be understood.
     """
-    given = {name.removeprefix(_PREFIX).lower(): value for name, value in exported(environ).items() if value}
+    given = {name.removeprefix(_PREFIX).lower(): value for name, value in exported(environ).items()}
     return _parsed(given, lambda name: _PREFIX + name.upper())
 
 
@@ -77,7 +78,7 @@ def as_variables(table: Mapping[str, Any], where: str) -> dict[str, str]:
 
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables among these that are settings of S3: what a process hands on to those that it starts."""
-    return {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
+    return {name: value for name, value in environ.items() if name.startswith(_PREFIX) and value}
 
 
 def _parsed(given: Mapping[str, Any], called: Callable[[str], str]) -> S3Settings:

@@ -124,7 +124,7 @@ def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expec
         Exception: as `ask` raises.
     """
     for _ in range(_TRIES):
-        first, etag, size = ask(_ranged(bucket, name, 0, settings.multipart_bytes, settings), expected=expected)
+        first, etag, size = ask(_ranged(bucket, name, 0, settings.part_bytes, settings), expected=expected)
         starts = range(len(first), size, settings.part_bytes)
         if not starts:
             return first

@@ -58,13 +58,6 @@ STORE_FAULTS = (
         "            if other < compaction.partition:",
         MODEL,
     ),
-    Fault(
-        "a result lands though some of its inputs are gone",
-        _COMPACTION,
-        "    if not inputs.issubset(ssts):",
-        "    if inputs.isdisjoint(ssts):",
-        MODEL,
-    ),
     # Rescaling.
     Fault(
         "an SST belongs where it was written, whatever the number of partitions is now",

@@ -1,6 +1,8 @@
 """Garbage collection: what goes, what stays, and what may happen at the same time."""
 
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -8,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.snapshot import taking
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import Cut, resolve
+from slackwater.snapshot.cut import Cut, resolve, telling_if_collected
 from slackwater.snapshot.explain import explain
 from slackwater.snapshot.gc import Collected, collect
 from slackwater.snapshot.in_flight import in_flight
@@ -17,6 +19,7 @@ from slackwater.snapshot.log import entries
 from slackwater.snapshot.operations import list_operations
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
+from slackwater.snapshot.tables import connect
 from slackwater.store import boundary, history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
@@ -545,3 +548,31 @@ def test_it_explains_why_an_object_stays_or_goes() -> None:
     assert why("app.json")[0]
     with pytest.raises(NotFound):
         why("stages/carriers/sst/none.parquet")
+
+
+def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -> None:
+    app = old_app()
+    cut = resolve(app.store, "flights/carriers@v3", now_ms=app.clock.now_ms)
+    store_of(app).once("get", "/sst/", lambda: gc(app))
+    with (
+        closing(SstCache(tmp_path, 1 << 30)) as cache,
+        pytest.raises(NotFound, match=r"carriers@v3 went while it was read: retention does not keep it") as error,
+        telling_if_collected(app.store, cut),
+        connect(app.store, cache, cut),
+    ):
+        pass
+    assert "--instant" in error.value.hint
+
+
+def test_damage_to_a_version_that_stays_is_told_as_damage(tmp_path: Path) -> None:
+    app = old_app()
+    gc(app)
+    cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
+    app.store.delete(cut.stages["aircraft"].ssts[0].object)
+    with (
+        closing(SstCache(tmp_path, 1 << 30)) as cache,
+        pytest.raises(Corruption, match="the object is missing"),
+        telling_if_collected(app.store, cut),
+        connect(app.store, cache, cut),
+    ):
+        pass

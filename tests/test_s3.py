@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_server_that_never_answers_is_given_up(store: S3Store, proxy: S3Proxy)
 
 
 def test_an_answer_that_drips_is_given_up(store: S3Store, proxy: S3Proxy) -> None:
-    store.put("a", bytes(100))
+    store.put("a", bytes(30))
     proxy.accidents = ["drip"] * 100
     hasty = S3Store(
         BUCKET,
@@ -118,7 +119,7 @@ def test_an_answer_that_drips_is_given_up(store: S3Store, proxy: S3Proxy) -> Non
         patience_s=0.1,
         settings=S3Settings(attempt_timeout_s=0.1),
     )
-    for read in (lambda: hasty.get("a"), lambda: hasty.get_range("a", 0, 50)):
+    for read in (lambda: hasty.get("a"), lambda: hasty.get_range("a", 0, 25)):
         with pytest.raises(Unavailable, match="the answer takes too long to arrive"):
             read()
 
@@ -129,6 +130,21 @@ def test_a_server_that_is_overloaded_for_too_long_is_unavailable(store: S3Store,
     with pytest.raises(Unavailable, match="503 SlowDown"):
         hasty.put("a", b"")
     assert 2 <= proxy.requests < 100
+
+
+def test_all_stores_of_a_process_share_one_budget_of_repetitions(each_s3: str, proxy: S3Proxy) -> None:
+    settings = S3Settings(retries_at_once=5, retries_per_s=0.001)
+    stores = [S3Store(BUCKET, str(n), endpoint_url=proxy.endpoint, patience_s=1, settings=settings) for n in range(8)]
+    proxy.overloaded = True
+
+    def ask(store: S3Store) -> None:
+        with pytest.raises(Unavailable):
+            store.get("a")
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(ask, stores))
+    # Each asks once at first and once at last.
+    assert 2 * len(stores) <= proxy.requests <= 2 * len(stores) + 5
 
 
 def test_a_missing_bucket_is_told_with_how_to_make_it(each_s3: str) -> None:

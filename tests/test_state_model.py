@@ -126,7 +126,6 @@ POLICIES = st.builds(
     fanout=st.sampled_from([2.0, 3.0]),
     target_file_bytes=st.sampled_from([500, 4000, 64 << 20]),
 )
-
 RULES = st.sampled_from(
     [
         Retention(),
@@ -325,7 +324,9 @@ class StateModel(RuleBasedStateMachine):
     @about("merging")
     @rule(data=st.data(), partitions=st.integers(1, 6))
     def rescale(self, data: st.DataObject, partitions: int) -> None:
-        app = self.any_app(data)
+        self.rescale_to(self.any_app(data), partitions)
+
+    def rescale_to(self, app: str, partitions: int) -> None:
         done = rescale(fresh(self.store), app, STAGE, partitions, by="test", now_ms=self.store.clock_ms)
         if done.before != partitions:
             assert done.version == self.heads[app] + 1
@@ -347,40 +348,43 @@ class StateModel(RuleBasedStateMachine):
 
     # Merging.
 
-    @about("merging")
-    @rule(data=st.data(), policy=POLICIES, batches=st.integers(0, 3))
-    def merge_what_is_picked(self, data: st.DataObject, policy: Policy, batches: int) -> None:
+    def with_something_to_merge(self, data: st.DataObject) -> Writer:
+        """After some batches, perhaps a rescale, and some more."""
         app = self.any_app(data)
-        for _ in range(batches):
+        for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
             self.commit_some(data, app)
-        writer = self.writers[app]
+            if partitions:
+                self.rescale_to(app, partitions)
+        if self.writers[app].fenced:
+            self.take_over(app)
+        return self.writers[app]
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES)
+    def merge_what_is_picked(self, data: st.DataObject, policy: Policy) -> None:
+        writer = self.with_something_to_merge(data)
         for one in pick(writer.head.ssts, writer.partitions, policy):
             self.merge(writer, one)
 
     @about("merging")
-    @rule(data=st.data())
-    def merge_any_neighbours(self, data: st.DataObject) -> None:
-        app = self.any_app(data)
-        self.commit_some(data, app)
-        writer = self.writers[app]
+    @rule(data=st.data(), merges=st.integers(1, 2))
+    def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
+        """Two merges may want the same SST: the one that lands first has it."""
+        writer = self.with_something_to_merge(data)
         found = by_partition(writer.head.ssts, writer.partitions)
-        if not found:
-            return
-        partition, mine = data.draw(st.sampled_from(sorted(found.items(), key=repr)))
-        runs = sorted_runs(mine)
-        start = data.draw(st.integers(0, len(runs) - 1))
-        end = data.draw(st.integers(start + 1, len(runs)))
-        inputs = tuple(entry for run in runs[start:end] for entry in run)
-        self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=end == len(runs)))
+        for _ in range(merges if found else 0):
+            partition, mine = data.draw(st.sampled_from(sorted(found.items(), key=repr)))
+            runs = sorted_runs(mine)
+            start = data.draw(st.integers(0, len(runs) - 1))
+            end = data.draw(st.integers(start + 1, len(runs)))
+            inputs = tuple(entry for run in runs[start:end] for entry in run)
+            self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=end == len(runs)))
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_until_nothing_is_picked(self, data: st.DataObject, policy: Policy) -> None:
-        app = self.any_app(data)
-        rounds = 0
-        while not self.writers[app].fenced:
-            rounds += 1
-            assert rounds < 200, f"merging does not end: {policy}"
+        app = self.with_something_to_merge(data).app
+        for _ in range(200):
             writer = self.writers[app]
             writer.merges.clear()
             for one in pick(writer.head.ssts, writer.partitions, policy):
@@ -391,12 +395,13 @@ class StateModel(RuleBasedStateMachine):
                         assert sum(map(depth, sorted_runs(mine))) < policy.l0_trigger
                 return
             self.try_to_commit(writer, writer.landing())
+        raise AssertionError("merging does not come to an end")
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
     def merge_all(self, data: st.DataObject, policy: Policy) -> None:
         """One partition after the other, as an SST may reach into several."""
-        app = self.any_app(data)
+        app = self.with_something_to_merge(data).app
         for partition in range(self.writers[app].partitions):
             writer = self.writers[app]
             writer.merges.clear()
@@ -412,9 +417,7 @@ class StateModel(RuleBasedStateMachine):
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, requests=st.integers(0, 6))
     def die_while_merging(self, data: st.DataObject, policy: Policy, requests: int) -> None:
-        app = self.any_app(data)
-        self.commit_some(data, app)
-        writer = self.writers[app]
+        writer = self.with_something_to_merge(data)
         with suppress(Killed), self.death_after(requests):
             for one in pick(writer.head.ssts, writer.partitions, policy):
                 self.merge(writer, one)
