@@ -44,12 +44,18 @@ class S3Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = urlsplit(endpoint).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
+        self.lock = Lock()
+        self.ended = Event()
+        self.reset()
+
+    def reset(self) -> None:
+        """As if nothing had happened; requests that hang are let go."""
+        self.ended.set()
+        self.ended = Event()
         self.accidents: list[str] = []
         self.overloaded = False
         self.seen: list[str] = []
         """Method and path of each request."""
-        self.ended = Event()
-        self.lock = Lock()
 
     @property
     def requests(self) -> int:
