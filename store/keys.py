@@ -57,7 +57,7 @@ def check_key(key: str) -> str:
     segments = key.split("/")
     if _UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
-    if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
+    if len(key) * 4 > _MAX_SEGMENT_BYTES and any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")
     return key
 

@@ -123,7 +123,7 @@ class S3Store:
         """Write or overwrite, atomically. A large object takes several requests."""
         name = self._name(key)
         if len(data) > self._settings.multipart_bytes:
-            upload(self._call, self._connection().s3, self._bucket, name, data, self._settings)
+            upload(self._call, self._connect()[0].s3, self._bucket, name, data, self._settings)
         else:
             self._call(lambda s3: s3.put_object(Bucket=self._bucket, Key=name, Body=data))
 
@@ -221,9 +221,6 @@ class S3Store:
                 return request(connected.s3)
 
         return retry.call(attempt)
-
-    def _connection(self) -> Connection:
-        return self._connect()[0]
 
     def _connect(self) -> tuple[Connection, Retry]:
         # A forked child takes over neither connections nor locks.

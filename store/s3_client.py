@@ -119,9 +119,9 @@ def connection(options: Options) -> Connection:
         if key not in _connections:
             settings = options.settings
             s3 = _make(options)
+            encrypt(s3, settings, s3.meta.endpoint_url)
             budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
             _connections[key] = Connection(s3, s3.meta.endpoint_url, budget)
-            encrypt(s3, settings, s3.meta.endpoint_url)
         return _connections[key]
 
 

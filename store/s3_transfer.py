@@ -128,7 +128,8 @@ def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expec
         starts = range(len(first), size, settings.part_bytes)
         if not starts:
             return first
-        pieces = [_ranged(bucket, name, start, settings.part_bytes, settings, IfMatch=etag) for start in starts]
+        same = {"IfMatch": etag} if etag else {}
+        pieces = [_ranged(bucket, name, start, settings.part_bytes, settings, **same) for start in starts]
         try:
             with ThreadPoolExecutor(min(settings.parallel_parts, len(pieces))) as pool:
                 rest = pool.map(lambda piece: ask(piece, expected=(*expected, _CHANGED))[0], pieces)
@@ -152,7 +153,7 @@ def _ranged(
         answer = s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{start + length - 1}", **given)
         data = read(answer["Body"], asked_s + settings.attempt_timeout_s)
         size = answer.get("ContentRange", "").rpartition("/")[2]
-        return data, answer["ETag"], int(size) if size.isdigit() else len(data)
+        return data, answer.get("ETag", ""), int(size) if size.isdigit() else len(data)
 
     return request
 

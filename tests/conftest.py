@@ -3,7 +3,9 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,6 +17,7 @@ from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
 
 from .profiles import PROFILE
+from .s3_proxy import S3Proxy, s3_proxy
 from .s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
 
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
@@ -113,6 +116,21 @@ def each_s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     endpoint: str = request.getfixturevalue(fixture)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     return endpoint
+
+
+@pytest.fixture(scope="session")
+def s3_proxies() -> Iterator[Callable[[str], S3Proxy]]:
+    """One for each server: tests that share it share boto3's clients, which take long to make."""
+    with ExitStack() as stack:
+        yield cache(lambda endpoint: stack.enter_context(s3_proxy(endpoint)))
+
+
+@pytest.fixture
+def proxy(each_s3: str, s3_proxies: Callable[[str], S3Proxy]) -> S3Proxy:
+    """A proxy before each S3 server in turn, which has accidents when it is told to."""
+    found = s3_proxies(each_s3)
+    found.reset()
+    return found
 
 
 @pytest.fixture(

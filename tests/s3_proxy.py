@@ -46,15 +46,21 @@ class S3Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = urlsplit(endpoint).netloc
         self.endpoint = f"http://127.0.0.1:{self.server_port}"
+        self.delay_s = delay_s
+        self.lock = Lock()
+        self.ended = Event()
+        self.reset()
+
+    def reset(self) -> None:
+        """As if nothing had happened; requests that hang are let go."""
+        self.ended.set()
+        self.ended = Event()
         self.accidents: list[str] = []
         self.overloaded = False
-        self.delay_s = delay_s
         self.seen: list[str] = []
         """Method and path of each request."""
         self.answered: list[tuple[str, str, int, int]] = []
         """Of each request that was forwarded: method, path, bytes of an object that came and that went back."""
-        self.ended = Event()
-        self.lock = Lock()
 
     @property
     def requests(self) -> int:

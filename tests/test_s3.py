@@ -12,22 +12,17 @@ from slackwater.store import history
 from slackwater.store.commit import commit
 from slackwater.store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
 from slackwater.store.s3 import S3Store
+from slackwater.store.s3_client import connection
 from slackwater.store.s3_settings import S3Settings
 
 from .conftest import free_port
 from .manifests import manifest
-from .s3_proxy import S3Proxy, s3_proxy
+from .s3_proxy import S3Proxy
 from .s3_servers import BUCKET
 
 pytestmark = pytest.mark.s3
 
 SMALL_PARTS = S3Settings(multipart_bytes=5 << 20, part_bytes=5 << 20)
-
-
-@pytest.fixture
-def proxy(each_s3: str) -> Iterator[S3Proxy]:
-    with s3_proxy(each_s3) as running:
-        yield running
 
 
 @pytest.fixture
@@ -53,6 +48,46 @@ def test_a_request_is_repeated_until_it_is_answered(store: S3Store, proxy: S3Pro
     proxy.accidents = ["SlowDown", "drop", "InternalError"]
     REQUESTS[verb](store)
     assert (proxy.accidents, proxy.requests) == ([], 5)
+
+
+@pytest.fixture
+def small_pages(store: S3Store) -> Iterator[None]:
+    """Three entries a page instead of a thousand."""
+
+    def three(params: dict[str, object], **_: object) -> dict[str, object]:
+        return {**params, "MaxKeys": 3}
+
+    events = connection(store._options).s3.meta.events
+    events.register("provide-client-params.s3.ListObjectsV2", three)
+    yield
+    events.unregister("provide-client-params.s3.ListObjectsV2", three)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_listings_go_on_from_page_to_page(store: S3Store, proxy: S3Proxy) -> None:
+    folders = [f"{number:02}" for number in range(10)]
+    names = [f"{folder}/{name}" for folder in folders for name in "ab"]
+    for name in names:
+        store.put(name, b"")
+    proxy.seen.clear()
+    assert [info.key for info in store.list("")] == names
+    assert proxy.requests == 7
+    assert [info.key for info in store.list("", "03/a")] == names[7:]
+    proxy.seen.clear()
+    assert list(store.list_folders("")) == folders
+    assert proxy.requests == 4
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_what_is_deleted_from_page_to_page_shifts_nothing(store: S3Store) -> None:
+    names = [f"{number:02}" for number in range(10)]
+    for name in names:
+        store.put(name, b"")
+    entries = iter(store.list(""))
+    found = [next(entries).key for _ in range(3)]
+    for name in names[:5]:
+        store.delete(name)
+    assert found + [info.key for info in entries] == names[:3] + names[5:]
 
 
 def test_a_conflict_of_conditional_writes_is_tried_again(store: S3Store, proxy: S3Proxy) -> None:

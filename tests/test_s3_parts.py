@@ -1,7 +1,6 @@
 """Large objects in S3: moved in parts, whole or not at all, also when parts fail."""
 
 import random
-from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
@@ -10,7 +9,7 @@ from slackwater.store.s3 import S3Store
 from slackwater.store.s3_client import connection
 from slackwater.store.s3_settings import S3Settings
 
-from .s3_proxy import S3Proxy, s3_proxy
+from .s3_proxy import S3Proxy
 from .s3_servers import BUCKET
 
 pytestmark = pytest.mark.s3
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.s3
 PART = 5 << 20
 SETTINGS = S3Settings(multipart_bytes=PART, part_bytes=PART, parallel_parts=3)
 DATA = random.Random(1).randbytes(3 * PART + 17)
-
-
-@pytest.fixture
-def proxy(each_s3: str) -> Iterator[S3Proxy]:
-    with s3_proxy(each_s3) as running:
-        yield running
 
 
 @pytest.fixture
