@@ -109,11 +109,12 @@ def _memory(workers: Workers) -> list[Row]:
     if not workers.resident:
         return []
     ratio = workers.own / WORKER_LIMIT
+    own, resident, limit = (f"{size / MIB:,.0f} MiB" for size in (workers.own, workers.resident, WORKER_LIMIT))
     return [
         Row(
             "peak memory of an executor's Python worker in all of these, mapped SSTs left out",
-            f"{workers.own / MIB:,.0f} MiB",
-            f"limit: {WORKER_LIMIT / MIB:,.0f} MiB (with what is mapped and resident: {workers.resident / MIB:,.0f} MiB)",
+            own,
+            f"limit: {limit} (with what is mapped and resident: {resident})",
             ratio,
             "< 1",
             ratio < 1,
