@@ -108,12 +108,13 @@ def _memory(workers: Workers) -> list[Row]:
     """No row where no Spark ran."""
     if not workers.resident:
         return []
-    ratio = workers.resident / WORKER_LIMIT
+    ratio = workers.own / WORKER_LIMIT
+    own, resident, limit = (f"{size / MIB:,.0f} MiB" for size in (workers.own, workers.resident, WORKER_LIMIT))
     return [
         Row(
-            "peak memory of an executor's Python worker in all of these: resident, with mapped SSTs",
-            f"{workers.resident / MIB:,.0f} MiB",
-            f"limit: {WORKER_LIMIT / MIB:,.0f} MiB (without what is mapped: {workers.own / MIB:,.0f} MiB)",
+            "peak memory of an executor's Python worker in all of these, mapped SSTs left out",
+            own,
+            f"limit: {limit} (with what is mapped and resident: {resident})",
             ratio,
             "< 1",
             ratio < 1,

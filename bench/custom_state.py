@@ -110,7 +110,9 @@ def _merge(rows: pd.DataFrame, state: tuple[Any, ...]) -> tuple[Any, ...]:
     """What both peers do with some rows of one key."""
     n, total, largest, _last = state
     delay = rows["delay"]
-    return (n + len(rows), total + delay.sum(), max(largest, delay.max()), delay.loc[rows["offset"].idxmax()])
+    last = delay.loc[rows["offset"].idxmax()]
+    # Spark takes Python's numbers for the state, not numpy's.
+    return (n + len(rows), float(total + delay.sum()), float(max(largest, delay.max())), float(last))
 
 
 NEW = (0, 0.0, float("-inf"), None)

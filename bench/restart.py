@@ -34,6 +34,7 @@ TAIL = 8
 BUILD = 2_000_000
 """Rows of a batch while Spark's checkpoint is built."""
 SNAPSHOT_S = 120.0
+ROUNDS = 3
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
@@ -47,7 +48,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     # Of the large state, keys that no batch of the tail had.
     _fill(bootstrap, TAIL * BATCH, FIRST, FIRST)
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for number in range(1 if quick else 3):
+    for number in range(1 if quick else ROUNDS):
         for name, keys in turns if number % 2 == 0 else reversed(turns):
             found.setdefault((name, keys), []).append(_restart(bootstrap, folder, name, keys, number))
     up, ours = _median(found["slackwater", large])

@@ -21,13 +21,14 @@ BATCH = 100_000
 """Rows of a batch, each of another key: also over the smallest state, all of it."""
 WARM_UP = 2
 MEASURED = 6
+ROUNDS = 2
 TOPIC = "bench-state-size"
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """The same batch over 100,000, 1,000,000 and 10,000,000 keys."""
     sizes = (10_000, 100_000, 1_000_000) if quick else SIZES
-    found = side.run("state_size", bootstrap, folder, 1 if quick else 2, *sizes)
+    found = side.run("state_size", bootstrap, folder, 1 if quick else ROUNDS, *sizes)
     seconds = {size: median(found[str(size)]) for size in sizes}
     return [
         Row.at_most(
@@ -53,7 +54,8 @@ def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[in
         for size in sizes:
             apps[size] = app_of(TOPIC, size, PARTITIONS)
             write(folder / str(size), apps[size], spark, bootstrap, size)
-        for number in range(rounds):
+        # One round more, in which the JVM compiles.
+        for number in range(1 + rounds):
             # One range, and so one record, of a batch in each partition.
             step = BATCH // PARTITIONS
             first = number * batches * BATCH
@@ -68,7 +70,8 @@ def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[in
                     cache_folder=folder / f"cache-{size}",
                 )
                 run(apps[size], options, lambda progress, stamps=stamps: stamps.append(progress.time_ms))
-                seconds[size] += cycles(stamps, WARM_UP)
+                if number:
+                    seconds[size] += cycles(stamps, WARM_UP)
     return seconds
 
 
