@@ -36,7 +36,7 @@ soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedule
 	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/test_chandy_lamport_laws.py tests/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/test_state_model.py tests/test_gc_model.py
 
-mutants: $(READY) ## faults planted in the protocol, one at a time: do the tests notice? (a few minutes)
+mutants: $(READY) ## faults planted in protocol and store, one at a time: do the tests notice? (eight minutes)
 	@$(BIN)/python -m tests.mutants
 
 clean: ## remove what the targets made (not .slackwater)

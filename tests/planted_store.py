@@ -6,10 +6,12 @@ __all__ = ["STORE_FAULTS"]
 
 MODEL = ("test_state_model.py",)
 """Everything that can be done to a store, beside a dictionary."""
+DAMAGE = ("test_damage.py",)
 
 _COMMIT, _COMPACTION, _RUNS, _INDEX = "store/commit.py", "store/compaction.py", "store/runs.py", "store/index.py"
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = "store/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
+_RANGED, _CACHE, _CODEC = "store/ranged.py", "store/cache.py", "store/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 
 STORE_FAULTS = (
@@ -40,8 +42,8 @@ STORE_FAULTS = (
     Fault(
         "the oldest row of a key is kept",
         _MERGING,
-        "    rows = pa.concat_tables(parts).combine_chunks()",
-        "    rows = pa.concat_tables(parts[::-1]).combine_chunks()",
+        "    rows = pa.concat_tables(parts, promote",
+        "    rows = pa.concat_tables(parts[::-1], promote",
         MODEL,
     ),
     Fault(
@@ -95,6 +97,28 @@ STORE_FAULTS = (
         "by = [None, *newer] if sst.tombstones else newer",
         "by = newer",
         MODEL,
+    ),
+    # Damage.
+    Fault(
+        "pages of another SST are taken for this one's",
+        _RANGED,
+        "        self._check_hashes(groups, rows.column(HASH).to_numpy())\n",
+        "",
+        DAMAGE,
+    ),
+    Fault(
+        "a cache file is read under any name",
+        _CACHE,
+        "    digest.update(file_name(sst).encode())\n",
+        "",
+        DAMAGE,
+    ),
+    Fault(
+        "nobody looks at the checksum of a manifest",
+        _CODEC,
+        "    if header.xxh3_128:",
+        '    if header.xxh3_128 == "-":',
+        DAMAGE,
     ),
     # Collecting.
     Fault(

@@ -15,6 +15,8 @@ from slackwater.pipeline.claiming import Claimer
 from slackwater.pipeline.schemas import Shape
 from slackwater.store.local import LocalStore
 
+from .running import eventually
+
 pytestmark = pytest.mark.kafka
 
 ROWS = StructType([StructField("n", LongType())])
@@ -41,7 +43,7 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
     topic = early.inputs["by-n"].topic
 
     AdminClient(client).create_partitions([NewPartitions(topic, 5)])[topic].result()
-    assert len(kafka_client.offsets(client, topic)[1]) == 5
+    eventually(lambda: len(kafka_client.offsets(client, topic)[1]) == 5, "the new partitions")
     again = claimer.claim(app.stages["early"], shape, 2)
     late = claimer.claim(app.stages["late"], shape, 2)
     assert claimer.claim(sender, shape, 2).outputs["by-n"].ends == (0, 0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
+from functools import cache
 from itertools import combinations, islice
 from pathlib import Path
 
@@ -148,6 +149,14 @@ FOCUS = (
 """What an example is about, besides writing: with all rules at once, few of them come to much."""
 
 
+@cache
+def connection() -> duckdb.DuckDBPyConnection:
+    """One for all examples: it takes longer to make than most of what an example does."""
+    con = duckdb.connect()
+    con.execute("SET TimeZone = 'UTC'")
+    return con
+
+
 def about(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A rule of examples that are about this."""
     return precondition(lambda self: what in self.focus)
@@ -171,8 +180,7 @@ class StateModel(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.cache_bytes = 1 << 30 if cached else 0
         self.store, self.cache = AgingStore(), SstCache(self.folder, self.cache_bytes)
-        self.con = duckdb.connect()
-        self.con.execute("SET TimeZone = 'UTC'")
+        self.con = connection()
         self.seen: dict[tuple[object, ...], Key] = {}
         self.writers: dict[str, Writer] = {}
         self.zombies: list[Writer] = []
@@ -666,11 +674,10 @@ class StateModel(RuleBasedStateMachine):
         assert point.values == found
 
     def teardown(self) -> None:
-        if hasattr(self, "con"):
-            self.con.close()
+        if hasattr(self, "cache"):
             self.cache.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
 TestStateModel = StateModel.TestCase
-TestStateModel.settings = scaled(60, 25)
+TestStateModel.settings = scaled(45, 25)
