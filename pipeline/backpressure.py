@@ -46,23 +46,29 @@ class Backpressure:
         """The file that is there while the stage is held."""
         return self._folder / stage
 
-    def look(self, heads: Mapping[str, Manifest]) -> None:
-        """Hold the writers whose readers lag, and let the others go on, by the newest version of each stage."""
+    def look(self, heads: Mapping[str, Manifest], tips: Mapping[str, Manifest]) -> None:
+        """Hold the writers whose readers lag, and let the others go on.
+
+        Args:
+            heads: The newest committed version of each stage: what there is to read.
+            tips: The newest acknowledged version of each: how far it has read. What it has read waits for nobody,
+                whether it is committed yet or not.
+        """
         with self._lock:
-            held = set(self._held(heads))
+            held = set(self._held(heads, tips))
             for stage in heads:
                 if stage in held:
                     self.flag(stage).touch()
                 else:
                     self.flag(stage).unlink(missing_ok=True)
 
-    def _held(self, heads: Mapping[str, Manifest]) -> list[str]:
+    def _held(self, heads: Mapping[str, Manifest], tips: Mapping[str, Manifest]) -> list[str]:
         return [
             writer
             for reader in self._readers
             for channel in reader.channels
             for writer, head in heads.items()
-            if channel in head.outputs and _backlog(head, heads[reader.stage], channel) > reader.max_records
+            if channel in head.outputs and _backlog(head, tips[reader.stage], channel) > reader.max_records
         ]
 
 

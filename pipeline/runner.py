@@ -116,8 +116,12 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         runners: list[StageRunner] = []
         backpressure = Backpressure(scratch / "held", _readers(stages, limits))
 
+        def look() -> None:
+            heads = {runner.stage.name: runner.head for runner in runners}
+            backpressure.look(heads, {runner.stage.name: runner.tip for runner in runners})
+
         def on_commit(progress: Progress) -> None:
-            backpressure.look({runner.stage.name: runner.head for runner in runners})
+            look()
             on_progress(progress)
 
         for stage in stages:
@@ -145,12 +149,13 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 checkpoint=Checkpoint(scratch / "checkpoints" / stage.name),
                 hold=backpressure.flag(stage.name),
                 on_commit=on_commit,
+                on_acknowledged=look,
                 compaction_threads=options.compaction_threads,
                 prefetch=options.prefetch and (spark.sparkContext.master or "").startswith("local"),
             )
             stack.callback(runner.close)
             runners.append(runner)
-        backpressure.look({runner.stage.name: runner.head for runner in runners})
+        look()
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
 
 

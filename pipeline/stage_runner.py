@@ -64,6 +64,7 @@ class StageRunner:
         checkpoint: Scratch for Spark.
         hold: While this file is there, no batch starts but for a snapshot.
         on_commit: Told of each committed batch.
+        on_acknowledged: Called when a batch is acknowledged that is not committed yet.
         prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
     """
 
@@ -81,6 +82,7 @@ class StageRunner:
         checkpoint: Checkpoint,
         hold: Path,
         on_commit: Callable[[Progress], None],
+        on_acknowledged: Callable[[], None] = lambda: None,
         compaction_threads: int = 1,
         prefetch: bool = False,
     ) -> None:
@@ -96,6 +98,7 @@ class StageRunner:
         self._checkpoint = checkpoint
         self._hold = hold
         self._on_commit = on_commit
+        self._on_acknowledged = on_acknowledged
         spool = SpooledStore(store, Path(places.spool)) if places.spool else None
         self._committer = Committer(
             store, claimed, meter=meter, spool=spool, max_unflushed=limits.max_unflushed, failed=self._failed
@@ -113,6 +116,11 @@ class StageRunner:
     def head(self) -> Manifest:
         """The newest committed version."""
         return self._committer.head
+
+    @property
+    def tip(self) -> Manifest:
+        """The newest acknowledged version: with `max_unflushed`, it may not be committed yet."""
+        return self._committer.tip
 
     @property
     def positions(self) -> dict[str, Input]:
@@ -266,6 +274,8 @@ class StageRunner:
         taken = sum((result.stats for result in results), Stats())
         self._committer.submit(Change(base, manifest, merges, started, told, taken))
         self._batch_s = time.monotonic() - started
+        if self._limits.max_unflushed:
+            self._on_acknowledged()
 
     def _next(self, base: Manifest, duration_ms: int) -> Manifest:
         return commit.successor(

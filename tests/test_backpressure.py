@@ -17,6 +17,11 @@ def reader(consumed: int | None, name: str = "r") -> Manifest:
     return Manifest("a", name, 1, 1, "x", 1, "batch", inputs={"c": Input("t", (0, 0), "w", consumed=counts)})
 
 
+def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
+    """With nothing acknowledged that is not committed."""
+    backpressure.look(heads, heads)
+
+
 @pytest.fixture
 def backpressure(tmp_path: Path) -> Backpressure:
     return Backpressure(tmp_path / "held", [Reader("r", ("c",), 100)])
@@ -25,20 +30,29 @@ def backpressure(tmp_path: Path) -> Backpressure:
 def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
     held = Pace(0, held=backpressure.flag("w").exists)
     for sent, consumed, waits in ((100, 0, False), (101, 0, True), (500, 300, True), (500, 400, False)):
-        backpressure.look({"w": writer(sent), "r": reader(consumed)})
+        look(backpressure, {"w": writer(sent), "r": reader(consumed)})
         assert held.due() is not waits
 
 
 def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
     backpressure = Backpressure(tmp_path, [Reader("r", ("c",), 100), Reader("s", ("c",), 100)])
-    backpressure.look({"w": writer(300), "r": reader(300), "s": reader(0, "s")})
+    look(backpressure, {"w": writer(300), "r": reader(300), "s": reader(0, "s")})
     assert backpressure.flag("w").exists()
     assert not backpressure.flag("r").exists()
 
 
 def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(backpressure: Backpressure) -> None:
-    backpressure.look({"w": writer(900), "r": reader(None)})
+    look(backpressure, {"w": writer(900), "r": reader(None)})
     assert not backpressure.flag("w").exists()
     elsewhere = Backpressure(backpressure.flag("w").parent, [])
-    elsewhere.look({"w": writer(900)})
+    look(elsewhere, {"w": writer(900)})
     assert not elsewhere.flag("w").exists()
+
+
+def test_what_a_reader_has_read_and_not_committed_yet_holds_nobody(backpressure: Backpressure) -> None:
+    heads = {"w": writer(500), "r": reader(0)}
+    backpressure.look(heads, heads | {"r": reader(450)})
+    assert not backpressure.flag("w").exists()
+    # What a writer has not committed is not there to be read.
+    backpressure.look(heads | {"r": reader(450)}, {"w": writer(900), "r": reader(450)})
+    assert not backpressure.flag("w").exists()
