@@ -1,8 +1,8 @@
 """What S3 takes for requests and for bytes, and what a stage would cost in a month of it.
 
-The defaults are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as known to us; they may
-have changed, and https://aws.amazon.com/s3/pricing/ tells. Requests that delete are free, and so is traffic between S3 and machines of
-the same region, and all traffic in.
+The defaults are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as known to us; they
+may have changed, and https://aws.amazon.com/s3/pricing/ tells. Requests that delete are free, and so is traffic between
+S3 and machines of the same region, and all traffic in.
 """
 
 from msgspec import Struct
