@@ -15,7 +15,7 @@ from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Refused, Usage
 from slackwater.store.manifest import Manifest, Policy, Sst, Table
 from slackwater.store.memory import MemoryStore
-from slackwater.store.picking import pick
+from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition
 
 from .running import eventually
@@ -69,7 +69,7 @@ def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tm
     store.waiting = 0
     store.may_go_on.clear()
     due = stage.compactor.consider(head)
-    assert due == pick(head.ssts, 2, TWO.compaction)
+    assert due == pick_for(head)
     assert len(due) == 2
     eventually(lambda: store.waiting == 2, "both merges to write")
     # While they go on, what they merge is not merged again.
