@@ -32,7 +32,7 @@ from slackwater.snapshot.snapshots import list_snapshots, pin, remove
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import apps, history, keys
 from slackwater.store.cache import SstCache
-from slackwater.store.compaction import Compaction
+from slackwater.store.compaction import Compaction, apply
 from slackwater.store.errors import Fenced, NotFound, Refused
 from slackwater.store.faults import FaultyStore
 from slackwater.store.index import multi_get, point_get
@@ -129,8 +129,9 @@ POLICIES = st.builds(
 )
 RULES = st.sampled_from(
     [
-        Retention(),
         Retention(versions=1),
+        Retention(versions=2),
+        Retention(),
         Retention(versions=3),
         Retention(all_ms=HOUR_MS),
         Retention(all_ms=2 * HOUR_MS, hourly_ms=8 * HOUR_MS),
@@ -431,11 +432,19 @@ class StateModel(RuleBasedStateMachine):
                 self.merge(writer, one)
         self.take_over(writer.app)
 
+    def merge_everything(self, app: str) -> None:
+        writer = self.writers[app]
+        for partition, mine in by_partition(writer.head.ssts, writer.partitions).items():
+            inputs = tuple(entry for run in sorted_runs(mine) for entry in run)
+            self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=True))
+
     def merge(self, writer: Writer, one: Compaction) -> None:
         table = writer.head.table
         assert table is not None
         done = run(writer.view, self.cache, writer.app, STAGE, table, one)
         assert all(len(touched(output, one.partitions)) == 1 for output in done.outputs)
+        # Nothing has come between: it fits.
+        assert apply(writer.head.ssts, [done]) != writer.head.ssts
         writer.merges.append(done)
 
     @about("merging")
@@ -451,8 +460,10 @@ class StateModel(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.integers(0, 2))
     def pin(self, data: st.DataObject, number: int) -> None:
         app, name = self.any_app(data), f"s{number}"
+        self.pin_version(app, name, self.any_version(data, app))
+
+    def pin_version(self, app: str, name: str, version: int) -> None:
         if (app, name) not in self.pins and (app, name) not in self.asked:
-            version = self.any_version(data, app)
             store = fresh(self.store)
             pin(store, resolve(store, f"{app}/{STAGE}@v{version}", now_ms=self.store.clock_ms), name)
             self.pins[app, name] = version
@@ -521,6 +532,15 @@ class StateModel(RuleBasedStateMachine):
     # Time, and collecting.
 
     @about("collecting")
+    @rule(data=st.data(), versions=st.integers(1, 3))
+    def gc_of_few(self, data: st.DataObject, versions: int) -> None:
+        """Of what was written in the last hour nothing goes, however few versions are to stay."""
+        app = self.any_app(data)
+        for _ in range(3):
+            self.commit_some(data, app)
+        self.gc_of(app, Retention(versions=versions))
+
+    @about("collecting")
     @rule(minutes=st.sampled_from([10, 70, 200]))
     def wait(self, minutes: int) -> None:
         self.store.clock_ms += minutes * 60_000
@@ -528,16 +548,29 @@ class StateModel(RuleBasedStateMachine):
             writer.sleep()
 
     @about("collecting")
-    @rule(data=st.data(), retention=RULES)
-    def gc(self, data: st.DataObject, retention: Retention) -> None:
-        self.gc_of(self.any_app(data), retention)
-
-    @about("collecting")
-    @rule(data=st.data(), retention=RULES)
-    def gc_long_after(self, data: st.DataObject, retention: Retention) -> None:
-        """All that is there has had its time, and two batches have come since."""
+    @rule(data=st.data(), retention=RULES, merging=st.booleans())
+    def gc(self, data: st.DataObject, retention: Retention, merging: bool) -> None:
+        """Amid the writing: of young versions, and of a merge that the next batch takes along, nothing goes."""
         app = self.any_app(data)
         for _ in range(2):
+            self.commit_some(data, app)
+        if merging:
+            self.merge_everything(app)
+        self.gc_of(app, retention)
+        if merging:
+            self.commit_some(data, app)
+
+    @about("collecting")
+    @rule(data=st.data(), retention=RULES, merged=st.booleans(), pinned=st.booleans())
+    def gc_long_after(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
+        """All that is there has had its time, and two batches have come since; old SSTs may be in old versions."""
+        app = self.any_app(data)
+        if pinned:
+            self.commit_some(data, app)
+            self.pin_version(app, "s0", self.heads[app])
+        for _ in range(2):
+            if merged:
+                self.merge_everything(app)
             self.wait(70)
             self.commit_some(data, app)
         self.wait(70)
