@@ -1,6 +1,7 @@
 """One batch of a stage, from Spark's plan to the manifest, on a real broker; only Spark's job is left to a loop."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -27,7 +28,8 @@ from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Fenced
 from slackwater.store.local import LocalStore
-from slackwater.store.manifest import Input, Manifest, Output, Span
+from slackwater.store.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
+from slackwater.store.ttl import BEFORE_ALL_MS, first_clock_ms
 
 pytestmark = pytest.mark.kafka
 
@@ -36,7 +38,13 @@ SNAPSHOT = "s1"
 
 
 class Looped(StageRunner):
-    """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts."""
+    """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts.
+
+    A number is its row's event time, too.
+    """
+
+    clocks: list[int]
+    """By which each attempt was to look its keys up."""
 
     def _compute(self, rows: list[int], base: Manifest, clock_ms: int) -> tuple[Result, ...]:  # type: ignore[override]
         ((channel, name, partitions),) = (self._target(channel) for channel in self.stage.writes)
@@ -48,14 +56,15 @@ class Looped(StageRunner):
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
                 ends = kafka_client.send(self._places.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
-                results.append(Result(attempt, len(mine), sent={channel.name: sent}))
+                self.clocks.append(clock_ms)
+                results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
         return tuple(results)
 
 
 class Running:
     """A stage that reads channels `left` and `right`, or the topic `events`, and writes `out` in two partitions."""
 
-    def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str) -> None:
+    def __init__(self, kafka: EmbeddedKafka, folder: Path, *reads: str, table: Table | None = None) -> None:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         self.store = CountingStore(LocalStore(folder / "store"))
         self.topic = f"out-{uuid4().hex[:8]}"
@@ -84,6 +93,8 @@ class Running:
             now_ms=1,
             build=lambda draft: replace(
                 draft,
+                table=table,
+                clock_ms=first_clock_ms(None, table, 0),
                 inputs=inputs or {"events": Input("events", (0, 0))},
                 outputs={"out": Output(self.topic, (0, 0), schema="n long", sent=(0, 0))},
             ),
@@ -101,6 +112,7 @@ class Running:
             hold=folder / "held",
             on_commit=self.told.append,
         )
+        self.runner.clocks = []
         self.batch = 1
         self.at = {name: Position(name, (0, 0), 0, (0, 0) if reads else ()) for name in claimed.inputs}
         Checkpoint(self.scratch).write(1, tuple(self.at.values()))
@@ -226,3 +238,24 @@ def test_what_was_not_committed_is_named_by_no_manifest(joined: Running) -> None
     assert isinstance(joined.runner.error, Fenced)
     assert joined.headers() == [["w.2.0", f"marker {SNAPSHOT}"]] * 2
     assert joined.told == []
+
+
+def expiring(column: str) -> Table:
+    return Table((Column("k", "int64"),), (Column("at", "timestamp[us]"),), 1, "test", Ttl(1_000, column))
+
+
+def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    running = Running(kafka, tmp_path, "left", table=expiring("at"))
+    heads = [
+        running.run(rows, at("left", version, version)) for version, rows in enumerate(([3, 17], [5], [], [11, 20]), 1)
+    ]
+    assert [head.clock_ms for head in heads] == [17, 17, 17, 20]
+    assert running.runner.clocks == [BEFORE_ALL_MS, BEFORE_ALL_MS, 17, 17, 17], "every attempt has the same"
+
+
+def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    running = Running(kafka, tmp_path, "left", table=expiring(""))
+    before_ms = time.time_ns() // 1_000_000
+    head = running.run([3, 17], at("left", 1, 1))
+    assert before_ms <= head.clock_ms <= head.time_ms
+    assert running.runner.clocks == [head.clock_ms] * 2
