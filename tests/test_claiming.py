@@ -42,7 +42,8 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
     early = claimer.claim(app.stages["early"], shape, 1)
     topic = early.inputs["by-n"].topic
 
-    AdminClient(client).create_partitions([NewPartitions(topic, 5)])[topic].result()
+    admin = AdminClient(client)
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
     eventually(lambda: len(kafka_client.offsets(client, topic)[1]) == 5, "the new partitions")
     again = claimer.claim(app.stages["early"], shape, 2)
     late = claimer.claim(app.stages["late"], shape, 2)
