@@ -125,6 +125,7 @@ def test_a_stopped_app_is_rescaled_and_goes_on_with_the_new_numbers(ledger: Ledg
         assert found.table.partitions == partitions
 
 
+@pytest.mark.soak
 def test_stages_may_run_in_applications_of_their_own(ledger: Ledger) -> None:
     ledger.send(3_000)
     for stage in ("entries", "accounts", "latest", "branches"):
@@ -173,6 +174,7 @@ def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka
     ledger.check_tables()
 
 
+@pytest.mark.soak
 def test_a_store_that_comes_back_is_waited_for(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
