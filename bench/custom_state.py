@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
 
-BATCH = {"slackwater": 400_000, "transformWithState": 20_000, "applyInPandasWithState": 20_000}
+BATCH = {"slackwater": 400_000, "transformWithState": 10_000, "applyInPandasWithState": 10_000}
 """Rows of a batch: as many as each works off in some seconds, for larger ones are better for all of them."""
 WARM_UP = {"slackwater": 3, "transformWithState": 1, "applyInPandasWithState": 1}
 MEASURED = {"slackwater": 5, "transformWithState": 3, "applyInPandasWithState": 3}
