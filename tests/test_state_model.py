@@ -44,7 +44,7 @@ from slackwater.store.runs import by_partition, depth, sorted_runs, touched
 
 from .collecting import HOUR_MS, AgingStore, Killed, fresh, keys_of
 from .histories import Kafka
-from .profiles import scaled
+from .profiles import PROFILE, scaled
 from .state_rows import Hashes, Key, Values, columns
 from .writers import STAGE, Writer, patiently
 
@@ -148,6 +148,10 @@ FOCUS = (
     ("merging", "dying", "collecting", "copying"),
 )
 """What an example is about, besides writing: with all rules at once, few of them come to much."""
+if PROFILE == "nightly":
+    # Open: once in some fifteen runs, in a clone of a clone, a version that was pinned while a collection was under way
+    # is gone after a later one. Whether it is the model or the collection is not known yet.
+    FOCUS = (*FOCUS, ("collecting", "copying", "racing"))
 
 
 @cache
@@ -594,7 +598,7 @@ class StateModel(RuleBasedStateMachine):
         with suppress(Killed), self.death_after(requests):
             collect(fresh(self.store), app, retention, by="test")
 
-    @about("collecting")
+    @about("racing")
     @rule(data=st.data(), retention=RULES, number=st.integers(0, 2), boundary=st.integers(1, 2))
     def collect_while_somebody_pins(
         self, data: st.DataObject, retention: Retention, number: int, boundary: int
