@@ -10,8 +10,6 @@ JSON list: seconds from commit to commit.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
@@ -20,15 +18,16 @@ from slackwater.pipeline.bucket import EmbeddedBucket
 
 from tests.s3_proxy import s3_proxy
 
-from .events import PARTITIONS, TOPIC, cycles, fill
+from . import side
+from .events import TOPIC, cycles, fill
 from .row import Row
+from .throughput import app_of
 
 LATENCY_S = 0.030
 MAX_UNFLUSHED = 4
 BATCH = 10_000
 BATCHES = 30
 WARM_UP = 6
-EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
@@ -55,46 +54,17 @@ def measure(bootstrap: str, folder: Path, *, rounds: int = 2) -> dict[int, list[
     fill(bootstrap, BATCH * BATCHES, topic=topic)
     seconds: dict[int, list[float]] = {0: [], MAX_UNFLUSHED: []}
     with EmbeddedBucket(folder / "s3") as bucket, s3_proxy(bucket.endpoint, delay_s=LATENCY_S) as proxy:
-        environment = {**os.environ, **bucket.environment, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
+        environment = {**bucket.environment, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
         for number in range(rounds):
             for ahead, found in seconds.items():
                 name = f"{ahead}-{number}"
-                words = (str(ahead), bootstrap, topic, f"{bucket.store_root}{name}", str(folder / name))
-                command = [sys.executable, "-m", "bench.async_flush", *words]
-                done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True)
-                found += json.loads(done.stdout)
+                words = (ahead, bootstrap, topic, f"{bucket.store_root}{name}", folder / name)
+                found += side.run("async_flush", *words, env=environment)
     return seconds
 
 
 def _side(max_unflushed: int, bootstrap: str, topic: str, store: str, folder: Path) -> list[float]:
-    import slackwater as sw
-    from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F
-    from slackwater.pipeline.runner import Options, run
-
-    app = sw.App("bench")
-
-    @app.stage(
-        reads=sw.topic(topic),
-        key="leg",
-        partitions=PARTITIONS,
-        state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
-    )
-    def legs(flights: DataFrame) -> DataFrame:
-        event = F.from_json(F.col("value").cast("string"), EVENT)
-        return flights.select(F.col("key").cast("string").alias("leg"), event["arr_delay"].alias("arr_delay"))
-
-    stamps: list[int] = []
-    options = Options(
-        store=store,
-        kafka={"bootstrap.servers": bootstrap},
-        until_caught_up=True,
-        max_records=BATCH,
-        max_unflushed=max_unflushed,
-        cache_folder=folder / "cache",
-        master="local[2]",
-    )
-    run(app, options, lambda progress: stamps.append(progress.time_ms))
+    stamps = side.commits_ms(app_of(topic), bootstrap, store, folder / "cache", BATCH, max_unflushed=max_unflushed)
     return cycles(stamps, WARM_UP)
 
 

@@ -67,7 +67,6 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[in
     import pyarrow as pa
     import pyarrow.compute as pc
     import slackwater as sw
-    from slackwater.pipeline.runner import Options, run
 
     app = sw.App("bench")
 
@@ -93,17 +92,7 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[in
     def legs(flights: DataFrame) -> DataFrame:
         return _events(flights)
 
-    stamps: list[int] = []
-    options = Options(
-        store=str(folder / "store"),
-        kafka={"bootstrap.servers": bootstrap},
-        until_caught_up=True,
-        max_records=batch,
-        cache_folder=folder / "cache",
-        master="local[2]",
-    )
-    run(app, options, lambda progress: stamps.append(progress.time_ms))
-    return stamps
+    return side.commits_ms(app, bootstrap, str(folder / "store"), folder / "cache", batch)
 
 
 def _merge(rows: pd.DataFrame, state: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -145,20 +145,12 @@ def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int) -> 
 
 
 def _slackwater(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float, float]:
-    from slackwater.pipeline.runner import Options, run
     from slackwater.pipeline.session import spark_session
 
-    stamps: list[int] = []
-    options = Options(
-        store=str(folder / "store"),
-        kafka={"bootstrap.servers": bootstrap},
-        until_caught_up=True,
-        max_records=PARTITIONS,
-        cache_folder=folder / "cache",
-    )
     with spark_session("bench", master="local[2]"):
         up = time.time() - began
-        run(app_of(TOPIC, keys, PARTITIONS), options, lambda progress: stamps.append(progress.time_ms))
+        app = app_of(TOPIC, keys, PARTITIONS)
+        stamps = side.commits_ms(app, bootstrap, str(folder / "store"), folder / "cache", PARTITIONS)
     return up, stamps[0] / 1000 - began
 
 

@@ -1,4 +1,4 @@
-"""One side of a comparison in a fresh process, and what the peers are set to."""
+"""One side of a comparison in a fresh process, how our side runs there, and what the peers are set to."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PEER", "SPARK_STATE", "ends_ms", "run"]
+__all__ = ["PEER", "SPARK_STATE", "commits_ms", "ends_ms", "run"]
 
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""
@@ -26,15 +29,36 @@ SPARK_STATE = {
 """Spark's own state as it is set for large state: RocksDB, a changelog each batch, snapshots in the background."""
 
 
-def run(module: str, *words: object, peer: bool = False) -> Any:
-    """What `python -m bench.<module> <words>` prints, which is JSON.
+def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] | None = None) -> Any:
+    """What `python -m bench.<module> <words>` prints, which is JSON; `env` goes before the environment.
 
     Raises:
         subprocess.CalledProcessError: It failed; why, it has said on stderr.
     """
     command = [sys.executable, "-m", f"bench.{module}", *map(str, words)]
-    env = os.environ | ({PEER: "1"} if peer else {})
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=env).stdout)
+    environment = {**os.environ, **(env or {}), **({PEER: "1"} if peer else {})}
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout)
+
+
+def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **more: Any) -> list[int]:
+    """Run an app of ours until it has caught up: when each of its commits was, milliseconds since 1970.
+
+    `batch` is `max_records`; `more` are further options.
+    """
+    from slackwater.pipeline.runner import Options, run
+
+    stamps: list[int] = []
+    options = Options(
+        store=store,
+        kafka={"bootstrap.servers": bootstrap},
+        until_caught_up=True,
+        max_records=batch,
+        cache_folder=cache,
+        master="local[2]",
+        **more,
+    )
+    run(app, options, lambda progress: stamps.append(progress.time_ms))
+    return stamps
 
 
 def ends_ms(query: StreamingQuery) -> list[int]:

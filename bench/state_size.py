@@ -43,7 +43,6 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[int, list[float]]:
-    from slackwater.pipeline.runner import Options, run
     from slackwater.pipeline.session import spark_session
 
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
@@ -61,15 +60,9 @@ def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[in
             first = number * batches * BATCH
             fill_ranges(bootstrap, TOPIC, [(at, at + step - 1) for at in range(first, first + batches * BATCH, step)])
             for size in sizes if number % 2 == 0 else reversed(sizes):
-                stamps: list[int] = []
-                options = Options(
-                    store=str(folder / str(size)),
-                    kafka={"bootstrap.servers": bootstrap},
-                    until_caught_up=True,
-                    max_records=PARTITIONS,
-                    cache_folder=folder / f"cache-{size}",
+                stamps = side.commits_ms(
+                    apps[size], bootstrap, str(folder / str(size)), folder / f"cache-{size}", PARTITIONS
                 )
-                run(apps[size], options, lambda progress, stamps=stamps: stamps.append(progress.time_ms))
                 if number:
                     seconds[size] += cycles(stamps, WARM_UP)
     return seconds

@@ -21,6 +21,7 @@ from .events import KEYS, PARTITIONS, cycles, fill, fill_legs
 from .row import Row
 
 if TYPE_CHECKING:
+    import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
 
 BATCH = 400_000
@@ -75,9 +76,9 @@ def _compare(bootstrap: str, folder: Path, keys: int, rounds: int) -> dict[str, 
     return seconds
 
 
-def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
+def app_of(topic: str) -> sw.App:
+    """Counts and sums by leg, of a topic of flights."""
     import slackwater as sw
-    from slackwater.pipeline.runner import Options, run
 
     app = sw.App("bench")
 
@@ -90,17 +91,11 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[fl
     def legs(flights: DataFrame) -> DataFrame:
         return _legs(flights)
 
-    stamps: list[int] = []
-    options = Options(
-        store=str(folder / "store"),
-        kafka={"bootstrap.servers": bootstrap},
-        until_caught_up=True,
-        max_records=batch,
-        cache_folder=folder / "cache",
-        master="local[2]",
-    )
-    run(app, options, lambda progress: stamps.append(progress.time_ms))
-    return cycles(stamps, 0)
+    return app
+
+
+def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
+    return cycles(side.commits_ms(app_of(topic), bootstrap, str(folder / "store"), folder / "cache", batch), 0)
 
 
 def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:

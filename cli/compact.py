@@ -1,10 +1,9 @@
 """`slackwater compact`: merging the SSTs of an app's tables in a process of its own."""
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,6 +56,7 @@ def compact(
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
+    from ..pipeline.stopping import stop_signals
     from ..snapshot.compact import AppCompactor, plan
     from ..snapshot.operations import record, whoami
 
@@ -71,7 +71,8 @@ def compact(
     # Not everywhere can a process give way.
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-    with _stop_signals(watch) as stop:
+    # Only what watches ends in order; else these end the process as always.
+    with stop_signals() if watch else nullcontext(threading.Event()) as stop:
         compactor = AppCompactor(
             opened,
             settings.open_cache(),
@@ -107,23 +108,6 @@ def _watch(compactor: "AppCompactor", output: Output, every_s: float, stop: thre
             # It will be there again, and nothing is lost meanwhile.
             output.note(f"{error.message}; trying again in {every_s:g} s")
         stop.wait(every_s)
-
-
-@contextmanager
-def _stop_signals(watch: bool) -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set while watching; else they end the process as always."""
-    stop = threading.Event()
-    if not watch or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {
-        number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _line(done: "Compacted") -> str:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from ulid import ULID
 
@@ -38,8 +35,8 @@ from .session import spark_session
 from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
 from .stall import Triggers
+from .stopping import stop_signals
 from .task import Places
-from .warm_up import warm_up
 from .watch import Watch
 
 __all__ = ["Options", "run"]
@@ -85,9 +82,8 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
         spark = stack.enter_context(session)
         # After Spark, which sets a handler of its own.
-        stop = stack.enter_context(_stop_signals())
+        stop = stack.enter_context(stop_signals())
         check_unflushed(limits, spark.sparkContext.master or "")
-        warm_up(spark)
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
@@ -190,22 +186,3 @@ def _scratch() -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; where this is not the main thread, nobody sets it."""
-    stop = threading.Event()
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

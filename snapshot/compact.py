@@ -3,13 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ..store import history
 from ..store.cache import SstCache
 from ..store.errors import Refused
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
-from ..store.picking import pick, pick_all
+from ..store.picking import pick_for
 from .cut import stages_of
 from .stage_compactor import Compacted, StageCompactor
 
@@ -55,9 +56,7 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
 
 def _due(head: Manifest, full: bool) -> Iterator[Merge]:
-    assert head.table is not None  # noqa: S101  it is one of `_tables_of`
-    choose = pick_all if full else pick
-    for one in choose(head.ssts, head.table.partitions, head.table.compaction):
+    for one in pick_for(head, full=full):
         yield Merge(
             stage=head.stage,
             partition=one.partition,
@@ -96,8 +95,8 @@ class AppCompactor:
         now_ms: Callable[[], int],
         stop: threading.Event,
     ) -> None:
-        self._store, self._cache, self._app, self._wanted = store, cache, app, wanted
-        self._by, self._threads, self._now_ms, self._stop = by, threads, now_ms, stop
+        self._store, self._app, self._wanted = store, app, wanted
+        self._compactor = partial(StageCompactor, store, cache, by=by, threads=threads, now_ms=now_ms, stop=stop)
         self._stages: dict[str, StageCompactor] = {}
         self._without_table: set[str] = set()
 
@@ -117,17 +116,6 @@ class AppCompactor:
         for name in names:
             if name in self._stages:
                 yield from self._stages[name].until_done(full=full)
-
-    def _compactor(self, head: Manifest) -> StageCompactor:
-        return StageCompactor(
-            self._store,
-            self._cache,
-            head,
-            by=self._by,
-            threads=self._threads,
-            now_ms=self._now_ms,
-            stop=self._stop,
-        )
 
 
 def _tables_of(

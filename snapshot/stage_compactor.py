@@ -22,7 +22,7 @@ from ..store.manifest import Manifest, Stats
 from ..store.merging import Stopped, run
 from ..store.metering import charged
 from ..store.objects import ObjectStore
-from ..store.picking import pick_all, pick_for
+from ..store.picking import pick_for
 
 __all__ = ["Compacted", "StageCompactor"]
 
@@ -104,19 +104,12 @@ class StageCompactor:
                 return
             if full and todo is None:
                 todo = set(range(head.table.partitions))
-            due = self._due(head, todo)
+            due = pick_for(head) if todo is None else pick_for(head, full=True, only=todo.__contains__)
             if not due:
                 return
             yield from self._merge(head, due)
             if todo is not None:
                 todo.difference_update(one.partition for one in due)
-
-    def _due(self, head: Manifest, todo: set[int] | None) -> tuple[Compaction, ...]:
-        assert head.table is not None  # noqa: S101  as the caller has seen
-        table = head.table
-        if todo is None:
-            return pick_for(head)
-        return pick_all(head.ssts, table.partitions, table.compaction, clock_ms=head.clock_ms, only=todo.__contains__)
 
     def _merge(self, head: Manifest, due: tuple[Compaction, ...]) -> Iterator[Compacted]:
         """Carry out these merges, and commit what is finished now and then."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from . import leveled, universal
 from .compaction import Compaction
@@ -12,12 +13,15 @@ from .ttl import expired_suffix, may_have_expired
 __all__ = ["pick", "pick_all", "pick_for"]
 
 
-def pick_for(manifest: Manifest) -> tuple[Compaction, ...]:
-    """`pick` for a version's table; nothing where it has none."""
+def pick_for(
+    manifest: Manifest, *, full: bool = False, only: Callable[[int], bool] = lambda _partition: True
+) -> tuple[Compaction, ...]:
+    """`pick` for a version's table, by its clock; `pick_all` with `full`. Nothing where it has no table."""
     table = manifest.table
     if table is None:
         return ()
-    return pick(manifest.ssts, table.partitions, table.compaction, clock_ms=manifest.clock_ms)
+    choose = partial(pick_all, only=only) if full else pick
+    return choose(manifest.ssts, table.partitions, table.compaction, clock_ms=manifest.clock_ms)
 
 
 def pick(

@@ -104,6 +104,16 @@ def one_spark() -> Iterator[None]:
 
 
 @pytest.fixture
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line sees none of the developer's settings; store, cache and working folder are the test's own."""
+    for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def s3_url(s3_server: str) -> str:
     """A fresh store root on moto."""
     return f"s3://{BUCKET}/{uuid4().hex}"

@@ -19,6 +19,8 @@ from typer.testing import CliRunner, Result
 
 from .histories import Clock, FlightsApp, Kafka, flights, rows_of
 
+pytestmark = pytest.mark.usefixtures("isolated", "priorities")
+
 
 @pytest.fixture
 def priorities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -26,15 +28,6 @@ def priorities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     given: list[int] = []
     monkeypatch.setattr(os, "setpriority", lambda _which, _who, priority: given.append(priority))
     return given
-
-
-@pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, priorities: list[int]) -> None:
-    for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What the command line says of damage: one sentence with the object and a next step, and all else goes on."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,14 +14,7 @@ from typer.testing import CliRunner, Result
 
 from .histories import Flight, FlightsApp, Kafka, flights
 
-
-@pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("isolated")
 
 
 @pytest.fixture

@@ -26,18 +26,12 @@ from typer.testing import CliRunner, Result
 
 from .histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights
 
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
 BAD = "SELECT carrier, delay FROM carriers WHERE delay > 1000"
 BROKEN = Flight("N001", "C1", 5000)
 MODULE = [sys.executable, "-m", "slackwater.cli.main"]
-
-
-@pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -357,7 +351,7 @@ def test_a_predicate_that_finds_nothing_wrong_is_refused() -> None:
 
 
 @pytest.fixture
-def kafka(app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> Kafka:
+def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> Kafka:
     """The app's own Kafka, in memory, behind the seam that cloning has for it."""
     from slackwater.pipeline import channels
 

@@ -1,7 +1,6 @@
 """`slackwater verify` as it is typed: what it prints, where, and its exit codes."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +17,7 @@ from typer.testing import CliRunner, Result
 
 from .fan_in import FanIn, bank
 
-
-@pytest.fixture(autouse=True)
-def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("isolated")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from slackwater.snapshot import lookup
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
+from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.succession import differences
@@ -137,3 +138,14 @@ def test_an_app_whose_rows_expire_is_whole_and_a_clock_that_went_back_is_found(a
     assert report.consistent, report
     earlier = replace(app.head, version=app.head.version - 1, time_ms=1, clock_ms=app.head.clock_ms + 1)
     assert any("clock" in found for found in differences(earlier, app.head))
+
+
+def test_what_is_planned_for_compaction_is_what_the_versions_clock_calls_for(cache: SstCache) -> None:
+    app = Hourly(cache)
+    app.batch(a=1, b=2)
+    assert (plan(app.store, "app"), plan(app.store, "app", full=True)) == ((), ())
+    for _ in range(3):
+        app.batch()
+    for full in (False, True):
+        (due,) = plan(app.store, "app", full=full)
+        assert (due.inputs, due.bytes) == (1, app.head.ssts[0].bytes)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,12 +157,8 @@ def test_a_month_is_paid_for_by_requests_bytes_and_what_is_stored() -> None:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+def shop(isolated: None, tmp_path: Path) -> Written:
     """An app of one stage, half an hour ago: three batches, a merge, and a batch."""
-    for name in [name for name in os.environ if name.startswith("SLACKWATER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("SLACKWATER_STORE", str(tmp_path / "store"))
-    monkeypatch.chdir(tmp_path)
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("shop", 1))
     written = Written(store, now_ms=humane.now_ms() - HOUR_MS // 2)
