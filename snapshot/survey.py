@@ -59,8 +59,13 @@ class Survey:
         return found
 
     def again(self) -> Known:
-        """The same with the snapshots that there are now."""
-        return Known(self.known.now_ms, self.known.stages, list_snapshots(self.store, self.app), last=self.known.last)
+        """The same with the snapshots that came since.
+
+        Those that went since count once more: what they pinned was promised to stay by what was proposed, and who pins
+        it again now looks at no more than that.
+        """
+        there = {snapshot.id: snapshot for snapshot in (*self.known.snapshots, *list_snapshots(self.store, self.app))}
+        return Known(self.known.now_ms, self.known.stages, tuple(there.values()), last=self.known.last)
 
 
 def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Survey:

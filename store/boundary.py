@@ -5,9 +5,10 @@ Everything else is doomed: it is deleted already or will be. Boundaries are numb
 versions are, so two collections at the same time cannot overwrite each other: one of them fails.
 
 A collection writes two. The first is a proposal. After it, snapshots are listed once more: whoever pinned a version
-before the proposal is seen there, and whoever pins one after it reads the proposal and gives way. The second is final,
-with what was pinned meanwhile; only what a final boundary dooms is deleted, and no later boundary takes it back. So a
-collection that was stopped halfway, and wakes up when others have gone on, deletes only what is doomed anyway.
+before the proposal is seen there, and whoever pins one after it reads the proposal and gives way. The second is final:
+it keeps all that the proposal keeps, also where a snapshot was removed meanwhile, and what was pinned meanwhile. Only
+what a final boundary dooms is deleted, and no later boundary takes it back. So a collection that was stopped halfway,
+and wakes up when others have gone on, deletes only what is doomed anyway.
 """
 
 import time

@@ -6,12 +6,13 @@ are few, a search over the numbers (galloping, Bentley and Yao 1976) when there 
 Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from threading import Lock
 from weakref import WeakKeyDictionary
+
+from cachetools import LRUCache
 
 from . import apps, boundary, codec, keys
 from .errors import Corruption, NotFound, ObjectNotFound
@@ -27,30 +28,12 @@ _STEPS = 4
 """Versions tried one by one after a hint, before searching."""
 
 
-class _Recent:
-    """The manifests last read from one store, by key."""
-
-    _SIZE = 256
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
-
-    def get(self, key: str) -> Manifest | None:
-        with self._lock:
-            if key in self._manifests:
-                self._manifests.move_to_end(key)
-            return self._manifests.get(key)
-
-    def add(self, key: str, manifest: Manifest) -> None:
-        with self._lock:
-            self._manifests[key] = manifest
-            while len(self._manifests) > self._SIZE:
-                self._manifests.popitem(last=False)
-
+_RECENT = 256
+"""Manifests kept for each store."""
 
 # By store, not by URL: what a deleted and re-created root held is forgotten with the store that read it.
-_recent: WeakKeyDictionary[ObjectStore, _Recent] = WeakKeyDictionary()
+_recent: WeakKeyDictionary[ObjectStore, LRUCache[str, Manifest]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifest | None:
@@ -116,7 +99,8 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
             object_key=key,
             hint="put the object back from a backup or an older version of it",
         )
-    _recent.setdefault(store, _Recent()).add(key, manifest)
+    with _lock:
+        _recent.setdefault(store, LRUCache(_RECENT))[key] = manifest
     return manifest
 
 
@@ -187,8 +171,9 @@ def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
 
 
 def _get(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    recent = _recent.get(store)
-    manifest = recent.get(keys.manifest(app, stage, version)) if recent else None
+    with _lock:
+        recent = _recent.get(store)
+        manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
     return manifest if manifest is not None else read_fresh(store, app, stage, version)
 
 

@@ -5,14 +5,15 @@ but computed instead of stored. It takes the hashes of the older SST and the key
 as in a look-up. A query then reads of the older SST nothing but the columns that it asks for.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cachetools import LRUCache
 
 from .blocks import BLOCK_ROWS, Block, corrupt, file_name
 from .cache import SstCache
@@ -24,9 +25,17 @@ from .types import HASH, OP, TOMBSTONE
 __all__ = ["shadowed"]
 
 _MAX_KEPT_BYTES = 64 << 20
-"""Positions that this process keeps."""
+"""What positions that this process keeps may take."""
 
-_kept: OrderedDict[tuple[str, str], npt.NDArray[np.int64]] = OrderedDict()
+_ENTRY_BYTES = 512
+"""What an entry takes besides its positions: mostly its two names. Most pairs of small SSTs share no key."""
+
+
+def _kept_up_to(max_bytes: int) -> LRUCache[tuple[str, str], npt.NDArray[np.int64]]:
+    return LRUCache(max_bytes, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES)
+
+
+_kept = _kept_up_to(_MAX_KEPT_BYTES)
 _lock = Lock()
 
 
@@ -65,8 +74,6 @@ def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> li
     pairs = [(file_name(older), "" if one is None else file_name(one)) for one in newer]
     with _lock:
         known = {pair: _kept[pair] for pair in pairs if pair in _kept}
-        for pair in known:
-            _kept.move_to_end(pair)
     absent = [(pair, one) for pair, one in zip(pairs, newer, strict=True) if pair not in known]
     if absent:
         parts: dict[tuple[str, str], list[npt.NDArray[np.int64]]] = {pair: [] for pair, _ in absent}
@@ -77,11 +84,9 @@ def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> li
             start += len(block.hashes)
         known |= {pair: np.concatenate([np.empty(0, np.int64), *some]) for pair, some in parts.items()}
         with _lock:
-            _kept.update({pair: known[pair] for pair, _ in absent})
-            size = sum(positions.nbytes for positions in _kept.values())
-            while size > _MAX_KEPT_BYTES:
-                _, dropped = _kept.popitem(last=False)
-                size -= dropped.nbytes
+            for pair, _ in absent:
+                with suppress(ValueError):  # larger than all that may be kept
+                    _kept[pair] = known[pair]
     return [known[pair] for pair in pairs]
 
 

@@ -358,6 +358,25 @@ def test_a_pin_made_between_the_proposal_and_the_second_look_gives_way_too() -> 
     check_whole(app)
 
 
+def test_what_a_removed_snapshot_pinned_may_be_pinned_again_while_a_collection_ends() -> None:
+    """The proposal still keeps it, which is all that the second pin can see."""
+    app = old_app()
+    store, cut = store_of(app), resolve(app.store, "flights/legs@v4", now_ms=0)
+    pin(store, cut, "first")
+
+    def remove_and_pin() -> None:
+        remove(store, "flights", "first")
+        store.once("put_if_absent", "boundaries/", lambda: pin(store, cut, "second"))
+
+    store.once("put_if_absent", "boundaries/", lambda: store.once("list", "snapshots/", remove_and_pin))
+    gc(app)
+    assert [each.name for each in list_snapshots(store, "flights")] == ["second"]
+    for _ in range(2):
+        assert resolve(fresh(store), "flights@second", now_ms=0).versions == cut.versions
+        check_whole(app)
+        gc(app)
+
+
 def test_a_clone_of_what_is_collected_meanwhile_is_refused_whole() -> None:
     app = old_app()
     store_of(app).once("put_if_absent", "snapshots/", lambda: gc(app))

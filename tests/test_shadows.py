@@ -21,7 +21,7 @@ NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadows, "_kept", type(shadows._kept)())
+    monkeypatch.setattr(shadows, "_kept", shadows._kept_up_to(1 << 20))
 
 
 @settings(max_examples=40)
@@ -82,14 +82,16 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
     }
 
 
-def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadows, "_MAX_KEPT_BYTES", 100)
+@pytest.mark.parametrize("max_bytes", [100, 1000])
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
+    monkeypatch.setattr(shadows, "_kept", shadows._kept_up_to(max_bytes))
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     changes: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in range(50)}
     ssts = tuple(one for seq in (1, 2, 3) for one in write_version(store, cache, ROUTES, changes, seq))
     found = shadowed(store, cache, ssts, ROUTES)
     assert {sst.seq_max: len(set(positions.tolist())) for sst, positions in found.items()} == {1: 50, 2: 50}
-    assert sum(positions.nbytes for positions in shadows._kept.values()) <= 100
+    # Two pairs have 50 positions of eight bytes, and one has none: names count, too.
+    assert len(shadows._kept) == (0 if max_bytes == 100 else 1)
 
 
 def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
