@@ -1,8 +1,8 @@
 """What the first batch needs of Spark comes up while the runner checks and claims its stages.
 
 A first batch takes seconds in which hardly any data moves: Python processes start, the JVM loads and compiles what a
-source in Python, a shuffle and an exchange with Python take. A source that is never started and a job of the same making
-over one row have that done meanwhile.
+source in Python, a shuffle and an exchange with Python take. A source that is never started and a job of the same
+making over one row have that done meanwhile.
 """
 
 from __future__ import annotations
