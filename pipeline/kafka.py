@@ -151,6 +151,10 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
         if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
             raise _unavailable(kafka, error) from None
         raise Refused(f"{_server(kafka)} refuses to create topic {topic!r}: {error.args[0].str()}") from None
+    # Brokers hear of it a little later than its maker, and whoever asks them meanwhile hears that there is none.
+    deadline = time.monotonic() + timeout_s
+    while topic not in topics(kafka, timeout_s=timeout_s) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def read_range(

@@ -37,6 +37,7 @@ from .stage_runner import Limits, StageRunner
 from .stall import Triggers
 from .stopping import stop_signals
 from .task import Places
+from .warm_up import warm_up
 from .watch import Watch
 
 __all__ = ["Options", "run"]
@@ -84,6 +85,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         # After Spark, which sets a handler of its own.
         stop = stack.enter_context(stop_signals())
         check_unflushed(limits, spark.sparkContext.master or "")
+        warm_up(spark)
         known = shapes(app, spark)
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):

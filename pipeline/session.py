@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -11,12 +10,22 @@ from typing import TYPE_CHECKING
 
 from ..store.errors import Refused
 from ..store.s3_settings import exported
+from .interpreter import interpreter
 from .quiet import quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["spark_session"]
+
+_START_SOONER = (
+    # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
+    "-XX:MetaspaceSize=256m "
+    # With few cores, compiling for good what runs only while Spark starts takes a fourth of them from the first batch.
+    # The loops over rows get there in their first seconds all the same. Ten times the JVM's own thresholds.
+    "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
+    "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
 
 
 @contextmanager
@@ -31,8 +40,6 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     Raises:
         Refused: Spark does not start, most often for want of Java.
     """
-    # Workers must be this interpreter: the one that has slackwater and its libraries.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -41,7 +48,7 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     log4j = resources.files(__package__) / "log4j2.properties"
     builder = SparkSession.builder.appName(app)
     settings = {
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.scheduler.mode": "FAIR",
@@ -54,28 +61,36 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         "spark.redaction.regex": r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas",
         # Wherever its workers run, they talk to S3 as this process does.
         **{f"spark.executorEnv.{name}": value for name, value in exported(os.environ).items()},
-        **(conf or {}),
     }
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = "local[*]"
     if master is not None:
         builder = builder.master(master)
-    elif "PYSPARK_GATEWAY_PORT" not in os.environ:
-        builder = builder.master("local[*]")
+    if here := master is not None and _is_local(master):
+        # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
+        settings["spark.python.daemon.module"] = "slackwater.pipeline.worker_daemon"
+    settings |= conf or {}
     for name, value in settings.items():
         builder = builder.config(name, value)
     running = SparkSession.getActiveSession()
-    try:
-        with quiet_start():
-            spark = running or builder.getOrCreate()
-    except (PySparkRuntimeError, OSError) as error:
-        raise Refused(
-            f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
-        ) from error
-    # Python workers and sources, here too; a session that ran already was made without these settings.
-    spark.sparkContext.environment.update(exported(os.environ))
-    spark.dataSource.register(TopicSource)
-    spark.dataSource.register(ChannelSource)
-    try:
-        yield spark
-    finally:
-        if running is None:
-            spark.stop()
+    with interpreter(on_this_machine=here):
+        try:
+            with quiet_start():
+                spark = running or builder.getOrCreate()
+        except (PySparkRuntimeError, OSError) as error:
+            raise Refused(
+                f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
+            ) from error
+        # Python workers and sources, here too; a session that ran already was made without these settings.
+        spark.sparkContext.environment.update(exported(os.environ))
+        spark.dataSource.register(TopicSource)
+        spark.dataSource.register(ChannelSource)
+        try:
+            yield spark
+        finally:
+            if running is None:
+                spark.stop()
+
+
+def _is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")

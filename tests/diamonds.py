@@ -20,7 +20,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.pipeline.arrivals import Outcome, arrive
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
-from slackwater.pipeline.source import _ranges
+from slackwater.pipeline.readers import _ranges
 from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, marker_of, split
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests

@@ -29,7 +29,7 @@ _STATE, _PROCESS = "chandy_lamport/state.py", "chandy_lamport/process.py"
 _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
 _ARRIVALS, _PLANNER, _MARKERS = "pipeline/arrivals.py", "pipeline/planner.py", "pipeline/markers.py"
 _REBASE, _COMMITTER = "store/rebase.py", "pipeline/committer.py"
-_WIRE, _SOURCE, _STAGE = "pipeline/wire.py", "pipeline/source.py", "pipeline/stage_runner.py"
+_WIRE, _READERS, _STAGE = "pipeline/wire.py", "pipeline/readers.py", "pipeline/stage_runner.py"
 
 _COMPUTE = "self._compute(rows, folded, clock_ms) if has_rows else ()"
 _MARK = (
@@ -321,35 +321,35 @@ FAULTS = (
     # Ranges and counts.
     Fault(
         "each range begins one offset early",
-        _SOURCE,
+        _READERS,
         "_Range(topic, partition, first, last, attempts, rows)",
         "_Range(topic, partition, max(0, first - 1), last, attempts, rows)",
         PLANNER,
     ),
     Fault(
         "each range ends one offset early",
-        _SOURCE,
+        _READERS,
         "_Range(topic, partition, first, last, attempts, rows)",
         "_Range(topic, partition, first, last - 1, attempts, rows)",
         DIAMOND,
     ),
     Fault(
         "each range is said to hold all that was ever sent",
-        _SOURCE,
+        _READERS,
         "counts = [sent - read for",
         "counts = [sent for",
         DIAMOND,
     ),
     Fault(
         "ranges are not counted",
-        _SOURCE,
+        _READERS,
         "if end.consumed and start.consumed:",
         "if not end.consumed and start.consumed:",
         PLANNER,
     ),
     Fault(
         "a source does not compare what it read",
-        _SOURCE,
+        _READERS,
         "partition.start, partition.end, rows, partition.rows)",
         "partition.start, partition.end, rows, rows)",
         WIRE,

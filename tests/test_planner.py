@@ -12,7 +12,7 @@ from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
-from slackwater.pipeline.source import _ranges
+from slackwater.pipeline.readers import _ranges
 from slackwater.store import commit
 from slackwater.store.manifest import Manifest, Output
 from slackwater.store.memory import MemoryStore

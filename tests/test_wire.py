@@ -14,7 +14,8 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.markers import write_markers
 from slackwater.pipeline.planner import Position
-from slackwater.pipeline.source import ChannelSource, _Range
+from slackwater.pipeline.readers import _Range
+from slackwater.pipeline.source import ChannelSource
 from slackwater.pipeline.wire import (
     check_count,
     decode,

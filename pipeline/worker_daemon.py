@@ -1,0 +1,16 @@
+"""Spark's daemon of Python workers, with what our tasks import imported before it forks them.
+
+Spark starts it by its setting `spark.python.daemon.module`. Without it, each worker imports the same: half a second of
+a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS, jemalloc) belong
+to libraries that look after forks.
+"""
+
+import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
+from pyspark import daemon
+
+from . import readers, task  # noqa: F401
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    daemon.manager()
