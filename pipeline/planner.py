@@ -21,7 +21,8 @@ from .outage import Patience
 __all__ = ["ChannelPlanner", "Pace", "Position", "TopicPlanner", "admit"]
 
 _KAFKA_POLL_S = 0.1
-_REQUEST_POLL_S = 0.25
+_REQUEST_POLL_S = 1.0
+"""Each look is a listing, which S3 charges for whether a snapshot is asked for or not."""
 _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 
