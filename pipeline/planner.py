@@ -21,8 +21,9 @@ from .outage import Patience
 __all__ = ["ChannelPlanner", "Pace", "Position", "TopicPlanner", "admit"]
 
 _KAFKA_POLL_S = 0.1
-_REQUEST_POLL_S = 1.0
-"""Each look is a listing, which S3 charges for whether a snapshot is asked for or not."""
+_REQUEST_POLL_S = 0.25
+_IDLE_REQUEST_POLL_S = 1.0
+"""Each look is a listing, which S3 charges for; beside batches it hardly counts."""
 _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
 
@@ -152,6 +153,8 @@ class TopicPlanner:
         self._ends: tuple[int, ...] = ()
         self._look_at_kafka = _Every(_KAFKA_POLL_S)
         self._look_at_requests = _Every(_REQUEST_POLL_S)
+        self._look_when_idle = _Every(_IDLE_REQUEST_POLL_S)
+        self._idle = False
 
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make.
@@ -160,18 +163,20 @@ class TopicPlanner:
             Unavailable: The broker has been away for too long.
         """
         asked: tuple[str, ...] = ()
-        if self._look_at_requests.now():
+        if (self._look_when_idle if self._idle else self._look_at_requests).now():
             asked = tuple(name for name in self._requests() if name not in self._handled)
         if asked:
             # At once, and without records: the snapshot need not wait for one more batch.
             self._handled.update(asked)
             return replace(start, snapshots=asked)
+        self._idle = True
         if not self._pace.due():
             return start
         self._refresh()
         ends = admit(start.offsets, self._ends, self._max_records) if self._ends else start.offsets
         if ends == start.offsets:
             return start
+        self._idle = False
         self._pace.started()
         return replace(start, offsets=ends, snapshots=())
 
