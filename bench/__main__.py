@@ -69,6 +69,10 @@ def main(words: Sequence[str]) -> int:
                 traceback.print_exc()
             seconds[name] = time.monotonic() - began
             shutil.rmtree(folder / name, ignore_errors=True)
+            if broker is not None and not workers.resident:
+                failed["memory"] = "no worker was seen, though Spark ran"
+            else:
+                failed.pop("memory", None)
             shown = [*rows, *_memory(workers)]
             # After each, so that nothing is lost when a later one takes the machine down.
             _write(asked.out, shown, failed, seconds)

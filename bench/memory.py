@@ -56,11 +56,10 @@ class Workers:
                 self.own = max(self.own, memory.rss - getattr(memory, "shared", 0))
 
     def _is_ours(self, process: psutil.Process) -> bool:
-        """Whether this is a worker of an executor of ours; a worker is a fork of `pyspark.daemon`."""
+        """Whether this is a worker of an executor of ours, or the daemon that forks them."""
         if process not in self._known:
             try:
-                ours = any(word.startswith("pyspark.daemon") for word in process.cmdline())
-                self._known[process] = ours and PEER not in process.environ()
+                self._known[process] = "pyspark.worker" in process.cmdline() and PEER not in process.environ()
             except psutil.Error:
                 return False
         return self._known[process]
