@@ -1,27 +1,27 @@
 """The store beside a dictionary.
 
-Whatever is put, deleted, committed, merged, rescaled, pinned, cloned, dropped and collected, whoever dies over it, and
-whenever it is looked at: every version that must stay holds what it held, and what nobody needs goes in time.
+Whatever is put, deleted, committed, merged, rescaled, pinned, cloned, dropped and collected, whatever expires, whoever
+dies over it, and whenever it is looked at: every version that must stay shows what it showed, and what nobody needs
+goes in time.
 
 The model is icechunk's `test_stateful_repo_ops.py`: rules for every operation, invariants after each step. Where the
 choice is the store's own (did the commit of a writer that died get through?), it is asked, and held to its answer.
 """
 
-import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, date, datetime
-from decimal import Context, Decimal
 from functools import cache
-from itertools import combinations, islice
+from itertools import combinations, pairwise
 from pathlib import Path
+from threading import Event
 
 import duckdb
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
@@ -29,104 +29,29 @@ from slackwater.snapshot.requests import Request
 from slackwater.snapshot.rescale import rescale
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin, remove
+from slackwater.snapshot.stage_compactor import StageCompactor
+from slackwater.snapshot.succession import differences
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import apps, boundary, history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.errors import Fenced, NotFound, Refused
 from slackwater.store.faults import FaultyStore
-from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import AppInfo, Column, Manifest, Policy, Sst, Table
+from slackwater.store.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 from slackwater.store.merging import run
-from slackwater.store.picking import pick, pick_all
-from slackwater.store.relation import register
+from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition, depth, sorted_runs, touched
+from slackwater.store.ttl import may_have_expired, seen_clock_ms
 
 from .collecting import HOUR_MS, AgingStore, Killed, fresh, keys_of
 from .histories import Kafka
+from .model_checks import check_grace, check_reads, check_what_stays, expired_objects
+from .model_states import Shown, State, moment
+from .model_tables import LIFETIMES_MS, POLICIES, TABLES, VALUES, Form, same_form, values
 from .profiles import scaled
-from .state_rows import Hashes, Key, Values, columns
-from .writers import STAGE, Writer, patiently
+from .state_rows import Hashes, Key, Values
+from .writers import STAGE, STEP_MS, Writer, patiently
 
-NAN = float("nan")
-STRINGS = (None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "null", "x" * 40)
-DOUBLES = (None, 0.0, -0.0, NAN, -NAN, float("inf"), 5e-324, 1.0)
-DECIMALS = (None, Decimal(0), Decimal("0.01"), Decimal("-0.01"), Decimal("9" * 36 + ".99"), Decimal("-" + "9" * 36))
-MOMENTS = (
-    None,
-    datetime(1970, 1, 1, tzinfo=UTC),
-    datetime(1, 1, 1, tzinfo=UTC),
-    datetime(2013, 1, 31, 1, 2, 3, 4, UTC),
-)
-BYTES = (None, b"", b"\0", b"\0\0", b"\xff", b"a")
-NUMBERS = (None, 0, 1, -1, 127, -128)
-
-TABLES: dict[str, tuple[tuple[Column, ...], st.SearchStrategy[Key]]] = {
-    "string, double": (
-        (Column("s", "string"), Column("x", "double")),
-        st.tuples(st.sampled_from(STRINGS), st.sampled_from(DOUBLES)),
-    ),
-    "decimal, timestamp": (
-        (Column("d", "decimal128(38, 2)"), Column("at", "timestamp[us, tz=UTC]")),
-        st.tuples(st.sampled_from(DECIMALS), st.sampled_from(MOMENTS)),
-    ),
-    "binary, byte, boolean, float": (
-        (Column("b", "binary"), Column("i", "int8"), Column("f", "bool"), Column("y", "float")),
-        st.tuples(
-            st.sampled_from(BYTES),
-            st.sampled_from(NUMBERS),
-            st.sampled_from((None, True, False)),
-            st.sampled_from((None, 0.0, -0.0, NAN)),
-        ),
-    ),
-    "long": ((Column("n", "int64"),), st.tuples(st.integers(0, 20))),
-    "long text, date": (
-        (Column("t", "string"), Column("day", "date32[day]")),
-        st.tuples(
-            st.sampled_from(("m" * (1 << 20), "m" * ((1 << 20) - 1) + "n")),
-            st.sampled_from((None, date(1, 1, 1))),
-        ),
-    ),
-    "timestamp without zone": (
-        (Column("at", "timestamp[us]"),),
-        st.tuples(st.sampled_from((None, *(datetime(1969, 12, 31, 23, 59, 59, us) for us in range(6))))),  # noqa: DTZ001
-    ),
-}
-Model = dict[tuple[object, ...], tuple[Key, Values]]
-"""Of each key's one form: the key as it was last written, and its values."""
-Changes = dict[tuple[object, ...], tuple[Key, Values | None]]
-"""The same of what is to be written; None deletes."""
-VALUES = (Column("v", "int64"), Column("w", "string"))
-values = st.none() | st.tuples(st.none() | st.integers(-5, 5), st.sampled_from(STRINGS))
-
-
-def same_form(key: Key) -> tuple[object, ...]:
-    """Keys that are one key compare equal as Python values."""
-    return tuple(map(_one_form, key))
-
-
-def _one_form(part: object) -> object:
-    match part:
-        case float():
-            return "NaN" if math.isnan(part) else part + 0.0
-        case datetime():
-            return part.astimezone(UTC) if part.tzinfo else part
-        case Decimal():
-            return part.quantize(Decimal("0.01"), context=Context(prec=38))
-        case _:
-            return part
-
-
-# Files and levels of a few rows: an SST of one has 2 to 3 kB.
-POLICIES = st.builds(
-    Policy,
-    kind=st.sampled_from(["universal", "leveled"]),
-    l0_trigger=st.integers(2, 4),
-    max_space_amplification=st.sampled_from([0.5, 100.0]),
-    level_base_bytes=st.sampled_from([1, 4000, 16_000]),
-    fanout=st.sampled_from([2.0, 3.0]),
-    target_file_bytes=st.sampled_from([500, 4000, 64 << 20]),
-)
 RULES = st.sampled_from(
     [
         Retention(versions=1),
@@ -146,6 +71,8 @@ FOCUS = (
     ("collecting",),
     ("collecting", "copying", "racing"),
     ("merging", "dying", "collecting", "copying"),
+    ("merging", "expiring"),
+    ("dying", "collecting", "copying", "expiring"),
 )
 """What an example is about, besides writing: with all rules at once, few of them come to much."""
 
@@ -171,32 +98,44 @@ class StateModel(RuleBasedStateMachine):
         partitions=st.sampled_from([1, 3]),
         modulus=st.sampled_from([0, 2, 7]),
         cached=st.booleans(),
+        lifetime_ms=st.sampled_from(LIFETIMES_MS),
+        column=st.sampled_from(["", "at"]),
         focus=st.sampled_from(FOCUS),
     )
-    def start(self, name: str, partitions: int, modulus: int, cached: bool, focus: tuple[str, ...]) -> None:
-        self.focus = focus
+    def start(
+        self,
+        name: str,
+        partitions: int,
+        modulus: int,
+        cached: bool,
+        lifetime_ms: int,
+        column: str,
+        focus: tuple[str, ...],
+    ) -> None:
+        self.focus, self.column = focus, column
         key, self.keys = TABLES[name]
-        self.table = Table(key, VALUES, partitions, "test")
+        self.table = Table(key, VALUES, partitions, "test", Ttl(lifetime_ms, column) if lifetime_ms else None)
+        """As all programs declare it that start from now on."""
         self.hashes = Hashes(modulus)
         self.folder = Path(tempfile.mkdtemp())
         self.cache_bytes = 1 << 30 if cached else 0
         self.store, self.cache = AgingStore(), SstCache(self.folder, self.cache_bytes)
         self.con = connection()
-        self.seen: dict[tuple[object, ...], Key] = {}
+        self.written: dict[Form, Key] = {}
         self.writers: dict[str, Writer] = {}
         self.zombies: list[Writer] = []
         self.heads: dict[str, int] = {}
-        self.states: dict[tuple[str, int], Model] = {}
+        self.states: dict[tuple[str, int], State] = {}
         """What each version that was ever committed held."""
-        self.pending: dict[str, Changes] = {}
+        self.pending: dict[str, dict[Form, tuple[Key, Values | None]]] = {}
         """What was put and deleted and is not committed yet, by app."""
         self.pins: dict[tuple[str, str], int] = {}
         """The version of each snapshot, by app and name; what clones live from among them."""
         self.asked: dict[tuple[str, str], Request] = {}
         self.clones: dict[str, str] = {}
         """The app that each clone lives from."""
-        self.proven: dict[tuple[tuple[Sst, ...], Table | None], tuple[Model, dict[str, bytes]]] = {}
-        """What was read and found right: what it held, and the objects that it was read from."""
+        self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
+        """What was read by which clock and found right: what it showed, and the objects that it was read from."""
         apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
         self.take_over("app")
 
@@ -217,22 +156,26 @@ class StateModel(RuleBasedStateMachine):
         self.put_some(data, app)
 
     def put_some(self, data: st.DataObject, app: str) -> None:
-        self.change(app, data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows"))
+        rows = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
+        self.change(app, ((key, row and (*row[:-1], self.in_minutes(row[-1]))) for key, row in rows))
+
+    def in_minutes(self, minutes: int | None) -> object:
+        return None if minutes is None else moment(self.store.clock_ms + minutes * 60_000)
 
     def commit_some(self, data: st.DataObject, app: str) -> None:
         self.put_some(data, app)
         writer = self.writers[app]
         self.try_to_commit(writer, self.batch(writer, into_cache=data.draw(st.booleans(), "into cache")))
 
-    @precondition(lambda self: self.seen)
+    @precondition(lambda self: self.written)
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        some = st.lists(st.sampled_from(sorted(self.seen, key=repr)), min_size=1, max_size=6, unique=True)
-        self.change(self.any_app(data), [(self.seen[form], None) for form in data.draw(some)])
+        some = st.lists(st.sampled_from(sorted(self.written, key=repr)), min_size=1, max_size=6, unique=True)
+        self.change(self.any_app(data), [(self.written[form], None) for form in data.draw(some)])
 
     def change(self, app: str, changes: Iterable[tuple[Key, Values | None]]) -> None:
         for key, row in changes:
-            self.seen[same_form(key)] = key
+            self.written[same_form(key)] = key
             # A batch has each key once.
             self.pending[app][same_form(key)] = (key, row)
 
@@ -263,18 +206,17 @@ class StateModel(RuleBasedStateMachine):
             self.take_over(writer.app)
         else:
             assert not writer.fenced
-            self.committed(manifest)
+            self.committed(writer.head, writer.began_ms)
 
-    def committed(self, manifest: Manifest) -> None:
-        app, version = manifest.app, manifest.version
-        assert version == self.heads[app] + 1
-        state = dict(self.states[app, self.heads[app]])
+    def committed(self, manifest: Manifest, began_ms: int) -> None:
+        state = self.states[manifest.app, self.heads[manifest.app]]
         if manifest.kind == "batch":
-            for form, (key, row) in self.pending[app].items():
-                state.pop(form, None)
-                if row is not None:
-                    state[form] = (key, row)
-            self.pending[app] = {}
+            state = state.after(self.pending[manifest.app], began_ms)
+            self.pending[manifest.app] = {}
+        self.follows(manifest.app, manifest.version, state)
+
+    def follows(self, app: str, version: int, state: State) -> None:
+        assert version == self.heads[app] + 1
         self.states[app, version], self.heads[app] = state, version
 
     @about("dying")
@@ -286,7 +228,7 @@ class StateModel(RuleBasedStateMachine):
             manifest = self.batch(writer)
             writer.commit(manifest)
         if manifest and history.find(fresh(self.store), writer.app, STAGE, manifest.version) == manifest:
-            self.committed(manifest)
+            self.committed(manifest, writer.began_ms)
         self.take_over(writer.app)
 
     @contextmanager
@@ -307,20 +249,19 @@ class StateModel(RuleBasedStateMachine):
 
     # Taking over, and being taken over.
 
-    def take_over(self, app: str) -> None:
-        writer = Writer(self.store, app, self.table, self.hashes)
-        before = self.heads.get(app, 0)
-        assert writer.head.version == before + 1
-        self.writers[app], self.heads[app] = writer, before + 1
-        self.states[app, before + 1] = dict(self.states.get((app, before), {}))
+    def take_over(self, app: str, behind_ms: int = 0) -> None:
+        self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms)
+        before = self.states.get((app, self.heads.setdefault(app, 0)), State())
+        self.follows(app, self.writers[app].head.version, before.claimed(self.table.ttl))
         self.pending.setdefault(app, {})
 
     @about("dying")
-    @rule(data=st.data())
-    def take_over_from_one_that_lives(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), behind_ms=st.sampled_from([0, HOUR_MS // 2]))
+    def take_over_from_one_that_lives(self, data: st.DataObject, behind_ms: int) -> None:
+        """On a machine whose clock may be behind."""
         app = self.any_app(data)
         self.zombies = [*self.zombies, self.writers[app]][-3:]
-        self.take_over(app)
+        self.take_over(app, behind_ms)
 
     @precondition(lambda self: self.zombies)
     @about("collecting")
@@ -338,9 +279,7 @@ class StateModel(RuleBasedStateMachine):
     def rescale_to(self, app: str, partitions: int) -> None:
         done = rescale(fresh(self.store), app, STAGE, partitions, by="test", now_ms=self.store.clock_ms)
         if done.before != partitions:
-            assert done.version == self.heads[app] + 1
-            self.states[app, done.version] = self.states[app, self.heads[app]]
-            self.heads[app] = done.version
+            self.follows(app, done.version, self.states[app, self.heads[app]])
             self.writers[app].fenced = True
 
     @about("dying")
@@ -368,12 +307,25 @@ class StateModel(RuleBasedStateMachine):
             self.take_over(app)
         return self.writers[app]
 
+    def due(
+        self, writer: Writer, policy: Policy, *, full: bool = False, only: Callable[[int], bool] = lambda _: True
+    ) -> tuple[Compaction, ...]:
+        """What the product picks where the table has this policy."""
+        assert writer.head.table is not None
+        head = replace(writer.head, table=replace(writer.head.table, compaction=policy))
+        return pick_for(head, full=full, only=only)
+
     @about("merging")
-    @rule(data=st.data(), policy=POLICIES)
-    def merge_what_is_picked(self, data: st.DataObject, policy: Policy) -> None:
+    @rule(data=st.data(), policy=POLICIES, batches=st.integers(0, 2))
+    def merge_what_is_picked(self, data: st.DataObject, policy: Policy, batches: int) -> None:
+        """Slowly: batches are committed before it lands."""
         writer = self.with_something_to_merge(data)
-        for one in pick(writer.head.ssts, writer.partitions, policy):
+        for one in self.due(writer, policy):
             self.merge(writer, one)
+        slow, writer.merges = writer.merges, []
+        for _ in range(batches):
+            self.commit_some(data, writer.app)
+        writer.merges = slow
 
     @about("merging")
     @rule(data=st.data(), merges=st.integers(1, 2))
@@ -387,7 +339,13 @@ class StateModel(RuleBasedStateMachine):
             start = data.draw(st.integers(0, len(runs) - 1))
             end = data.draw(st.integers(start + 1, len(runs)))
             inputs = tuple(entry for run in runs[start:end] for entry in run)
-            self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=end == len(runs)))
+            self.merge(writer, self.compaction(writer, partition, inputs, drops_tombstones=end == len(runs)))
+
+    def compaction(
+        self, writer: Writer, partition: int, inputs: tuple[Sst, ...], *, drops_tombstones: bool
+    ) -> Compaction:
+        """By the clock of the head that it is picked from."""
+        return Compaction(partition, writer.partitions, inputs, drops_tombstones, clock_ms=writer.head.clock_ms)
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES)
@@ -396,7 +354,7 @@ class StateModel(RuleBasedStateMachine):
         for _ in range(200):
             writer = self.writers[app]
             writer.merges.clear()
-            for one in pick(writer.head.ssts, writer.partitions, policy):
+            for one in self.due(writer, policy):
                 self.merge(writer, one)
             if not writer.merges:
                 if policy.kind == "universal":
@@ -414,7 +372,7 @@ class StateModel(RuleBasedStateMachine):
         for partition in range(self.writers[app].partitions):
             writer = self.writers[app]
             writer.merges.clear()
-            for one in pick_all(writer.head.ssts, writer.partitions, policy, only=partition.__eq__):
+            for one in self.due(writer, policy, full=True, only=partition.__eq__):
                 self.merge(writer, one)
             self.try_to_commit(writer, writer.landing())
         writer = self.writers[app]
@@ -422,27 +380,54 @@ class StateModel(RuleBasedStateMachine):
             for mine in by_partition(writer.head.ssts, writer.partitions).values():
                 assert len(sorted_runs(mine)) == 1
                 assert not any(sst.tombstones for sst in mine)
+            self.check_nothing_is_stored_that_expired(app)
 
     @about("merging")
     @rule(data=st.data(), policy=POLICIES, requests=st.integers(0, 6))
     def die_while_merging(self, data: st.DataObject, policy: Policy, requests: int) -> None:
         writer = self.with_something_to_merge(data)
         with suppress(Killed), self.death_after(requests):
-            for one in pick(writer.head.ssts, writer.partitions, policy):
+            for one in self.due(writer, policy):
                 self.merge(writer, one)
         self.take_over(writer.app)
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES, merging=st.booleans())
+    def commit_behind_a_compaction(self, data: st.DataObject, policy: Policy, merging: bool) -> None:
+        """Another process merges while a batch is under way, which may bring merges of its own: the batch follows."""
+        writer = self.with_something_to_merge(data)
+        if merging:
+            for one in self.due(writer, policy):
+                self.merge(writer, one)
+        self.put_some(data, writer.app)
+        batch = self.batch(writer)
+        self.compact_outside(writer.app)
+        self.try_to_commit(writer, batch)
+
+    def compact_outside(self, app: str) -> None:
+        """As `slackwater compact --full` does it."""
+        store = fresh(self.store)
+        head = history.read(store, app, STAGE, self.heads[app])
+        compactor = StageCompactor(
+            store, self.cache, head, by="test", threads=1, now_ms=self.writers[app].tick, stop=Event()
+        )
+        for done in compactor.until_done(full=True):
+            self.follows(app, done.version, self.states[app, self.heads[app]])
 
     def merge_everything(self, app: str) -> None:
         writer = self.writers[app]
         for partition, mine in by_partition(writer.head.ssts, writer.partitions).items():
             inputs = tuple(entry for run in sorted_runs(mine) for entry in run)
-            self.merge(writer, Compaction(partition, writer.partitions, inputs, drops_tombstones=True))
+            self.merge(writer, self.compaction(writer, partition, inputs, drops_tombstones=True))
 
     def merge(self, writer: Writer, one: Compaction) -> None:
         table = writer.head.table
         assert table is not None
         done = run(writer.view, self.cache, writer.app, STAGE, table, one)
         assert all(len(touched(output, one.partitions)) == 1 for output in done.outputs)
+        if one.drops_tombstones and one.clock_ms is not None:
+            for output in done.outputs:
+                assert output.partition != one.partition or not may_have_expired(output, one.clock_ms)
         # Nothing has come between: it fits.
         assert apply(writer.head.ssts, [done]) != writer.head.ssts
         writer.merges.append(done)
@@ -453,6 +438,72 @@ class StateModel(RuleBasedStateMachine):
         """Put what was merged in its place by a version of its own, not with the next batch."""
         writer = self.writers[self.any_app(data)]
         self.try_to_commit(writer, writer.landing())
+
+    def check_nothing_is_stored_that_expired(self, app: str) -> None:
+        """By the bytes of the head's SSTs, after all of them were merged."""
+        head = history.read(fresh(self.store), app, STAGE, self.heads[app])
+        assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
+
+    # Expiring.
+
+    @about("expiring")
+    @rule(data=st.data(), late_ms=st.sampled_from([-1, 0, 1]))
+    def expire(self, data: st.DataObject, late_ms: int) -> None:
+        """Time goes on until a row has had its own, or nearly, and a batch tells."""
+        app = self.any_app(data)
+        self.commit_some(data, app)
+        self.let_expire(data, app, late_ms)
+
+    def let_expire(self, data: st.DataObject, app: str, late_ms: int = 0) -> None:
+        state, writer = self.states[app, self.heads[app]], self.writers[app]
+        if moments := state.to_come():
+            at_ms = data.draw(st.sampled_from(moments), "expires") + late_ms
+            if state.by_write_time:
+                # The batch begins at that moment.
+                self.wait_until(at_ms + writer.behind_ms - STEP_MS)
+            else:
+                self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
+        self.check_as_seen_now(app)
+        self.try_to_commit(writer, self.batch(writer))
+
+    def check_as_seen_now(self, app: str) -> None:
+        """By write time, rows of the head expire also while nothing is committed."""
+        manifest, state = (
+            history.read(fresh(self.store), app, STAGE, self.heads[app]),
+            self.states[app, self.heads[app]],
+        )
+        clock_ms = seen_clock_ms(manifest, self.store.clock_ms)
+        assert clock_ms == state.seen(self.store.clock_ms)
+        self.check_reads(manifest, clock_ms, state.shown(clock_ms))
+
+    @about("expiring")
+    @rule(data=st.data(), lifetime_ms=st.sampled_from(LIFETIMES_MS))
+    def turn_the_knob(self, data: st.DataObject, lifetime_ms: int) -> None:
+        """Another program takes over, by which rows live for another time, or for ever."""
+        self.table = replace(self.table, ttl=Ttl(lifetime_ms, self.column) if lifetime_ms else None)
+        self.take_over(self.any_app(data))
+
+    @about("collecting")
+    @about("expiring")
+    @rule(data=st.data())
+    def forget_what_expired(self, data: st.DataObject) -> None:
+        """What had expired before all was merged is in storage only where an older version has it that must stay."""
+        app = self.any_app(data)
+        self.commit_some(data, app)
+        self.let_expire(data, app)
+        expired = expired_objects(self.store, app, self.states[app, self.heads[app]].clock_ms)
+        self.compact_outside(app)
+        merged = self.heads[app]
+        self.check_nothing_is_stored_that_expired(app)
+        self.commit_some(data, app)
+        for _ in range(2):
+            self.wait(70)
+            self.commit_some(data, app)
+        self.wait(70)
+        self.gc_of(app, Retention(versions=1))
+        older = [version for version in history.versions(fresh(self.store), app, STAGE) if version < merged]
+        held = {sst.object for version in older for sst in history.read(self.store, app, STAGE, version).ssts}
+        assert expired & keys_of(self.store, keys.ssts(app, STAGE)) <= held
 
     # Naming moments, and copying them.
 
@@ -543,7 +594,10 @@ class StateModel(RuleBasedStateMachine):
     @about("collecting")
     @rule(minutes=st.sampled_from([10, 70, 200]))
     def wait(self, minutes: int) -> None:
-        self.store.clock_ms += minutes * 60_000
+        self.wait_until(self.store.clock_ms + minutes * 60_000)
+
+    def wait_until(self, clock_ms: int) -> None:
+        self.store.clock_ms = max(self.store.clock_ms, clock_ms)
         for writer in (*self.writers.values(), *self.zombies):
             writer.sleep()
 
@@ -586,8 +640,9 @@ class StateModel(RuleBasedStateMachine):
         limit = next((each for each in reversed(boundary.all_of(store, app)) if each.final), None)
         whole = limit.first.get(STAGE, 1) if limit else 1
         collect(store, app, retention, by="test")
-        self.check_what_stays(app, retention, before, whole)
-        self.check_grace(app)
+        pinned = {version for (of, _), version in self.pins.items() if of == app}
+        check_what_stays(self.store, app, retention, before, whole, pinned)
+        check_grace(self.store, app)
 
     @about("collecting")
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 60))
@@ -623,58 +678,29 @@ class StateModel(RuleBasedStateMachine):
         collect(fresh(self.store), app, retention, by="test")
         self.store.before = lambda _verb, _key: None
 
-    def check_what_stays(
-        self, app: str, retention: Retention, before: Mapping[int, tuple[int, int]], whole: int
-    ) -> None:
-        """Worked out anew, for the rules that a few lines can tell.
-
-        `before` has what was there, by version, and when each was committed and written. Before `whole`, that is only
-        what snapshots pin, or pinned until they were removed: no part of what retention counts back in.
-        """
-        head, clock_ms = self.heads[app], self.store.clock_ms
-        wanted = {head, *history.read(fresh(self.store), app, STAGE, head).recorded.values()}
-        wanted.update(version for version, (_, written_ms) in before.items() if written_ms > clock_ms - HOUR_MS)
-        if retention.versions is not None:
-            wanted.add(head - retention.versions + 1)
-        if retention.all_ms is not None:
-            since_ms = clock_ms - retention.all_ms
-            wanted.add(max((v for v, (time_ms, _) in before.items() if v >= whole and time_ms <= since_ms), default=1))
-        first = 1 if retention.keeps_everything else max(min(wanted), whole)
-        pinned = {version for (of, _), version in self.pins.items() if of == app}
-        after = set(history.versions(fresh(self.store), app, STAGE))
-        assert {version for version in before if version >= first or version in pinned} <= after
-        if retention.hourly_ms is None and retention.daily_ms is None:
-            assert all(version >= first or version in pinned for version in after)
-
-    def check_grace(self, app: str) -> None:
-        """Nothing is left that nothing names and that has had its time."""
-        versions = history.versions(fresh(self.store), app, STAGE)
-        written = {info.key: info.modified_ms for info in self.store.list(keys.manifests(app, STAGE))}
-        assert written.keys() == {keys.manifest(app, STAGE, version) for version in versions}
-        manifests = [history.read(fresh(self.store), app, STAGE, version) for version in versions]
-        named = {sst.object for manifest in manifests for sst in manifest.ssts}
-        last = max((m.version for m in manifests if m.kind in ("batch", "claim")), default=0)
-        due_ms = written[keys.manifest(app, STAGE, last)] - HOUR_MS if last else 0
-        for info in self.store.list(keys.ssts(app, STAGE)):
-            assert info.key in named or info.modified_ms > due_ms
-
     # What must hold whatever was done.
 
     @invariant()
-    def every_version_that_is_there_holds_what_it_held(self) -> None:
+    def every_version_that_is_there_shows_what_it_showed(self) -> None:
         for app, head in getattr(self, "heads", {}).items():
             store = fresh(self.store)
             versions = history.versions(store, app, STAGE)
             assert versions[-1] == head
             assert {version for (of, _), version in self.pins.items() if of == app} <= set(versions)
             for version in versions:
-                manifest = history.read(store, app, STAGE, version)
+                manifest, state = history.read(store, app, STAGE, version), self.states[app, version]
+                assert manifest.table is not None
+                assert (manifest.clock_ms, manifest.table.ttl) == (state.clock_ms, state.lifetime)
                 found = {sst.object: self.store.get(sst.object) for sst in manifest.ssts}
                 # The same bytes read the same: most versions are looked at again without reading them again.
-                right = (self.states[app, version], found)
-                if self.proven.get((manifest.ssts, manifest.table)) != right:
-                    self.check_reads(manifest, self.states[app, version])
-                    self.proven[manifest.ssts, manifest.table] = right
+                right = (state.shown(), found)
+                if self.proven.get((manifest.ssts, manifest.table, manifest.clock_ms)) != right:
+                    self.check_reads(manifest, manifest.clock_ms, state.shown())
+                    self.proven[manifest.ssts, manifest.table, manifest.clock_ms] = right
+
+    def check_reads(self, manifest: Manifest, clock_ms: int, shown: Shown) -> None:
+        written = self.written.values()
+        check_reads(self.con, self.store, self.cache, manifest, clock_ms, self.hashes, written, shown)
 
     @invariant()
     def snapshots_are_those_that_were_taken_and_not_removed(self) -> None:
@@ -683,34 +709,20 @@ class StateModel(RuleBasedStateMachine):
             assert found == {place: version for place, version in self.pins.items() if place[0] == app}
 
     @invariant()
+    def each_version_follows_from_the_one_before(self) -> None:
+        for app in getattr(self, "heads", {}):
+            store = fresh(self.store)
+            manifests = [history.read(store, app, STAGE, version) for version in history.versions(store, app, STAGE)]
+            for earlier, later in pairwise(manifests):
+                if later.version == earlier.version + 1:
+                    assert list(differences(earlier, later)) == []
+
+    @invariant()
     def ssts_that_share_hashes_share_no_seq(self) -> None:
         for app, head in getattr(self, "heads", {}).items():
             for one, other in combinations(history.read(self.store, app, STAGE, head).ssts, 2):
                 if one.hash_min <= other.hash_max and other.hash_min <= one.hash_max:
                     assert one.seq_max < other.seq_min or other.seq_max < one.seq_min
-
-    def check_reads(self, manifest: Manifest, model: Model) -> None:
-        """Look-ups through the cache and past it, and the relation: all equal the dictionary."""
-        self.check_look_ups(manifest, model)
-        register(self.con, "t", self.store, self.cache, manifest)
-        width = len(self.table.key)
-        rows = [tuple(row.values()) for row in self.con.sql("FROM t").to_arrow_table().to_pylist()]
-        actual = sorted(repr((*same_form(row[:width]), *row[width:])) for row in rows)
-        assert actual == sorted(repr((*form, *row)) for form, (_, row) in model.items())
-
-    def check_look_ups(self, manifest: Manifest, model: Model) -> None:
-        table, asked = manifest.table, [*self.seen.values(), *islice(self.seen.values(), 3)]
-        assert table is not None
-        asked_for = columns(table.key, asked)
-        hashes = self.hashes.of(table, asked_for)
-        expected = [model[form][1] if form in model else (None, None) for form in map(same_form, asked)]
-        present = [form in model for form in map(same_form, asked)]
-        found, there = multi_get(self.store, self.cache, manifest.ssts, table, hashes, asked_for)
-        assert there.tolist() == present
-        assert [tuple(row.values()) for row in found.to_pylist()] == expected
-        point = point_get(self.store, manifest.ssts, table, hashes, asked_for)
-        assert point.present.tolist() == present
-        assert point.values == found
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
