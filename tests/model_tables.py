@@ -84,7 +84,7 @@ def _one_form(part: object) -> object:
             return part
 
 
-LIFETIMES_MS = tuple(minutes * 60_000 for minutes in (0, 0, 3, 30, 180))
+LIFETIMES_MS = tuple(minutes * 60_000 for minutes in (0, 3, 30, 180))
 """A batch takes a minute; 0 for none."""
 
 # Files and levels of a few rows: an SST of one has 2 to 3 kB.
