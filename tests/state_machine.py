@@ -91,6 +91,8 @@ class StateMachine(RuleBasedStateMachine):
         """The app that each clone lives from."""
         self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
         """What was read by which clock and found right: what it showed, and the objects that it was read from."""
+        self.reopened: dict[str, int] = {}
+        """The heads when everything was read anew for the last time."""
         apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
         self.take_over("app")
 
@@ -111,6 +113,8 @@ class StateMachine(RuleBasedStateMachine):
 
     def commit_some(self, data: st.DataObject, app: str) -> None:
         self.put_some(data, app)
+        if "expiring" in self.focus and data.draw(st.booleans(), "later"):
+            self.let_expire(data, app)
         writer = self.writers[app]
         self.try_to_commit(writer, self.batch(writer, into_cache=data.draw(st.booleans(), "into cache")))
 
@@ -185,8 +189,6 @@ class StateMachine(RuleBasedStateMachine):
                 self.rescale_to(app, partitions)
         if self.writers[app].fenced:
             self.take_over(app)
-        if "expiring" in self.focus:
-            self.let_expire(data, app, 0)
         return self.writers[app]
 
     def due(
@@ -236,18 +238,17 @@ class StateMachine(RuleBasedStateMachine):
         head = history.read(fresh(self.store), app, STAGE, self.heads[app])
         assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
 
-    def let_expire(self, data: st.DataObject, app: str, late_ms: int) -> None:
-        """A batch when a row has had its time, but for these milliseconds; a batch as ever where none will."""
-        state, writer = self.states[app, self.heads[app]], self.writers[app]
+    # Expiring.
+
+    def let_expire(self, data: st.DataObject, app: str) -> None:
+        """Let the next batch begin at the moment at which some row expires, to the millisecond, or bring it about."""
+        state = self.states[app, self.heads[app]]
         if moments := state.to_come():
-            at_ms = data.draw(st.sampled_from(moments), "expires") + late_ms
+            at_ms = data.draw(st.sampled_from(moments), "expires") + data.draw(st.sampled_from([0, -1, 1]), "late")
             if state.by_write_time:
-                # The batch begins at that moment.
-                self.wait_until(at_ms + writer.behind_ms - STEP_MS)
+                self.wait_until(at_ms + self.writers[app].behind_ms - STEP_MS)
             else:
                 self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
-        self.check_as_seen_now(app)
-        self.try_to_commit(writer, self.batch(writer))
 
     def check_as_seen_now(self, app: str) -> None:
         """By write time, rows of the head expire also while nothing is committed."""
