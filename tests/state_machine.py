@@ -55,9 +55,11 @@ def connection() -> duckdb.DuckDBPyConnection:
 class StateMachine(RuleBasedStateMachine):
     """One app, its clones, and for each of their versions the dictionary that it must be."""
 
+    focus: tuple[str, ...] = ()
+    """Which rules there are, besides those of writing."""
+
     def begin(
         self,
-        focus: tuple[str, ...],
         name: str,
         partitions: int,
         hashes: Hashes,
@@ -66,7 +68,6 @@ class StateMachine(RuleBasedStateMachine):
         cached: bool,
     ) -> None:
         """A table of these keys, and its writer; `column` is what any time to live counts from, empty for the write."""
-        self.focus = focus
         key, self.keys = TABLES[name]
         self.column = column
         self.table = Table(key, VALUES, partitions, "test", lifetime)
