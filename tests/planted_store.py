@@ -11,6 +11,7 @@ DAMAGE = ("test_damage.py",)
 _COMMIT, _COMPACTION, _RUNS, _INDEX = "store/commit.py", "store/compaction.py", "store/runs.py", "store/index.py"
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = "store/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
+_TTL, _PICKING, _REBASE, _RELATION = "store/ttl.py", "store/picking.py", "store/rebase.py", "store/relation.py"
 _RANGED, _CACHE, _CODEC = "store/ranged.py", "store/cache.py", "store/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 
@@ -58,6 +59,58 @@ STORE_FAULTS = (
         _MERGING,
         "            if other != compaction.partition:",
         "            if other < compaction.partition:",
+        MODEL,
+    ),
+    # Expiring.
+    Fault(
+        "an expired row goes from storage that hides an older one",
+        _MERGING,
+        "        gone = expired(rows, clock_ms)\n        keep = keep if",
+        "    gone = expired(rows, clock_ms)\n    if True:\n        keep = keep if",
+        MODEL,
+    ),
+    Fault(
+        "what is expired as a whole goes unread also where it hides rows of another partition",
+        _TTL,
+        " and len(touched(inputs[end - 1], partitions)) == 1",
+        "",
+        ("test_ttl.py",),
+    ),
+    Fault(
+        "merges of what is picked forget nothing that expired",
+        _PICKING,
+        "    return replace(one, clock_ms=clock_ms, moves",
+        "    return replace(one, clock_ms=None, moves",
+        MODEL,
+    ),
+    Fault("a look-up finds expired rows", _INDEX, "gone = expired(rows, self._clock_ms)", "gone = None", MODEL),
+    Fault("a query shows expired rows", _RELATION, "IS NULL OR {EXPIRES} > {clock_ms})", "IS NULL OR true)", MODEL),
+    Fault(
+        "a table's clock goes back where the machine's is behind",
+        _TTL,
+        "        return max(now_ms, head.clock_ms)",
+        "        return now_ms",
+        MODEL,
+    ),
+    Fault(
+        "a claim begins the clock of event times anew",
+        _TTL,
+        "    had = before is not None and before.ttl is not None",
+        "    had = False",
+        MODEL,
+    ),
+    Fault(
+        "a batch behind a compaction has the clock of that",
+        _REBASE,
+        "        table=onto.table,\n",
+        "        table=onto.table,\n        clock_ms=onto.clock_ms,\n",
+        MODEL,
+    ),
+    Fault(
+        "the stamps of an SST are those of the batch's clock whatever the column says",
+        "store/stamps.py",
+        "event_ms(rows.column(ttl.column)) if ttl.column else",
+        "pa.scalar(clock_ms, pa.int64()) if ttl.column else",
         MODEL,
     ),
     # Rescaling.

@@ -6,18 +6,21 @@ from itertools import count
 from typing import TypeVar
 
 from msgspec.structs import replace
+from slackwater.pipeline import lifetime
+from slackwater.pipeline.committer import Change, Committer
 from slackwater.snapshot.requests import open_requests
+from slackwater.store import stamps, ttl
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import claim, commit, successor
+from slackwater.store.commit import claim, successor
 from slackwater.store.compaction import Done, apply
 from slackwater.store.errors import Unavailable
 from slackwater.store.manifest import Kind, Manifest, Table
 from slackwater.store.objects import ObjectStore
 
 from .collecting import AgingStore, fresh
-from .state_rows import Hashes, Key, Values, write_version
+from .state_rows import Hashes, Key, Values, state_rows, write_version
 
-__all__ = ["STAGE", "Writer", "patiently"]
+__all__ = ["STAGE", "STEP_MS", "Writer", "patiently"]
 
 STAGE = "stage"
 STEP_MS = 60_000
@@ -34,22 +37,29 @@ class Writer:
     store: AgingStore
     app: str
     table: Table
-    """As it is born; afterwards the manifest's counts."""
+    """As its program declares it; once the table is born, that has a say in its time to live alone."""
     hashes: Hashes
+    behind_ms: int = 0
+    """How far this machine's clock is behind storage's."""
     merges: list[Done] = field(default_factory=list)
     """Carried out, and not yet in the place of their inputs: the next batch takes them along."""
     fenced: bool = False
     """Whether somebody has taken the stage over."""
+    began_ms: int = 0
+    """When its last batch began, by its machine's clock."""
 
     def __post_init__(self) -> None:
         self.name = f"writer-{next(_numbers)}"
         self.view: ObjectStore = fresh(self.store)
         self.head = claim(
-            self.view, self.app, STAGE, writer=self.name, by=self.name, now_ms=self.tick(), build=self._at_birth
+            self.view, self.app, STAGE, writer=self.name, by=self.name, now_ms=self.tick(), build=self._declared
         )
 
-    def _at_birth(self, draft: Manifest) -> Manifest:
-        return replace(draft, table=self.table) if draft.version == 1 else draft
+    def _declared(self, draft: Manifest) -> Manifest:
+        table = self.table
+        if draft.table is not None:
+            table = replace(draft.table, ttl=lifetime.agree(STAGE, draft.table.ttl, self.table.ttl))
+        return replace(draft, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
 
     @property
     def partitions(self) -> int:
@@ -57,8 +67,9 @@ class Writer:
         return self.head.table.partitions if self.head.table else 0
 
     def tick(self) -> int:
+        """What a commit takes goes by."""
         self.store.clock_ms += STEP_MS
-        return self.store.clock_ms
+        return self.store.clock_ms - self.behind_ms
 
     def sleep(self) -> None:
         """Be away for so long that nothing this process has seen of the store counts any more."""
@@ -66,26 +77,36 @@ class Writer:
 
     def batch(self, changes: Mapping[Key, Values | None], cache: SstCache | None) -> Manifest:
         """Put the SSTs of a batch, and return the manifest that is to be committed."""
-        draft = self._draft("batch")
-        assert draft.table is not None
-        parts = write_version(self.view, cache, draft.table, changes, draft.version, self.hashes, self.app)
+        self.began_ms = self.tick()
+        draft = self._draft("batch", self.began_ms)
+        table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
+        assert table is not None
+        parts = write_version(self.view, cache, table, changes, draft.version, self.hashes, self.app, clock_ms=clock_ms)
+        latest_ms = stamps.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
         asked = {request.id for request in open_requests(self.view, self.app)}
         recorded = {asked_for: draft.recorded.get(asked_for, draft.version) for asked_for in sorted(asked)}
-        return replace(draft, ssts=(*parts, *apply(draft.ssts, self.merges)), recorded=recorded)
+        return replace(
+            draft,
+            clock_ms=clock_ms if latest_ms is None else max(clock_ms, latest_ms),
+            ssts=(*parts, *apply(draft.ssts, self.merges)),
+            recorded=recorded,
+        )
 
     def landing(self) -> Manifest:
         """A version that puts merges in the place of their inputs, and nothing else."""
-        draft = self._draft("compaction")
+        draft = self._draft("compaction", self.tick())
         return replace(draft, ssts=apply(draft.ssts, self.merges))
 
     def commit(self, manifest: Manifest) -> None:
-        commit(self.view, manifest)
-        self.head = manifest
+        """Under its number, or behind the compactions of others that have it."""
+        committer = Committer(self.view, self.head)
+        committer.submit(Change(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
+        self.head = committer.head
         self.merges.clear()
 
-    def _draft(self, kind: Kind) -> Manifest:
+    def _draft(self, kind: Kind, now_ms: int) -> Manifest:
         head = self.head
-        return successor(head, kind=kind, epoch=head.epoch, writer=self.name, by=self.name, now_ms=self.tick())
+        return successor(head, kind=kind, epoch=head.epoch, writer=self.name, by=self.name, now_ms=now_ms)
 
 
 def patiently(do: Callable[[], T]) -> T:
