@@ -56,6 +56,7 @@ FOCUS = (
     ("merging",),
     ("merging", "dying"),
     ("collecting",),
+    ("racing",),
     ("collecting", "copying", "racing"),
     ("merging", "dying", "collecting", "copying"),
     ("merging", "expiring"),
