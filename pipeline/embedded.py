@@ -112,7 +112,7 @@ class EmbeddedServer(ABC):
         self.log.touch()
         self._log_start = self.log.stat().st_size
         main = self._prepare(java, classpath)
-        argv = (java, f"-Xmx{self.heap}", *_JVM_FLAGS, self.mark, *main)
+        argv = (java, f"-Xmx{self.heap}", *_JVM_FLAGS, f"-Djava.io.tmpdir={self.folder}", self.mark, *main)
         self._leash = Leash(argv, folder=self.folder, log=self.log)
 
     def wait(self, *, patience_s: float = START_PATIENCE_S) -> None:

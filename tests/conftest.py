@@ -1,8 +1,10 @@
 """What several test files share: a real S3 server, and every kind of object store."""
 
 import os
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -34,6 +36,13 @@ settings.register_profile(
     "mutants", deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All that is temporary in one folder: programs that are killed cannot clear up."""
+    folder = tempfile.mkdtemp(prefix="slackwater-tests-")
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def free_port() -> int:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,8 +35,8 @@ APPS = Path(__file__).parent / "apps"
 LEDGER, DIAMOND = APPS / "ledger.py", APPS / "diamond.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that runs half a minute: what its second compiler costs never comes back."""
+SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
+"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR."""
 
 EXPECTED = {
     LEDGER: {
