@@ -185,7 +185,7 @@ STORE_FAULTS = (
         "what a removed snapshot pinned is taken though the proposal promised it",
         _SURVEY,
         "for snapshot in (*self.known.snapshots, *list_snapshots(",
-        "for snapshot in (*list_snapshots(",
+        "for snapshot in (*(), *list_snapshots(",
         ("test_gc.py",),
     ),
     Fault(
