@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
@@ -32,6 +34,21 @@ Kafka = Mapping[str, str]
 
 _CHUNK = 10_000
 _POLL_S = 0.25
+
+_READING = {
+    "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 50,
+    # What is fetched ahead lies in the worker's memory, with half a kilobyte around each message. So little is, in
+    # small pieces, and the fetcher looks again soon: its default is a second, in which a faster reader would wait.
+    "fetch.message.max.bytes": 1 << 20,
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 8 << 10,
+    "fetch.queue.backoff.ms": 5,
+}
 
 # By process, as a forked child must not use its parent's clients.
 _clients: dict[tuple[object, ...], Any] = {}
@@ -166,106 +183,74 @@ def read_range(
         Refused: The offsets are no longer there.
         Unavailable: The broker has been away for longer than `patience_s`.
     """
-    consumer = _Positioned.of(kafka, topic, partition)
+    with _consumer(kafka) as consumer:
+        yield from _Range(consumer, _server(kafka), topic, partition, end).read(start, patience_s)
+
+
+@contextmanager
+def _consumer(kafka: Kafka) -> Iterator[Consumer]:
+    """A consumer that nobody else reads with, and that fetches nothing once it is given back.
+
+    What it would fetch ahead another worker reads, more often than not; and a fetch that waits at the end of one
+    partition holds up the first of the next.
+    """
+    idle: list[Consumer] = _clients.setdefault(_kept("consumers", kafka), [])
+    consumer = idle.pop() if idle else Consumer(_properties(kafka, **_READING))
     try:
-        yield from consumer.read(start, end, patience_s)
-    except BaseException:
-        # Where it stands is unknown now, also when the caller stopped half-way.
-        consumer.forget()
-        raise
+        yield consumer
+    finally:
+        consumer.unassign()
+        idle.append(consumer)
 
 
-class _Positioned:
-    """A consumer of one partition that remembers where it stands, so that the next range needs no seek."""
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """What a consumer reads of one partition."""
 
-    def __init__(self, kafka: Kafka, topic: str, partition: int) -> None:
-        self._kafka = kafka
-        self._topic = topic
-        self._partition = partition
-        self._position = -1
-        self._ahead: list[Message] = []
-        self._consumer = Consumer(
-            _properties(
-                kafka,
-                **{
-                    "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
-                    "enable.auto.commit": False,
-                    "enable.auto.offset.store": False,
-                    "enable.partition.eof": True,
-                    "auto.offset.reset": "error",
-                    "fetch.wait.max.ms": 50,
-                    # What is fetched ahead lies in the worker's memory for each partition that it ever read, with half
-                    # a kilobyte around each message. So little is, in small pieces, and the fetcher looks again soon:
-                    # its default is a second, in which a reader that is faster would wait.
-                    "fetch.message.max.bytes": 1 << 20,
-                    "queued.min.messages": 20_000,
-                    "queued.max.messages.kbytes": 8 << 10,
-                    "fetch.queue.backoff.ms": 5,
-                },
-            )
-        )
+    consumer: Consumer
+    server: str
+    topic: str
+    partition: int
+    end: int
 
-    @classmethod
-    def of(cls, kafka: Kafka, topic: str, partition: int) -> _Positioned:
-        key = _kept("consumer", kafka, topic, partition)
-        if key not in _clients:
-            _clients[key] = cls(kafka, topic, partition)
-        return _clients[key]  # type: ignore[no-any-return]
-
-    def forget(self) -> None:
-        self._position = -1
-        self._ahead = []
-
-    def read(self, start: int, end: int, patience_s: float) -> Iterator[Sequence[Message]]:
-        if start >= end:
+    def read(self, at: int, patience_s: float) -> Iterator[list[Message]]:
+        """Messages from offset `at` on."""
+        if at >= self.end:
             return
-        if self._position != start:
-            self._ahead = []
-            self._consumer.assign([TopicPartition(self._topic, self._partition, start)])
-        patience = Patience(_server(self._kafka), patience_s)
-        at, chunk = start, self._ahead
-        while at < end:
-            if not chunk:
-                chunk = self._consumer.consume(min(_CHUNK, end - at), timeout=_POLL_S)
+        self.consumer.assign([TopicPartition(self.topic, self.partition, at)])
+        patience = Patience(self.server, patience_s)
+        while at < self.end:
+            chunk = self.consumer.consume(min(_CHUNK, self.end - at), timeout=_POLL_S)
             if not chunk:
                 patience.waited()
                 continue
-            messages, at, reached = self._sort_out(chunk, at, end, patience)
-            chunk = []
+            messages, at = self._sort_out(chunk, at, patience)
             if messages:
                 patience.answered()
                 yield messages
-            if reached:
-                break
-        self._position = max(at, end) if not self._ahead else end
 
-    def _sort_out(self, chunk: list[Message], at: int, end: int, patience: Patience) -> tuple[list[Message], int, bool]:
-        """Messages before `end`, the next offset, and whether the range is over; what lies beyond is kept."""
+    def _sort_out(self, chunk: list[Message], at: int, patience: Patience) -> tuple[list[Message], int]:
+        """Messages before the range's end, and the next offset."""
         errors = [message for message in chunk if message.error() is not None]
-        reached = False
         for message in errors:
             error = message.error()
             if error.code() == KafkaError._PARTITION_EOF:
-                reached = reached or message.offset() >= end
-                at = max(at, min(message.offset(), end))
+                at = max(at, message.offset())
             elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
                 raise Refused(
-                    f"offsets {at} to {end - 1} of {self._topic}[{self._partition}] are gone from Kafka",
+                    f"offsets {at} to {self.end - 1} of {self.topic}[{self.partition}] are gone from Kafka",
                     hint="they outlived the topic's retention; --accept-loss goes on without them",
                 )
             elif error.code() in _GONE or error.code() in _FATAL:
-                raise Refused(f"{self._topic}[{self._partition}] cannot be read: {error.str()}")
+                raise Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
             else:
                 patience.waited(error.str())
         messages = [message for message in chunk if message.error() is None] if errors else chunk
         if messages:
             at = messages[-1].offset() + 1
-            if at > end:
-                self._ahead = [message for message in messages if message.offset() >= end]
-                messages = messages[: len(messages) - len(self._ahead)]
-                return messages, end, True
-            self._ahead = []
-        return messages, at, reached or at >= end
+        if at > self.end:
+            messages = [message for message in messages if message.offset() < self.end]
+        return messages, at
 
 
 def send(
