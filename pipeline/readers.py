@@ -53,7 +53,8 @@ def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str]
     return [
         _Range(topic, partition, first, last, attempts, rows)
         for partition, (first, last, rows) in enumerate(zip(known, end.offsets, counts, strict=True))
-        if first < last
+        # Where there are only markers, and what failed attempts left, nothing is read.
+        if first < last and rows != 0
     ]
 
 

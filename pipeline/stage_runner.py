@@ -322,6 +322,9 @@ class StageRunner:
 
 
 def _has_rows(at: Input, end: Position) -> bool:
+    if at.upstream and at.consumed:
+        # A marker has an offset too, and no row.
+        return sum(end.consumed) > sum(at.consumed)
     known = at.offsets + (0,) * (len(end.offsets) - len(at.offsets))
     return any(last > first for first, last in zip(known, end.offsets, strict=True))
 

@@ -348,6 +348,20 @@ FAULTS = (
         PLANNER,
     ),
     Fault(
+        "a batch with rows of one input only does not run",
+        _STAGE,
+        "has_rows = any(_has_rows(",
+        "has_rows = all(_has_rows(",
+        STAGE,
+    ),
+    Fault(
+        "Spark has work for a marker",
+        _STAGE,
+        "return sum(end.consumed) > sum(at.consumed)",
+        "return sum(end.consumed) >= sum(at.consumed)",
+        STAGE,
+    ),
+    Fault(
         "a source does not compare what it read",
         _READERS,
         "partition.start, partition.end, rows, partition.rows)",

@@ -248,10 +248,10 @@ def test_batches_of_a_channel_are_whole_versions_that_end_at_each_marker_and_lea
         counts = {part.partition: part for part in _ranges("t", at, end, frozenset(names))}
         for partition, (first, until) in enumerate(zip(at.offsets, end.offsets, strict=True)):
             read = counts.pop(partition, None)
-            assert (read is None) == (first == until)
+            rows = sum(wrote.rows[partition] for wrote in history[at.version : end.version])
+            assert (read is None) == (rows == 0), "markers are not read"
             if read is not None:
-                assert (read.start, read.end, read.attempts) == (first, until, names)
-                assert read.rows == sum(wrote.rows[partition] for wrote in history[at.version : end.version])
+                assert (read.start, read.end, read.attempts, read.rows) == (first, until, names, rows)
         assert not counts
         at = end
         if data.draw(st.booleans(), "restarted"):
@@ -265,11 +265,16 @@ def ranges(start: Position, end: Position) -> list[tuple[int, int, int, int | No
 
 
 def test_ranges_are_counted_where_both_ends_of_them_are() -> None:
-    start, end = Position("c", (4, 4), 2, (3, 2)), Position("c", (9, 7), 5, (7, 2))
-    assert ranges(start, end) == [(0, 4, 9, 4), (1, 4, 7, 0)]
+    start, end = Position("c", (4, 4), 2, (3, 2)), Position("c", (9, 7), 5, (7, 3))
+    assert ranges(start, end) == [(0, 4, 9, 4), (1, 4, 7, 1)]
     for uncounted in (replace(start, consumed=()), start):
         other = end if uncounted != start else replace(end, consumed=())
         assert ranges(uncounted, other) == [(0, 4, 9, None), (1, 4, 7, None)]
+
+
+def test_a_range_of_markers_only_is_not_read() -> None:
+    start, end = Position("c", (4, 4), 2, (3, 2)), Position("c", (9, 7), 5, (7, 2))
+    assert ranges(start, end) == [(0, 4, 9, 4)]
 
 
 def test_a_topics_new_partition_is_read_from_its_beginning_and_a_partition_that_stays_is_not_read() -> None:

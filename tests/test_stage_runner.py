@@ -45,8 +45,10 @@ class Looped(StageRunner):
 
     clocks: list[int]
     """By which each attempt was to look its keys up."""
+    jobs = 0
 
     def _compute(self, rows: list[int], base: Manifest, clock_ms: int) -> tuple[Result, ...]:  # type: ignore[override]
+        self.jobs += 1
         ((channel, name, partitions),) = (self._target(channel) for channel in self.stage.writes)
         results = []
         for task in range(2):
@@ -204,6 +206,14 @@ def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks
     head = joined.run([3], at("right", 7, 5))
     assert (head.recorded, head.awaited, head.captured) == ({}, {}, {})
     assert [headers.count(f"marker {SNAPSHOT}") for headers in joined.headers()] == [1, 1]
+
+
+def test_spark_has_no_work_where_only_markers_were_sent(joined: Running) -> None:
+    joined.run([1], at("left", 3, 2))
+    head = joined.run([], at("left", 4, 2, SNAPSHOT))
+    assert (joined.runner.jobs, head.inputs["left"].offsets, head.recorded) == (1, (4, 4), {SNAPSHOT: 3})
+    joined.run([2], at("left", 5, 3), at("right", 1, 0, SNAPSHOT))
+    assert joined.runner.jobs == 2
 
 
 def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Running) -> None:
