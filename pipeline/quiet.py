@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["leave_interrupts_to_the_driver", "quiet_start"]
+__all__ = ["quiet_start"]
 
 _NOISE = (
     b"WARNING: Using incubator modules",
@@ -49,9 +48,3 @@ def _relay(read: int, to: int) -> None:
         for line in lines:
             if not line.startswith(_NOISE):
                 terminal.write(line)
-
-
-def leave_interrupts_to_the_driver() -> None:
-    """Let a worker survive Ctrl-C, which a terminal sends to every process: the batch under way shall end."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -25,8 +25,8 @@ from ..store.open import open_store
 from ..store.shared_counts import SharedCounts
 from .kafka import offsets, read_range
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
-from .quiet import leave_interrupts_to_the_driver
 from .wire import check_count, decode
+from .worker import settle_in
 
 __all__ = ["ChannelReader", "TopicReader"]
 
@@ -144,7 +144,7 @@ class TopicReader(_Reader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Spark's hook."""
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
-        leave_interrupts_to_the_driver()
+        settle_in()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         chunks = read_range(
             self._kafka,
@@ -193,7 +193,7 @@ class ChannelReader(_Reader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Spark's hook."""
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
-        leave_interrupts_to_the_driver()
+        settle_in()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         chunks = read_range(
             self._kafka,

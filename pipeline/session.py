@@ -54,6 +54,10 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         "spark.scheduler.mode": "FAIR",
         # Sources answer from memory; ten milliseconds, Spark's own, keep a core busy when nothing happens.
         "spark.sql.streaming.pollingDelay": "40ms",
+        # Each batch logs two files of a checkpoint that is scratch. Spark's own choice forks five commands for a file.
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.stopTimeout": "8s",

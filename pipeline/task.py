@@ -29,9 +29,9 @@ from ..store.reads import Reads
 from ..store.spool import SpooledStore
 from .app import Repartition
 from .kafka import send
-from .quiet import leave_interrupts_to_the_driver
 from .states import BoundState, Groups
 from .wire import split
+from .worker import settle_in
 
 __all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]
 
@@ -126,7 +126,7 @@ def _counted(
 
 def _attempt(writer: str, version: int) -> str:
     """Unique for ever: also a topic that outlived its app's store must not speak for the app made anew."""
-    leave_interrupts_to_the_driver()
+    settle_in()
     context = TaskContext.get()
     assert context is not None  # noqa: S101  only Spark's workers call this
     return f"{writer}.{version}.{context.taskAttemptId()}"

@@ -5,6 +5,8 @@ a core before its first batch, and memory of its own. The threads that these imp
 to libraries that look after forks.
 """
 
+import gc
+
 import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
 from pyspark import daemon
 
@@ -13,4 +15,6 @@ from . import readers, task  # noqa: F401
 __all__: list[str] = []
 
 if __name__ == "__main__":
+    # Collections leave alone what all workers have, so that its memory stays shared (`worker.settle_in` says more).
+    gc.freeze()
     daemon.manager()

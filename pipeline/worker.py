@@ -1,0 +1,22 @@
+"""What a Python worker of Spark has to know before its first task of ours."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from functools import cache
+
+__all__ = ["settle_in"]
+
+
+@cache
+def settle_in() -> None:
+    """Let this worker survive Ctrl-C, and its garbage collections pass over what it has imported. Once a process.
+
+    A terminal sends Ctrl-C to every process, and the batch under way shall end. And Spark's workers collect all their
+    garbage after every task, which costs them more than a small task when they look through every module each time.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
