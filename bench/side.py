@@ -9,13 +9,13 @@ import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PEER", "SPARK_STATE", "commits_ms", "ends_ms", "run"]
+__all__ = ["PEER", "SPARK_STATE", "Batch", "batches", "commits_ms", "ends_ms", "run"]
 
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""
@@ -61,10 +61,22 @@ def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int,
     return stamps
 
 
-def ends_ms(query: StreamingQuery) -> list[int]:
-    """When each batch of a Spark query that read rows had committed, milliseconds since 1970."""
+class Batch(NamedTuple):
+    """When a batch started, in seconds since 1970, and how long Spark says that it took."""
+
+    start: float
+    seconds: float
+
+
+def batches(query: StreamingQuery) -> list[Batch]:
+    """The batches of a query that read rows, as far back as Spark keeps them."""
     return [
-        round(datetime.fromisoformat(one["timestamp"]).timestamp() * 1000) + one["durationMs"]["triggerExecution"]
+        Batch(datetime.fromisoformat(one["timestamp"]).timestamp(), one["durationMs"]["triggerExecution"] / 1000)
         for one in query.recentProgress
         if one["numInputRows"] > 0
     ]
+
+
+def ends_ms(query: StreamingQuery) -> list[int]:
+    """When each batch of a Spark query that read rows had committed, milliseconds since 1970."""
+    return [round(1000 * (batch.start + batch.seconds)) for batch in batches(query)]
