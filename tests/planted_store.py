@@ -151,6 +151,13 @@ STORE_FAULTS = (
         "by = newer",
         MODEL,
     ),
+    Fault(
+        "a query shows rows that a newer SST hides behind a block of other keys",
+        _SHADOWS,
+        "                break  # the next block",
+        "                return  # the next block",
+        ("test_shadows.py",),
+    ),
     # Damage.
     Fault(
         "pages of another SST are taken for this one's",
