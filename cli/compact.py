@@ -41,7 +41,10 @@ def compact(
         bool, typer.Option("--watch", help="Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM.")
     ] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default=True)
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, callback=options.finite, help="How often --watch looks.", show_default=True
+        ),
     ] = 5.0,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Merges that go on at once.", show_default=True)] = 1,
     full: Annotated[

@@ -39,6 +39,13 @@ STORE_FAULTS = (
         "    if limit is not None and manifest.version > limit.first.get(manifest.stage, 0):",
         MODEL,
     ),
+    Fault(
+        "a version is committed that nobody can read",
+        _CODEC,
+        "        same = _decoder(type(value)).decode(body) == value",
+        "        same = True",
+        ("test_commit.py",),
+    ),
     # Merging.
     Fault(
         "the oldest row of a key is kept",
