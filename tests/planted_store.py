@@ -50,8 +50,8 @@ STORE_FAULTS = (
     Fault(
         "the oldest row of a key is kept",
         _MERGING,
-        "    rows = pa.concat_tables(parts, promote",
-        "    rows = pa.concat_tables(parts[::-1], promote",
+        "    rows = pa.concat_tables(parts)",
+        "    rows = pa.concat_tables(parts[::-1])",
         MODEL,
     ),
     Fault(
@@ -69,6 +69,13 @@ STORE_FAULTS = (
         MODEL,
     ),
     # Expiring.
+    Fault(
+        "a slice of rows that never expire has no column for when",
+        _MERGING,
+        "        parts = [with_stamps(part) for part in parts]",
+        "        parts = [with_stamps(part) for part in parts] if len(parts) > 1 else parts",
+        ("test_ttl.py",),
+    ),
     Fault(
         "an expired row goes from storage that hides an older one",
         _MERGING,
