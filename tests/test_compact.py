@@ -93,6 +93,33 @@ def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsAp
     assert [*compactor(app, cache).look()] == []
 
 
+class Odd(MemoryStore):
+    """Raises what no store promises, when an SST of one stage is put."""
+
+    stage = ""
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.stage and f"/{self.stage}/sst/" in key:
+            raise ZeroDivisionError(key)
+        super().put(key, data)
+
+
+def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache) -> None:
+    store = Odd()
+    app = FlightsApp(store, Kafka())
+    app.run(flights(100))
+    store.stage = "aircraft"
+    failures: list[tuple[str, str]] = []
+    done = [*compactor(app, cache).look(failed=lambda stage, error: failures.append((stage, type(error).__name__)))]
+    assert [each.stage for each in done] == ["carriers"]
+    assert failures == [("aircraft", "ZeroDivisionError")]
+    with pytest.raises(ZeroDivisionError) as failed:
+        [*compactor(app, cache).look()]
+    assert failed.value.__notes__ == ["while compacting flights/aircraft"]
+    store.stage = ""
+    assert [each.stage for each in compactor(app, cache).look()] == ["aircraft"]
+
+
 def changes(before: Manifest) -> dict[str, Any]:
     """What of a version may differ from the one before when that was compacted."""
     names = ("version", "writer", "time_ms", "kind", "ssts", "by", "duration_ms", "inputs", "outputs")
