@@ -119,6 +119,8 @@ def _parts(done: "Collected") -> Iterator[Part]:
         yield f"{humane.plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:
         yield f"{humane.plural(done.leftovers, 'write')} that had broken off"
+    for gone in done.absent:
+        yield f"snapshot {gone.snapshot} pins {gone.stage}@v{gone.version}, which is not there; what else it pins stays"
     waiting = sum(each.waiting_ssts for each in done.stages)
     if waiting:
         yield f"{humane.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"

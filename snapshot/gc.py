@@ -26,7 +26,7 @@ from ..store.leftovers import Leftover, Leftovers
 from ..store.objects import ObjectInfo, ObjectStore
 from .litter import abandoned, orphans, unnamed_records
 from .operations import record
-from .reachable import Reachable, reachable
+from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 from .survey import Survey, many, named, survey
 
@@ -75,6 +75,8 @@ class Collected:
     record_bytes: int
     leftovers: int
     """Writes that had broken off."""
+    absent: tuple[Absent, ...] = ()
+    """Versions that snapshots pin and that are not there; what else these snapshots pin stays."""
 
     @property
     def objects(self) -> int:
@@ -144,7 +146,7 @@ def collect(
         _discard(store, writes)
     stages = tuple(_said(seen, plan, names, stage, doomed[stage]) for stage in sorted(seen.known.stages))
     record_bytes = sum(info.size_bytes for info in records)
-    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes))
+    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes), plan.absent)
     if not dry_run:
         versions = sum(each.versions for each in stages)
         record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)

@@ -231,6 +231,13 @@ STORE_FAULTS = (
         MODEL,
     ),
     Fault(
+        "what a snapshot pins goes when any of it is not there",
+        "snapshot/reachable.py",
+        "_pinned(snapshot), read) if there else None",
+        "_pinned(snapshot), read) if len(there) == len(snapshot.stages) else None",
+        ("test_gc.py",),
+    ),
+    Fault(
         "SSTs go that only a pinned version names",
         _GC,
         "for version in plan.versions(stage) if version not in done)",
