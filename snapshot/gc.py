@@ -33,7 +33,8 @@ from .survey import Survey, many, named, survey
 __all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look"]
 
 MARGIN_MS = MIN_AGE_MS
-"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise."""
+"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
+(`store.merging`): with less, its first SST could go before a version names it."""
 
 T = TypeVar("T")
 
@@ -117,7 +118,7 @@ def collect(
         retention: which history to keep; without rules all of it.
         by: user@host.
         dry_run: write and delete nothing; say what would go.
-        margin_ms: how long objects that nothing names stay.
+        margin_ms: how long objects that nothing names stay. Beside an app that runs, `MARGIN_MS` or more.
         now_ms: what ages of versions count from; default storage's clock (in a dry run, this machine's).
 
     Raises:
