@@ -23,7 +23,11 @@ _PART = re.compile(r"(\d+)([smhdw])")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rules for one app. None is no such rule; without any rule everything is kept."""
+    """The rules for one app. None is no such rule; without any rule everything is kept.
+
+    Raises:
+        Usage: a rule is no whole number, or is negative, or keeps no version.
+    """
 
     all_ms: int | None = None
     """Every version this young."""
