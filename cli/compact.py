@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Unavailable, Usage
+from ..store.errors import SlackwaterError, Unavailable, Usage
 from . import humane, options
 from .output import Output, Part, output_for
 from .settings import load
@@ -41,7 +41,10 @@ def compact(
         bool, typer.Option("--watch", help="Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM.")
     ] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default=True)
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, callback=options.finite, help="How often --watch looks.", show_default=True
+        ),
     ] = 5.0,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Merges that go on at once.", show_default=True)] = 1,
     full: Annotated[
@@ -86,7 +89,7 @@ def compact(
         if watch:
             plan(opened, app_name, wanted)  # refuses what there is nothing to watch of
             record(opened, app_name, "compact", f"--watch, {', '.join(wanted) or 'all tables'}", by)
-            _watch(compactor, output, every, stop)
+            _watch(compactor, output, app_name, every, stop)
             return
         done: list[Compacted] = []
         with output.progress() as tell:
@@ -99,10 +102,18 @@ def compact(
     output.show({"app": app_name, "dry_run": False, "versions": done}, *_parts(app_name, done))
 
 
-def _watch(compactor: "AppCompactor", output: Output, every_s: float, stop: threading.Event) -> None:
+def _watch(compactor: "AppCompactor", output: Output, app_name: str, every_s: float, stop: threading.Event) -> None:
+    def put_off(stage: str, error: Exception) -> None:
+        # The other tables are merged all the same.
+        output.note(f"compaction of {app_name}/{stage} put off; trying again in {every_s:g} s")
+        if isinstance(error, SlackwaterError):
+            output.error(error)
+        else:
+            output.bug(error)
+
     while not stop.is_set():
         try:
-            for each in compactor.look():
+            for each in compactor.look(failed=put_off):
                 output.show(each, _line(each))
         except Unavailable as error:
             # It will be there again, and nothing is lost meanwhile.

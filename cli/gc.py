@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..store.errors import Usage
 from . import humane, options
 from .output import Part, output_for
 from .settings import load
@@ -57,7 +58,9 @@ def gc(
         int | None,
         typer.Option(metavar="N", min=1, help="Keep the newest N versions of each stage.", show_default=False),
     ] = None,
-    margin: Annotated[str, typer.Option(metavar="AGE", help="Keep objects that nothing names for so long.")] = "1h",
+    margin: Annotated[
+        str, typer.Option(metavar="AGE", help="Keep objects that nothing names for so long: 1h or more.")
+    ] = "1h",
     explain: Annotated[
         str | None,
         typer.Option(metavar="OBJECT", help="Say why this object is kept, or not; delete nothing.", show_default=False),
@@ -73,13 +76,20 @@ def gc(
     clones, and what a stage has not read yet always stay. The app may run meanwhile.
     """
     from ..snapshot.explain import explain as why
-    from ..snapshot.gc import collect
+    from ..snapshot.gc import MARGIN_MS, collect
     from ..snapshot.operations import whoami
     from ..snapshot.retention import span_ms
 
     settings, output = load(store=store), output_for(json=as_json)
     rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)
-    opened, margin_ms = settings.open_store(), span_ms(margin)
+    margin_ms = span_ms(margin)
+    if margin_ms < MARGIN_MS:
+        raise Usage(
+            f"--margin is {margin}; expected 1h or more: what a merge writes may be half an hour old before a version "
+            "names it",
+            hint="leave --margin away; what nothing names goes after an hour",
+        )
+    opened = settings.open_store()
     if explain is not None:
         told = why(opened, app_name, explain, rules, margin_ms=margin_ms)
         output.show(told, *_explained(told))
@@ -119,6 +129,8 @@ def _parts(done: "Collected") -> Iterator[Part]:
         yield f"{humane.plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:
         yield f"{humane.plural(done.leftovers, 'write')} that had broken off"
+    for gone in done.absent:
+        yield f"snapshot {gone.snapshot} pins {gone.stage}@v{gone.version}, which is not there; what else it pins stays"
     waiting = sum(each.waiting_ssts for each in done.stages)
     if waiting:
         yield f"{humane.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"

@@ -1,11 +1,12 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
+import math
 import shlex
 from typing import Annotated
 
 import typer
 
-__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples", "said"]
+__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples", "finite", "said"]
 
 Store = Annotated[
     str | None,
@@ -35,6 +36,13 @@ Ref = Annotated[
         help="A moment: app, app@name, app@2026-11-21T07:12, app@-5m, app@~3, app/stage@v42.",
     ),
 ]
+
+
+def finite(seconds: float) -> float:
+    """What an option in seconds is given, unless that is `inf` or `nan`: nothing waits for so long."""
+    if not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
+    return seconds
 
 
 def said(store: str | None) -> str:

@@ -192,7 +192,8 @@ def _print(text: str) -> None:
 
 
 def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ", ".join((said, *getattr(error, "__notes__", ())))
 
 
 def _clean(text: str) -> str:

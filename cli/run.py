@@ -66,7 +66,12 @@ def run(
     master: Annotated[str, typer.Option(metavar="URL", help="Spark master.")] = "local[*]",
     patience: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=0, help="How long to wait for a broker or store that is away."),
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=options.finite,
+            help="How long to wait for a broker or store that is away.",
+        ),
     ] = 120,
     metrics: Annotated[
         int | None,

@@ -48,7 +48,8 @@ def take(
         bool, typer.Option("--instant", help="Pin the newest consistent moment without asking the app.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Withdraw the request after this long.")
+        float,
+        typer.Option(metavar="SECONDS", min=0, callback=options.finite, help="Withdraw the request after this long."),
     ] = 60,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
     store: options.Store = None,

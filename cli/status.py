@@ -51,7 +51,10 @@ def status(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")] = False,
     every: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How often --watch looks.", show_default=True)
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0.1, callback=options.finite, help="How often --watch looks.", show_default=True
+        ),
     ] = 2.0,
     cost: Annotated[
         bool, typer.Option("--cost", help="Show instead what the store is asked and keeps, and what a month costs.")

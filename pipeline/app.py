@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from ..snapshot.rescale import MAX_PARTITIONS
 from ..store.errors import NotFound, Refused, Usage
 from ..store.keys import check_name
+from ..store.knobs import whole
 from ..store.manifest import Policy
 from .lifetime import lifetime_ms
 from .stall import L0_SLOWDOWN, L0_STOP
@@ -72,9 +74,7 @@ def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> 
     check_name("repartition topic", name)
     if not columns or len(set(columns)) != len(columns):
         raise Usage(f"repartition {name!r}: key is {columns!r}; expected one or more different column names")
-    if partitions < 1:
-        raise Usage(f"repartition {name!r}: partitions is {partitions}; expected 1 or more")
-    return Repartition(name, columns, partitions)
+    return Repartition(name, columns, whole(f"repartition {name!r}: partitions", partitions, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,10 @@ class App:
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
+
+            def count(knob: str, value: int, least: int, most: int | None = None) -> int:
+                return whole(f"stage {stage_name!r}: {knob}", value, least, most)
+
             self._add(
                 Stage(
                     name=stage_name,
@@ -194,13 +198,13 @@ class App:
                     writes=outputs,
                     state=state,
                     key=columns,
-                    partitions=partitions,
-                    max_records=max_records,
+                    partitions=count("partitions", partitions, 1, MAX_PARTITIONS),
+                    max_records=None if max_records is None else count("max_records", max_records, 1),
                     trigger=trigger,
                     compaction=compaction or _UNIVERSAL,
-                    l0_slowdown=l0_slowdown,
-                    l0_stop=l0_stop,
-                    max_unflushed=max_unflushed,
+                    l0_slowdown=count("l0_slowdown", l0_slowdown, 2),
+                    l0_stop=count("l0_stop", l0_stop, 2),
+                    max_unflushed=None if max_unflushed is None else count("max_unflushed", max_unflushed, 0),
                     ttl_ms=ttl_ms,
                     ttl_by=ttl_by or "",
                 )
@@ -296,14 +300,10 @@ class App:
             if output.name in written:
                 raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
             written.add(output.name)
-        if stage.partitions < 1 or (stage.max_records is not None and stage.max_records < 1):
-            raise Usage(f"stage {stage.name!r}: partitions and max_records are 1 or more")
-        if stage.max_unflushed is not None and stage.max_unflushed < 0:
-            raise Usage(f"stage {stage.name!r}: max_unflushed is {stage.max_unflushed}; expected 0 or more versions")
-        if not 1 < stage.l0_slowdown <= stage.l0_stop:
+        if stage.l0_slowdown > stage.l0_stop:
             raise Usage(
                 f"stage {stage.name!r}: l0_slowdown is {stage.l0_slowdown} and l0_stop is {stage.l0_stop}; expected "
-                "two numbers of SSTs from 2 on, the second not below the first"
+                "two numbers of SSTs, the second not below the first"
             )
         if stage.ttl_by and not stage.ttl_ms:
             raise Usage(f'stage {stage.name!r} has ttl_by={stage.ttl_by!r} and no ttl; say how long, ttl="7 days"')

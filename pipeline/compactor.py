@@ -99,14 +99,8 @@ class Compactor:
 
     def _work(self) -> None:
         """Carry out one compaction after the other, until none is left to begin."""
-        try:
-            while (begun := self._begin()) is not None:
-                self._run(*begun)
-        except Exception:
-            # A bug of ours must not keep the next merges from beginning, nor stay in a future that nobody looks at.
-            _log.exception("compaction of %s/%s failed", self._head.app, self._head.stage)
-            with self._lock:
-                self._working -= 1
+        while (begun := self._begin()) is not None:
+            self._run(*begun)
 
     def _begin(self) -> tuple[Manifest, Compaction] | None:
         with self._lock:
@@ -122,15 +116,21 @@ class Compactor:
     def _run(self, head: Manifest, one: Compaction) -> None:
         assert head.table is not None  # noqa: S101  only a stage with a table has a compactor
         stop = self._closing.is_set
+        made = None
         try:
             made = merging.run(self._store, self._cache, head.app, head.stage, head.table, one, stop=stop)
         except merging.Stopped:
-            return
+            pass
         except SlackwaterError as error:
             # The runs stay as they are and are picked again: slower, never wrong.
             _log.warning("compaction of %s/%s put off: %s", head.app, head.stage, error)
+        except Exception:
+            # A bug of ours, which would else stay in a future that nobody looks at. The next merges begin all the same.
+            _log.exception("compaction of %s/%s failed", head.app, head.stage)
+        finally:
+            # Whatever ended it: what is taken for busy is picked no more, and batches wait for it.
             with self._lock:
-                self._busy.discard(one)
-            return
-        with self._lock:
-            self._done.append(made)
+                if made is None:
+                    self._busy.discard(one)
+                else:
+                    self._done.append(made)

@@ -38,7 +38,7 @@ def lifetime_ms(text: str) -> int:
     Raises:
         Usage: it is written otherwise, or is not between a millisecond and a million days.
     """
-    if not _WHOLE.fullmatch(text):
+    if not isinstance(text, str) or not _WHOLE.fullmatch(text):
         raise Usage(f"ttl {text!r} is not a span of time", hint='write a number and a unit: "7 days", "36 hours"')
     total_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text.lower()))
     if not 0 < total_ms <= _LONGEST_MS:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..store.knobs import finite, whole
+
 __all__ = ["Options"]
 
 
@@ -31,6 +33,9 @@ class Options:
         spark_conf: Further Spark settings.
         compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to
             `slackwater compact`.
+
+    Raises:
+        Usage: A number is not one that could work.
     """
 
     store: str
@@ -49,3 +54,10 @@ class Options:
     prefetch: bool = True
     spark_conf: dict[str, str] = field(default_factory=dict)
     compaction_threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_records is not None:
+            whole("max_records", self.max_records, 1)
+        for name in ("max_unflushed", "cache_bytes", "cache_memory_bytes", "compaction_threads"):
+            whole(name, getattr(self, name), 0)
+        finite("patience_s", self.patience_s, 0)

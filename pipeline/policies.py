@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..store.errors import Usage
+from msgspec.structs import replace
+
+from ..store.knobs import finite, whole
 from ..store.manifest import Policy
 
 __all__ = ["leveled", "universal"]
@@ -84,18 +86,18 @@ def leveled(
 
 
 def _checked(policy: Policy) -> Policy:
-    lowest = {
+    what = f"{policy.kind} compaction: "
+    counts = {
         "l0_trigger": 2,
-        "size_ratio": 0,
         "min_merge_width": 2,
         "max_merge_width": 2,
-        "max_space_amplification": 0,
         "level_base_bytes": _MIB,
         "target_file_bytes": _MIB,
     }
-    for knob, least in lowest.items():
-        if getattr(policy, knob) < least:
-            raise Usage(f"{policy.kind} compaction: {knob} is {getattr(policy, knob)}; expected {least} or more")
-    if not policy.fanout > 1:
-        raise Usage(f"{policy.kind} compaction: fanout is {policy.fanout}; expected more than 1")
-    return policy
+    ratios = ("size_ratio", "max_space_amplification")
+    return replace(
+        policy,
+        **{knob: whole(what + knob, getattr(policy, knob), least) for knob, least in counts.items()},
+        **{knob: finite(what + knob, getattr(policy, knob), 0) for knob in ratios},
+        fanout=finite(what + "fanout", policy.fanout, 1, or_more=False),
+    )

@@ -49,7 +49,7 @@ def interval_ms(text: str | None) -> int:
     """Milliseconds of a trigger interval such as "10 seconds"; 0 for None. Raises `Usage`."""
     if text is None:
         return 0
-    match = _INTERVAL.fullmatch(text)
+    match = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise Usage(f"trigger {text!r} is not an interval; expected something like '10 seconds' or '500 ms'")
     number, unit = float(match[1]), match[2]

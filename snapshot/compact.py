@@ -7,7 +7,7 @@ from functools import partial
 
 from ..store import history
 from ..store.cache import SstCache
-from ..store.errors import Refused
+from ..store.errors import Refused, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from ..store.picking import pick_for
@@ -100,12 +100,20 @@ class AppCompactor:
         self._stages: dict[str, StageCompactor] = {}
         self._without_table: set[str] = set()
 
-    def look(self, *, full: bool = False) -> Iterator[Compacted]:
+    def look(
+        self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
+    ) -> Iterator[Compacted]:
         """Merge until nothing is due; yields each version as it is committed. To be asked again and again.
 
         A listing, and a request a stage, when nothing was committed since it was asked last.
 
-        Raises: as `plan` and `StageCompactor.until_done` do.
+        Args:
+            full: whether due or not.
+            failed: told of a stage whose table could not be merged, and why; the other tables are. With None, and when
+                the store does not answer, that ends it.
+
+        Raises: as `plan` and `StageCompactor.until_done` do. What nobody expected has a note that says which table it
+            was.
         """
         names = self._wanted or stages_of(self._store, self._app)
         new = tuple(name for name in names if name not in self._stages and name not in self._without_table)
@@ -115,7 +123,15 @@ class AppCompactor:
             self._without_table.update(set(new) - self._stages.keys())
         for name in names:
             if name in self._stages:
-                yield from self._stages[name].until_done(full=full)
+                try:
+                    yield from self._stages[name].until_done(full=full)
+                except Unavailable:
+                    raise
+                except Exception as error:
+                    error.add_note(f"while compacting {self._app}/{name}")
+                    if failed is None:
+                        raise
+                    failed(name, error)
 
 
 def _tables_of(

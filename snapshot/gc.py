@@ -26,14 +26,15 @@ from ..store.leftovers import Leftover, Leftovers
 from ..store.objects import ObjectInfo, ObjectStore
 from .litter import abandoned, orphans, unnamed_records
 from .operations import record
-from .reachable import Reachable, reachable
+from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 from .survey import Survey, many, named, survey
 
 __all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look"]
 
 MARGIN_MS = MIN_AGE_MS
-"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise."""
+"""Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
+(`store.merging`): with less, its first SST could go before a version names it."""
 
 T = TypeVar("T")
 
@@ -75,6 +76,8 @@ class Collected:
     record_bytes: int
     leftovers: int
     """Writes that had broken off."""
+    absent: tuple[Absent, ...] = ()
+    """Versions that snapshots pin and that are not there; what else these snapshots pin stays."""
 
     @property
     def objects(self) -> int:
@@ -115,7 +118,7 @@ def collect(
         retention: which history to keep; without rules all of it.
         by: user@host.
         dry_run: write and delete nothing; say what would go.
-        margin_ms: how long objects that nothing names stay.
+        margin_ms: how long objects that nothing names stay. Beside an app that runs, `MARGIN_MS` or more.
         now_ms: what ages of versions count from; default storage's clock (in a dry run, this machine's).
 
     Raises:
@@ -144,7 +147,7 @@ def collect(
         _discard(store, writes)
     stages = tuple(_said(seen, plan, names, stage, doomed[stage]) for stage in sorted(seen.known.stages))
     record_bytes = sum(info.size_bytes for info in records)
-    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes))
+    done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes), plan.absent)
     if not dry_run:
         versions = sum(each.versions for each in stages)
         record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)

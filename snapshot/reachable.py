@@ -26,7 +26,7 @@ from .snapshots import Snapshot
 from .timeline import newest_where
 from .topology import order
 
-__all__ = ["Known", "Reachable", "Reason", "StageKnown", "reachable"]
+__all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]
 
 Read = Callable[[str, int], Manifest]
 """Gets a stage and a version; of the manifest, inputs, outputs and times are looked at."""
@@ -43,6 +43,15 @@ class Reason:
 
 
 _EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A version that a snapshot pins and that is not there, though no collection took it."""
+
+    snapshot: str
+    stage: str
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,12 @@ class Known:
             return True
         return self.last is not None and stage in self.last.first and self.last.allows(stage, version)
 
+    def dooms(self, snapshot: Snapshot) -> bool:
+        """Whether a version that the snapshot pins was collected, or was to be, before it was pinned."""
+        return self.last is not None and not all(
+            self.last.allows(stage, version) for stage, version in snapshot.stages.items()
+        )
+
 
 @dataclass(slots=True)
 class Reachable:
@@ -88,6 +103,8 @@ class Reachable:
     """By stage and version: reasons to keep just this one, wherever it lies."""
     moments: tuple[Moment, ...] = ()
     """The cuts that stay before the whole history."""
+    absent: tuple[Absent, ...] = ()
+    """What snapshots pin that is not there. The other versions that they pin stay all the same."""
 
     def first(self, stage: str) -> int:
         """The version from which on the stage's history stays whole."""
@@ -143,12 +160,7 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
     """
     found = Reachable(known)
     _whole(found, retention, read)
-    kept = [
-        _keep(found, snapshot.stages, _pinned(snapshot), read)
-        for snapshot in known.snapshots
-        # A pin of what was collected before it was made: its maker is about to give it up.
-        if all(known.exists(stage, version) for stage, version in snapshot.stages.items())
-    ]
+    kept = [moment for snapshot in known.snapshots for moment in _keep_pinned(found, snapshot, read)]
     if retention.keeps_everything and known.last is not None:
         kept += [_keep(found, moment.stages, _EVERYTHING, read) for moment in known.last.moments]
     starts = {stage: found.first(stage) for stage in known.stages}
@@ -234,6 +246,23 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
         moment = known.last.at(time_ms)
         return dict(moment.stages) if moment else {}
     return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
+
+
+def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Moment]:
+    """Keep what a snapshot pins; gives its moment, if all of it is there."""
+    known = found.known
+    if known.dooms(snapshot):
+        return  # its maker is about to give it up
+    there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
+    moment = _keep(found, there, _pinned(snapshot), read) if there else None
+    if moment is not None and len(there) == len(snapshot.stages):
+        yield moment
+    found.absent += tuple(
+        Absent(snapshot.name, stage, version)
+        for stage, version in snapshot.stages.items()
+        # Versions above the heads that were seen came since.
+        if stage not in there and (stage not in known.stages or version <= known.stages[stage].head.version)
+    )
 
 
 def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: Read) -> Moment:

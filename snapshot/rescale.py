@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ..store import commit, history
-from ..store.errors import Refused, Usage
+from ..store.errors import Refused
+from ..store.knobs import whole
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .cut import stages_of
@@ -64,8 +65,7 @@ def rescale(
         CommitConflict: others kept winning the race for the next version.
         Unavailable: storage did not answer; the rescale may have been committed.
     """
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        raise Usage(f"a table has 1 to {MAX_PARTITIONS} state partitions; asked for {partitions}")
+    partitions = whole(f"the number of state partitions of {app}/{stage}", partitions, 1, MAX_PARTITIONS)
     stages_of(store, app, stage)
     head = history.head(store, app, stage)
     if head is None or head.table is None:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from ..store.errors import Usage
+from ..store.knobs import whole
 
 __all__ = ["DAY_MS", "HOUR_MS", "Retention", "span_ms"]
 
@@ -22,7 +23,11 @@ _PART = re.compile(r"(\d+)([smhdw])")
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rules for one app. None is no such rule; without any rule everything is kept."""
+    """The rules for one app. None is no such rule; without any rule everything is kept.
+
+    Raises:
+        Usage: a rule is no whole number, or is negative, or keeps no version.
+    """
 
     all_ms: int | None = None
     """Every version this young."""
@@ -36,10 +41,10 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("all_ms", "hourly_ms", "daily_ms"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"an age is not negative; found {name}={value}")
-        if self.versions is not None and self.versions < 1:
-            raise ValueError(f"expected to keep at least one version; found {self.versions}")
+            if value is not None:
+                whole(f"retention: {name}", value, 0)
+        if self.versions is not None:
+            whole("retention: versions", self.versions, 1)
 
     @property
     def keeps_everything(self) -> bool:

@@ -17,12 +17,13 @@ from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done, apply
 from ..store.counting import CountingStore
-from ..store.errors import CommitConflict, Corruption, Fenced
-from ..store.manifest import Manifest, Stats
+from ..store.errors import CommitConflict, Corruption, Fenced, ObjectNotFound
+from ..store.manifest import Manifest, Sst, Stats
 from ..store.merging import Stopped, run
 from ..store.metering import charged
 from ..store.objects import ObjectStore
 from ..store.picking import pick_for
+from .survey import many
 
 __all__ = ["Compacted", "StageCompactor"]
 
@@ -49,7 +50,7 @@ class Compacted:
     bytes_read: int
     bytes_written: int
     left_out: int
-    """Merges whose result did not fit any more: their inputs were merged by somebody else."""
+    """Merges whose result did not fit any more: their inputs were merged by somebody else, or it is gone."""
 
 
 class StageCompactor:
@@ -149,15 +150,16 @@ class StageCompactor:
 
     def _land(self, done: list[Done]) -> Compacted | None:
         """Commit results in the place of their inputs, on whatever is the head; None when none of them fits."""
+        there = self._still_there(done)
         taken = Stats()
         for attempt in range(1, _ATTEMPTS + 1):
             head = self._head()
-            ssts = apply(head.ssts, done)
+            ssts = apply(head.ssts, there)
             before, after = set(head.ssts), set(ssts)
             # Unlike one that does not fit, whose inputs stay, or went before.
             landed = [
                 one
-                for one in done
+                for one in there
                 if before.issuperset(one.compaction.inputs) and after.isdisjoint(one.compaction.inputs)
             ]
             if not landed:
@@ -187,6 +189,24 @@ class StageCompactor:
             bytes_written=sum(one.output_bytes for one in landed),
             left_out=len(done) - len(landed),
         )
+
+    def _still_there(self, done: list[Done]) -> list[Done]:
+        """The results of which every SST is in the store: one request for each that was written.
+
+        Garbage collection takes what no version names for litter once it is an hour old, and a process may have been
+        asleep for longer.
+        """
+
+        def is_there(sst: Sst) -> bool:
+            try:
+                self._store.get_range(sst.object, 0, 1)
+            except ObjectNotFound:
+                return False
+            return True
+
+        written = [sst for one in done if not one.compaction.moves for sst in one.outputs]
+        gone = {sst for sst, there in zip(written, many(is_there, written), strict=True) if not there}
+        return [one for one in done if gone.isdisjoint(one.outputs)]
 
     def _head(self) -> Manifest:
         head = history.head(self._store, self._app, self.stage, known=self._known)

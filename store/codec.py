@@ -43,8 +43,19 @@ def _decoder(as_type: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """The bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes."""
+    """The bytes of a manifest, an app's identity, a snapshot or a request. Equal values give equal bytes.
+
+    Raises:
+        ValueError: the value is not what its type says, so these bytes would not be read as it was written, or not at
+            all. Stored, they could not be taken back: half a millisecond for 1,000 SSTs is little for that.
+    """
     body = _encoder.encode(value)
+    try:
+        same = _decoder(type(value)).decode(body) == value
+    except msgspec.DecodeError as error:
+        raise ValueError(f"this {type(value).__name__} could not be read again: {error}") from error
+    if not same:
+        raise ValueError(f"this {type(value).__name__} would be read as another one than it is")
     rest = body[1:] if body == b"{}" else b"," + body[1:]
     return _prefix(FORMAT, xxhash.xxh3_128_hexdigest(rest)) + rest
 

@@ -66,7 +66,8 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         CommitConflict: the number is taken by another commit; read the head and see.
         Unavailable: storage did not answer.
         Corruption: the number is taken by something that cannot be read.
-        ValueError: version or epoch is not at least 1.
+        ValueError: version or epoch is not at least 1, or the manifest is none that could be read again; nothing was
+            put.
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
@@ -124,7 +125,7 @@ def claim(
         CommitConflict: others kept winning the race for the next number.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the claim may have been committed.
-        ValueError: `build` changed who or what the claim is.
+        ValueError: `build` changed who or what the claim is, or made it one that could not be read again.
     """
     keys.check_name("app", app)
     keys.check_name("stage", stage)

@@ -21,7 +21,7 @@ from .manifest import Sst, Table
 from .objects import ObjectStore
 from .rolling import RollingWriter
 from .runs import bounds, of_hash, sorted_runs, touched
-from .stamps import expired
+from .stamps import expired, with_stamps
 from .ttl import without_expired_suffix
 from .types import HASH, OP, TOMBSTONE
 
@@ -132,7 +132,7 @@ def run(
 def merge_rows(
     parts: Sequence[pa.Table], table: Table, *, drop_tombstones: bool, clock_ms: int | None = None
 ) -> pa.Table:
-    """The newest row of each key, in the order of an SST.
+    """The newest row of each key, in the order and with the columns of an SST of the table.
 
     Args:
         parts: rows of some range of hashes, those of the newest SST first; each part has a key once.
@@ -140,8 +140,10 @@ def merge_rows(
         drop_tombstones: leave out the keys whose newest row is one, or is expired.
         clock_ms: by which it is; None when no row expires.
     """
-    # SSTs from before the table got a ttl lack a column, which is null there.
-    rows = pa.concat_tables(parts, promote_options="default").combine_chunks()
+    if table.ttl is not None:
+        # SSTs from before the table got one lack a column. What becomes of any slice of them has it.
+        parts = [with_stamps(part) for part in parts]
+    rows = pa.concat_tables(parts).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # Of equal keys the first came from the newest input.
     keep = order[~repeats]

@@ -105,7 +105,7 @@ def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[np
             inside[inside] = block.hashes[at[inside]] == other.hashes[theirs[inside]]
             theirs, at = theirs[inside], at[inside]
             if not theirs.size:
-                return
+                break  # the next block of the newer SST may still have some
             same = same_keys(_take(other, theirs, source.key), _take(block, at, source.key), source.key)
             yield at[same]
             # Another key of the same hash; theirs may be the next row.

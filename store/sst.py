@@ -26,7 +26,6 @@ from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
-from .stamps import with_stamps
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
 
 if TYPE_CHECKING:
@@ -71,14 +70,10 @@ class SstWriter:
         return int(self._sink.tell())
 
     def append(self, rows: pa.Table) -> None:
-        """Add rows; they follow all rows before in the SST's order and have exactly its schema.
-
-        Where the table has a ttl, rows without `_expires_at` are taken as never expiring.
-        """
+        """Add rows; they follow all rows before in the SST's order and have exactly its schema."""
         if not rows.num_rows:
             return
         if self._stamped:
-            rows = with_stamps(rows)
             stamps = rows.column(EXPIRES)
             if stamps.null_count < len(stamps):
                 self._num_expiring += len(stamps) - stamps.null_count

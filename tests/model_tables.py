@@ -92,6 +92,7 @@ POLICIES = st.builds(
     Policy,
     kind=st.sampled_from(["universal", "leveled"]),
     l0_trigger=st.integers(2, 4),
+    max_merge_width=st.sampled_from([2, 64]),
     max_space_amplification=st.sampled_from([0.5, 100.0]),
     level_base_bytes=st.sampled_from([1, 4000, 16_000]),
     fanout=st.sampled_from([2.0, 3.0]),

@@ -39,12 +39,19 @@ STORE_FAULTS = (
         "    if limit is not None and manifest.version > limit.first.get(manifest.stage, 0):",
         MODEL,
     ),
+    Fault(
+        "a version is committed that nobody can read",
+        _CODEC,
+        "        same = _decoder(type(value)).decode(body) == value",
+        "        same = True",
+        ("test_commit.py",),
+    ),
     # Merging.
     Fault(
         "the oldest row of a key is kept",
         _MERGING,
-        "    rows = pa.concat_tables(parts, promote",
-        "    rows = pa.concat_tables(parts[::-1], promote",
+        "    rows = pa.concat_tables(parts)",
+        "    rows = pa.concat_tables(parts[::-1])",
         MODEL,
     ),
     Fault(
@@ -61,7 +68,28 @@ STORE_FAULTS = (
         "            if other < compaction.partition:",
         MODEL,
     ),
+    Fault(
+        "a merge that nobody expected to fail is under way for ever",
+        "pipeline/compactor.py",
+        "                if made is None:\n                    self._busy.discard(one)\n                else:",
+        "                if made is not None:",
+        ("test_compactor.py",),
+    ),
+    Fault(
+        "a merge lands though its result was collected",
+        "snapshot/stage_compactor.py",
+        "        return [one for one in done if gone.isdisjoint(one.outputs)]",
+        "        return done",
+        ("test_compact.py",),
+    ),
     # Expiring.
+    Fault(
+        "a slice of rows that never expire has no column for when",
+        _MERGING,
+        "        parts = [with_stamps(part) for part in parts]",
+        "        parts = [with_stamps(part) for part in parts] if len(parts) > 1 else parts",
+        ("test_ttl.py",),
+    ),
     Fault(
         "an expired row goes from storage that hides an older one",
         _MERGING,
@@ -151,6 +179,13 @@ STORE_FAULTS = (
         "by = newer",
         MODEL,
     ),
+    Fault(
+        "a query shows rows that a newer SST hides behind a block of other keys",
+        _SHADOWS,
+        "                break  # the next block",
+        "                return  # the next block",
+        ("test_shadows.py",),
+    ),
     # Damage.
     Fault(
         "pages of another SST are taken for this one's",
@@ -201,6 +236,13 @@ STORE_FAULTS = (
         "        _not_collected(store, written)\n        _check_there",
         "        _check_there",
         MODEL,
+    ),
+    Fault(
+        "what a snapshot pins goes when any of it is not there",
+        "snapshot/reachable.py",
+        "_pinned(snapshot), read) if there else None",
+        "_pinned(snapshot), read) if len(there) == len(snapshot.stages) else None",
+        ("test_gc.py",),
     ),
     Fault(
         "SSTs go that only a pinned version names",

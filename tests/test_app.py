@@ -1,5 +1,8 @@
 """Declaring an app: what cannot work is refused where it is written down."""
 
+import math
+
+import numpy as np
 import pytest
 import slackwater as sw
 from slackwater.pipeline.main import load_app
@@ -160,10 +163,36 @@ def test_the_package_names_what_it_has() -> None:
         _ = sw.nothing  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("slowdown", "stop"), [(1, 36), (40, 36), (0, 0)])
-def test_the_numbers_of_ssts_that_hold_batches_back_are_in_order(slowdown: int, stop: int) -> None:
+def test_the_numbers_of_ssts_that_hold_batches_back_are_in_order() -> None:
     app = sw.App("a")
-    with pytest.raises(Usage, match=f"l0_slowdown is {slowdown} and l0_stop is {stop}"):
-        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), l0_slowdown=slowdown, l0_stop=stop)(
-            rows
-        )
+    with pytest.raises(Usage, match="l0_slowdown is 40 and l0_stop is 36"):
+        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), l0_slowdown=40, l0_stop=36)(rows)
+
+
+@pytest.mark.parametrize("value", [-1, 2.0, 4.5, True, math.inf, math.nan, "4"])
+@pytest.mark.parametrize("knob", ["partitions", "max_records", "l0_slowdown", "l0_stop", "max_unflushed"])
+def test_a_count_of_a_stage_is_a_whole_number(knob: str, value: object) -> None:
+    app = sw.App("a")
+    with pytest.raises(Usage, match=rf"stage 's': {knob} is {value!r}; expected a whole number, [012] "):
+        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), **{knob: value})(rows)  # type: ignore[arg-type]
+    assert not app.stages
+
+
+def test_counts_that_are_numpys_are_taken_for_what_they_are() -> None:
+    app = sw.App("a")
+    app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), partitions=np.int64(2))(rows)  # type: ignore[arg-type]
+    assert type(app.stages["s"].partitions) is int
+
+
+@pytest.mark.parametrize("partitions", [0, 2.0, True, math.nan])
+def test_partitions_of_a_topic_are_a_whole_number(partitions: float) -> None:
+    with pytest.raises(Usage, match=f"partitions is {partitions}; expected a whole number, 1 or more"):
+        sw.repartition("r", "k", partitions=partitions)  # type: ignore[arg-type]
+
+
+def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -> None:
+    app = sw.App("a")
+    with pytest.raises(Usage, match="ttl 7 is not a span of time"):
+        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), ttl=7)  # type: ignore[arg-type]
+    with pytest.raises(Usage, match="trigger 10 is not an interval"):
+        interval_ms(10)  # type: ignore[arg-type]

@@ -131,3 +131,23 @@ def test_watching_merges_what_becomes_due_until_it_is_stopped(
         _, said = watching.communicate(timeout=30)
     assert (watching.returncode, said) == (0, "")
     assert [noted.detail for noted in list_operations(store, "flights")] == ["--watch, all tables"]
+
+
+def test_watching_goes_on_with_the_other_tables_when_one_cannot_be_merged(app: FlightsApp, store: ObjectStore) -> None:
+    broken = app.heads["aircraft"].ssts[0].object
+    whole = store.get(broken)
+    store.put(broken, b"")
+    words = [sys.executable, "-m", "slackwater.cli.main", "compact", "flights", "--watch", "--every", "0.1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        # Its other state partition is merged, too.
+        for begins in ("aircraft v10", "carriers v10"):
+            assert watching.stdout.readline().startswith(begins)
+        assert watching.stderr.readline() == "compaction of flights/aircraft put off; trying again in 0.1 s\n"
+        assert broken in watching.stderr.readline()
+        store.put(broken, whole)
+        assert watching.stdout.readline().startswith("aircraft v11")
+        watching.send_signal(signal.SIGTERM)
+        watching.communicate(timeout=30)
+    assert watching.returncode == 0

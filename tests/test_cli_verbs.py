@@ -431,6 +431,22 @@ def test_a_dry_run_of_a_rescale_changes_nothing(store: ObjectStore) -> None:
     assert [info.key for info in store.list("")] == before
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compact", "flights", "--watch", "--every"),
+        ("status", "flights", "--watch", "--every"),
+        ("snapshot", "take", "flights", "--timeout"),
+        ("run", "flights.py", "--patience"),
+    ],
+)
+def test_seconds_that_are_no_number_are_refused(words: tuple[str, ...], seconds: str) -> None:
+    result = slackwater(*words, seconds)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[-1]}'" in result.output
+
+
 @pytest.mark.usefixtures("app")
 @pytest.mark.parametrize(
     ("stage", "partitions", "code", "expected"),

@@ -1,6 +1,7 @@
 """What is written is read again, by this program; what cannot be read is told by name."""
 
 import json
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.store import codec
 from slackwater.store.errors import Corruption
-from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
+from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Policy, Sst, Table
 
 from .manifests import APPS, MANIFESTS, manifest
 
@@ -53,6 +54,26 @@ def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> 
     random.shuffle(shuffled)
     one, other = (msgspec.structs.replace(manifest(1), recorded=items) for items in (recorded, dict(shuffled)))
     assert codec.encode(one) == codec.encode(other)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Policy(target_file_bytes=64e6),  # type: ignore[arg-type]
+        Policy(max_space_amplification=math.inf),
+        Policy(size_ratio=math.nan),
+        Policy(l0_trigger=True),
+        Policy("tiered"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_could_not_be_read_again_is_not_encoded(wrong: Policy) -> None:
+    with pytest.raises(ValueError, match="this Manifest could not be read again"):
+        codec.encode(msgspec.structs.replace(manifest(1), table=Table((), (), 1, "s", compaction=wrong)))
+
+
+def test_what_would_be_read_as_something_else_is_not_encoded() -> None:
+    with pytest.raises(ValueError, match="this Manifest would be read as another one"):
+        codec.encode(msgspec.structs.replace(manifest(1), ssts=[]))
 
 
 def test_a_manifest_of_the_first_release_is_read() -> None:

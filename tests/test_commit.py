@@ -46,6 +46,25 @@ def test_a_commit_is_one_request(any_store: ObjectStore) -> None:
     assert versions(store) == [manifest(1), manifest(2)]
 
 
+def test_what_nobody_could_read_is_not_committed(any_store: ObjectStore) -> None:
+    commit(any_store, manifest(1))
+    broken = replace(manifest(2), table=replace(TABLE, partitions=2.0))
+    with pytest.raises(ValueError, match="could not be read again"):
+        commit(any_store, broken)
+    with pytest.raises(ValueError, match="could not be read again"):
+        claim(
+            any_store,
+            "app",
+            "stage",
+            writer="w",
+            by="h",
+            now_ms=1,
+            build=lambda draft: replace(draft, table=broken.table),
+        )
+    commit(any_store, manifest(2))
+    assert versions(any_store) == [manifest(1), manifest(2)]
+
+
 def test_the_first_commit_of_a_process_also_looks_whether_its_number_was_collected(any_store: ObjectStore) -> None:
     commit(any_store, manifest(1))
     store = CountingStore(any_store)

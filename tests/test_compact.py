@@ -3,13 +3,16 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 from slackwater.snapshot import stage_compactor
 from slackwater.snapshot.compact import AppCompactor, Compacted, Merge, plan
+from slackwater.snapshot.gc import collect
 from slackwater.snapshot.log import entries
+from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store import history
@@ -18,8 +21,11 @@ from slackwater.store.counting import CountingStore
 from slackwater.store.errors import CommitConflict, Corruption, NotFound, Refused
 from slackwater.store.manifest import Manifest, Policy
 from slackwater.store.memory import MemoryStore
+from slackwater.store.merging import run
+from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition, depth, sorted_runs
 
+from .collecting import StoreClock, aging_app
 from .histories import FlightsApp, Kafka, flights, rows_of
 
 
@@ -91,6 +97,33 @@ def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsAp
     ] * 2
     assert sound(app)
     assert [*compactor(app, cache).look()] == []
+
+
+class Odd(MemoryStore):
+    """Raises what no store promises, when an SST of one stage is put."""
+
+    stage = ""
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.stage and f"/{self.stage}/sst/" in key:
+            raise ZeroDivisionError(key)
+        super().put(key, data)
+
+
+def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache) -> None:
+    store = Odd()
+    app = FlightsApp(store, Kafka())
+    app.run(flights(100))
+    store.stage = "aircraft"
+    failures: list[tuple[str, str]] = []
+    done = [*compactor(app, cache).look(failed=lambda stage, error: failures.append((stage, type(error).__name__)))]
+    assert [each.stage for each in done] == ["carriers"]
+    assert failures == [("aircraft", "ZeroDivisionError")]
+    with pytest.raises(ZeroDivisionError) as failed:
+        [*compactor(app, cache).look()]
+    assert failed.value.__notes__ == ["while compacting flights/aircraft"]
+    store.stage = ""
+    assert [each.stage for each in compactor(app, cache).look()] == ["aircraft"]
 
 
 def changes(before: Manifest) -> dict[str, Any]:
@@ -166,6 +199,35 @@ def test_when_batches_come_first_the_result_goes_into_the_version_after_them(
     assert rows_of(raced.store, after) == raced.state["aircraft"]
     assert len(after.ssts) == before - 20 + 2 + 4
     assert sound(raced)
+
+
+def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: SstCache) -> None:
+    app = aging_app(step_ms=1000)
+    app.run(flights(100))
+    before = head(app, "carriers")
+    landing = StageCompactor(
+        app.store, cache, before, by="ada@host", threads=1, now_ms=lambda: app.clock.now_ms, stop=threading.Event()
+    )
+    assert before.table is not None
+    done = [run(app.store, cache, app.name, "carriers", before.table, one) for one in pick_for(before)]
+    assert len(done) == 2
+    # It slept for long, and the app went on. Of one result nothing is left.
+    app.run(flights(10))
+    for sst in done[0].outputs:
+        app.store.delete(sst.object)
+    landed = landing._land(done)
+    assert landed is not None
+    assert (landed.merges, landed.left_out) == (1, 1)
+    assert sound(app)
+    for sst in done[1].outputs:
+        assert sst in head(app, "carriers").ssts
+    again = [run(app.store, cache, app.name, "carriers", before.table, done[0].compaction)]
+    app.heads["carriers"] = head(app, "carriers")
+    cast("StoreClock", app.clock).wait(5000)
+    app.run(flights(10))
+    assert collect(app.store, app.name, Retention(), by="test", margin_ms=1000).objects > 0
+    assert landing._land(again) is None
+    assert sound(app)
 
 
 def test_a_claim_that_comes_first_does_not_stop_it_and_is_not_undone(raced: FlightsApp, cache: SstCache) -> None:

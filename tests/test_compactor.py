@@ -39,6 +39,17 @@ class Slow(MemoryStore):
         super().put(key, data)
 
 
+class Odd(MemoryStore):
+    """While it is told to, raises at puts what no store promises."""
+
+    odd = True
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.odd:
+            raise ZeroDivisionError(key)
+        super().put(key, data)
+
+
 class Stage:
     """A stage whose batches are written at once, and its compactor."""
 
@@ -170,6 +181,38 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     compactor.close()
 
 
+def test_a_merge_that_fails_as_nobody_expected_is_told_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Odd()
+    store.odd = False
+    stage = Stage(store, tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    store.odd = True
+    stage.compactor.consider(head)
+    # One thread: the first failure is no end of the second merge.
+    eventually(lambda: caplog.text.count("ZeroDivisionError: ") == 2, "both merges to fail")
+    eventually(lambda: stage.compactor.doing == "nothing", "nothing to be under way")
+    assert "compaction of app/stage failed" in caplog.text
+    store.odd = False
+    stage.compactor.consider(head)
+    stage.until_folded(2)
+    assert stage.compactor.doing == "finished"
+    stage.compactor.close()
+
+
+def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
+    stage = Stage(MemoryStore(), tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    one = pick_for(head)[0]
+    stage.compactor.close()
+    stage.compactor._busy.add(one)
+    stage.compactor._run(head, one)
+    assert stage.compactor.doing == "nothing"
+
+
 def test_a_program_says_how_its_tables_are_compacted() -> None:
     app = App("flights")
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="a")(lambda rows: rows)
@@ -193,7 +236,7 @@ def test_a_knob_that_could_not_work_is_refused_by_name(knob: str, value: float) 
 
 
 def test_a_fanout_that_would_not_end_is_refused() -> None:
-    with pytest.raises(Usage, match="fanout is 1; expected more than 1"):
+    with pytest.raises(Usage, match="fanout is 1; expected a finite number, more than 1"):
         sw.leveled(fanout=1)
 
 

@@ -273,6 +273,37 @@ def test_a_snapshot_keeps_its_state_until_it_is_removed() -> None:
         resolve(fresh(app.store), f"flights/carriers@v{cut.versions['carriers']}", now_ms=0)
 
 
+@pytest.mark.parametrize("gone", STAGES)
+def test_a_stage_that_is_gone_is_no_reason_to_take_what_snapshots_pin_of_the_others(gone: str) -> None:
+    app = aging_app()
+    app.run(flights(40))
+    pinned = pin(app.store, resolve(app.store, "flights", now_ms=app.clock.now_ms), "kept")
+    for _ in range(2):
+        wait(app)
+        app.run(flights(40))
+    there = {
+        stage: history.read(app.store, app.name, stage, version)
+        for stage, version in pinned.stages.items()
+        if stage != gone
+    }
+    shown = {stage: rows_of(app.store, manifest) for stage, manifest in there.items() if manifest.table}
+    for key in keys_of(store_of(app), f"{keys.stages(app.name)}{gone}/"):
+        app.store.delete(key)
+    done = gc(app)
+    assert [(one.snapshot, one.stage, one.version) for one in done.absent] == [("kept", gone, pinned.stages[gone])]
+    store = fresh(app.store)
+    for stage, manifest in there.items():
+        assert history.read(store, app.name, stage, manifest.version) == manifest
+    assert {stage: rows_of(store, there[stage]) for stage in shown} == shown
+    # The rest of a moment is no moment of the app.
+    limit = boundary.newest(store, app.name)
+    assert limit is None or limit.moments == ()
+    with pytest.raises(NotFound, match=gone):
+        of_snapshot(store, pinned)
+    remove(app.store, app.name, "kept")
+    assert gc(app).absent == ()
+
+
 def test_a_clone_lives_on_whatever_its_source_and_it_collect() -> None:
     app = aging_app()
     app.run(flights(40))

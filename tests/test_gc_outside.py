@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.cli.main import app as cli
 from slackwater.cli.settings import load
-from slackwater.snapshot.gc import collect
+from slackwater.snapshot.gc import MARGIN_MS, collect
 from slackwater.snapshot.retention import DAY_MS, HOUR_MS, Retention, span_ms
+from slackwater.store import merging
 from slackwater.store.errors import Usage
 from slackwater.store.local import LocalStore
 from slackwater.store.open import open_store
@@ -34,6 +35,18 @@ def test_the_command_without_rules_says_so_and_speaks_json(tmp_path: Path) -> No
     assert "the whole history stays" in CliRunner().invoke(cli, arguments).output
     told = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)
     assert [stage["versions"] for stage in told["stages"]] == [0, 0, 0]
+
+
+def test_a_margin_in_which_a_merge_could_still_be_under_way_is_refused(tmp_path: Path) -> None:
+    FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
+    arguments = ["gc", "flights", "--store", str(tmp_path), "--margin"]
+    for words in (["1s"], ["59m", "--dry-run"], ["0s", "--explain", "app.json"]):
+        refused = CliRunner().invoke(cli, [*arguments, *words])
+        assert refused.exit_code == 2
+        assert f"--margin is {words[0]}; expected 1h or more" in refused.output
+    for margin in ("1h", "60m", "2d"):
+        assert CliRunner().invoke(cli, [*arguments, margin]).exit_code == 0
+    assert MARGIN_MS >= 2_000 * merging._LONGEST_S
 
 
 def test_the_file_has_rules_for_all_apps_and_for_one(tmp_path: Path) -> None:

@@ -130,9 +130,9 @@ def test_a_dry_run_says_what_would_be_and_changes_nothing(app: FlightsApp) -> No
     assert operations.list_operations(app.store, "flights") == ()
 
 
-@pytest.mark.parametrize("partitions", [0, -1, MAX_PARTITIONS + 1])
+@pytest.mark.parametrize("partitions", [0, -1, MAX_PARTITIONS + 1, 2.0, True])
 def test_numbers_that_no_table_can_have_are_refused(app: FlightsApp, partitions: int) -> None:
-    with pytest.raises(Usage, match=rf"1 to {MAX_PARTITIONS} state partitions; asked for {partitions}"):
+    with pytest.raises(Usage, match=rf"is {partitions}; expected a whole number, 1 to {MAX_PARTITIONS}"):
         to(app, partitions)
 
 

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store import relation, shadows
+from slackwater.store import blocks, relation, shadows
+from slackwater.store.blocks import BLOCK_ROWS
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
+from slackwater.store.index import multi_get
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore
 from slackwater.store.shadows import shadowed
 
-from .state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version
+from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version
 
 LARGE = 1 << 40
 NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1, state="test")
@@ -29,23 +31,29 @@ def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     st.lists(st.dictionaries(st.integers(0, 30), st.integers() | st.none(), min_size=1), min_size=1, max_size=6),
     st.sampled_from([0, 1, 3]),
     st.sampled_from([1, 4]),
+    st.sampled_from([2, BLOCK_ROWS]),
     st.booleans(),
 )
-def test_a_view_equals_a_dictionary(
+def test_a_view_and_look_ups_equal_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory,
     history: list[dict[int, int | None]],
     modulus: int,
     partitions: int,
+    block_rows: int,
     mapped: bool,
 ) -> None:
     table = replace(NUMBERED, partitions=partitions)
+    hashes = Hashes(modulus)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path_factory.mktemp("cache"), LARGE)
     ssts: tuple[Sst, ...] = ()
     model: dict[int, str] = {}
-    with duckdb.connect() as con:
+    every = columns(table.key, ((k,) for k in range(31)))
+    with duckdb.connect() as con, pytest.MonkeyPatch.context() as patch:
+        for module in (blocks, shadows):
+            patch.setattr(module, "BLOCK_ROWS", block_rows)
         for seq, changes in enumerate(history, start=1):
             rows: dict[Key, Values | None] = {(k,): None if v is None else (str(v),) for k, v in changes.items()}
-            new = write_version(store, cache if mapped else None, table, rows, seq, Hashes(modulus))
+            new = write_version(store, cache if mapped else None, table, rows, seq, hashes)
             ssts = (*new, *ssts) if seq % 2 else (*ssts, *new)
             for k, v in changes.items():
                 model.pop(k, None)
@@ -54,6 +62,24 @@ def test_a_view_equals_a_dictionary(
             relation.register(con, "t", store, cache, manifest_of(table, ssts, seq))
             assert con.execute("FROM t ORDER BY k").fetchall() == sorted(model.items())
             assert con.execute("SELECT count(*) FROM t WHERE k >= 10").fetchall() == [(sum(k >= 10 for k in model),)]
+            found, there = multi_get(store, cache, ssts, table, hashes.of(table, every), every)
+            assert {
+                k: v for k, v, is_there in zip(range(31), found["v"].to_pylist(), there, strict=True) if is_there
+            } == model
+    cache.close()
+
+
+def test_keys_are_hidden_behind_a_block_that_shares_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (blocks, shadows):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 8)
+    store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
+    of_hash = np.argsort(AS_ALWAYS.of(NUMBERED, columns(NUMBERED.key, ((k,) for k in range(64))))).tolist()
+    # The older SST spans the newer one's eight blocks, and has a key of the last.
+    old = write_version(store, None, NUMBERED, {(of_hash[k],): ("old",) for k in (0, 63)}, 1)
+    new = write_version(store, None, NUMBERED, {(k,): None for k in of_hash[1:]}, 2)
+    with duckdb.connect() as con:
+        relation.register(con, "t", store, cache, manifest_of(NUMBERED, (*new, *old)))
+        assert con.execute("FROM t").fetchall() == [(of_hash[0], "old")]
     cache.close()
 
 

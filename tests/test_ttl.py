@@ -9,12 +9,14 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
 from slackwater.snapshot.topology import Cut
-from slackwater.store import codec, stamps, ttl
+from slackwater.store import codec, merging, stamps, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.counting import CountingStore
@@ -253,6 +255,44 @@ def test_event_times_are_milliseconds_whatever_their_type(
     deleted = rows.set_column(1, "_op", pa.array([1] * len(values), pa.uint8()))
     assert stamps.stamp(deleted, table, 123)[EXPIRES].null_count == len(values)
     assert stamps.latest_event_ms(deleted, table.ttl) is None
+
+
+@settings(max_examples=30)
+@given(
+    st.integers(40, 80),
+    st.lists(st.dictionaries(st.integers(0, 99), st.integers(0, 9) | st.none(), min_size=1, max_size=9), max_size=3),
+    st.sampled_from([Ttl(100), Ttl(0)]),
+    st.booleans(),
+)
+def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
+    tmp_path_factory: pytest.TempPathFactory,
+    before: int,
+    after: list[dict[int, int | None]],
+    lifetime_of: Ttl,
+    cached: bool,
+) -> None:
+    # Most slices have no row that came after, and an output has rows of many slices.
+    with pytest.MonkeyPatch.context() as patch, closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
+        patch.setattr(merging, "_SLICE_ROWS", 4)
+        patch.setattr(merging, "_ENDS_A_FILE", 1 << 10)
+        memory = MemoryStore()
+        old = replace(TABLE, key=(Column("k", "int64"),), ttl=None)
+        new = replace(old, ttl=lifetime_of)
+        steps = [(old, {k: k for k in range(before)}), *((new, changes) for changes in after)]
+        ssts: tuple[Sst, ...] = ()
+        model: dict[int, tuple[int, int | None]] = {}
+        for seq, (table, changes) in enumerate(steps, start=1):
+            rows: dict[Key, Values | None] = {(k,): None if v is None else (v,) for k, v in changes.items()}
+            ssts = (*write_version(memory, cache if cached else None, table, rows, seq, clock_ms=7), *ssts)
+            for k, v in changes.items():
+                model.pop(k, None)
+                if v is not None:
+                    model[k] = (v, 107 if table.ttl == Ttl(100) else None)
+        one = Compaction(0, 1, ssts, drops_tombstones=True, clock_ms=7)
+        (made,) = run(memory, cache, "app", "stage", new, one).outputs
+        found = cache.open(memory, made, new).table
+        assert {row["k"]: (row["v"], row[EXPIRES]) for row in found.to_pylist()} == model
+        assert (made.rows, made.expiring) == (len(model), sum(expires is not None for _, expires in model.values()))
 
 
 def test_while_it_is_off_rows_are_written_that_never_expire() -> None:

@@ -1,0 +1,62 @@
+"""Numbers that programs and people give: whole where they count something, finite where they are ratios or spans.
+
+They are checked where they are given. What is stored is read by its type, and neither 64000000.0 for a count nor a
+ratio that JSON has no word for would be taken back.
+"""
+
+import math
+from contextlib import suppress
+from numbers import Integral, Real
+
+from .errors import Usage
+
+__all__ = ["finite", "whole"]
+
+
+def whole(what: str, value: object, least: int, most: int | None = None) -> int:
+    """The value, when it is a whole number, not below `least` and not above `most`.
+
+    Args:
+        what: which number, in words: the message begins with them.
+        value: an int, or what stands for one, as numpy's do.
+        least: the smallest that could work.
+        most: the largest that could; None for no limit.
+
+    Raises:
+        Usage: it is something else, too small or too large.
+    """
+
+    def fits(number: float) -> bool:
+        return number >= least and (most is None or number <= most)
+
+    if isinstance(value, Integral) and not isinstance(value, bool) and fits(int(value)):
+        return int(value)
+    limit = f"{least} or more" if most is None else f"{least} to {most}"
+    only_written_so = isinstance(value, float) and value.is_integer() and fits(value)
+    raise Usage(
+        f"{what} is {value!r}; expected a whole number, {limit}",
+        hint=f"write it without a fraction: {value:.0f}" if only_written_so else "",
+    )
+
+
+def finite(what: str, value: object, least: float, *, or_more: bool = True) -> float:
+    """The value as a float, when it is a finite number of `least` or more (above `least`, unless `or_more`).
+
+    Args:
+        what: which number, in words: the message begins with them.
+        value: an int or a float, or what stands for one, as numpy's do.
+        least: the smallest that could work, or what it must be above.
+        or_more: whether `least` itself could work.
+
+    Raises:
+        Usage: it is something else, infinite, no number (NaN), or too small.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # an int that no float can hold
+            number = float(value)
+            if math.isfinite(number) and (number >= least if or_more else number > least):
+                return number
+    raise Usage(
+        f"{what} is {value!r}; expected a finite number, {f'{least:g} or more' if or_more else f'more than {least:g}'}",
+        hint="for no limit, write a number that is never reached, such as 1e9" if value == math.inf else "",
+    )
