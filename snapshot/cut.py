@@ -47,14 +47,7 @@ def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
         NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
     """
     ref = parse(text, now_ms=now_ms)
-    match ref.moment:
-        case Latest():
-            seen_ms = now_ms
-        case AtTime(time_ms):
-            seen_ms = min(time_ms, now_ms)
-        case _:
-            seen_ms = 0
-    return replace(cut_at(store, ref), seen_ms=seen_ms)
+    return _as_seen(cut_at(store, ref), ref, now_ms)
 
 
 def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
@@ -68,13 +61,25 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
     """
     ref = parse(text, now_ms=now_ms)
     try:
-        return cut_at(store, ref), None
+        return _as_seen(cut_at(store, ref), ref, now_ms), None
     except Corruption as error:
         if not ref.stage:
             others = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
             error.hint = f"{error.hint}; {others}" if error.hint else others
             raise
-        return Cut(ref.app, {ref.stage: _alone(store, ref)}), error
+        return _as_seen(Cut(ref.app, {ref.stage: _alone(store, ref)}), ref, now_ms), error
+
+
+def _as_seen(cut: Cut, ref: Ref, now_ms: int) -> Cut:
+    """The cut as one who looks at the ref's moment sees it: rows go on expiring until then, but not in the future."""
+    match ref.moment:
+        case Latest():
+            seen_ms = now_ms
+        case AtTime(time_ms):
+            seen_ms = min(time_ms, now_ms)
+        case _:
+            seen_ms = 0
+    return replace(cut, seen_ms=seen_ms)
 
 
 def _alone(store: ObjectStore, ref: Ref) -> Manifest:

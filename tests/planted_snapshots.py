@@ -1,4 +1,4 @@
-"""Faults in completing snapshots and in keeping records in flight, for `planted.py`."""
+"""Faults in completing snapshots, keeping records in flight, and finding moments, for `planted.py`."""
 
 from .fault import Fault
 
@@ -7,9 +7,11 @@ __all__ = ["SNAPSHOT_FAULTS"]
 COMPLETER = ("test_completer.py",)
 DIAMOND = ("test_diamond_law.py",)
 TAKING = ("test_taking.py",)
+TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
+_CUT = "snapshot/cut.py"
 
 SNAPSHOT_FAULTS = (
     # Completing.
@@ -160,5 +162,13 @@ SNAPSHOT_FAULTS = (
         "if flight.attempts)",
         "if flight.rows > 1)",
         DIAMOND,
+    ),
+    # Finding moments.
+    Fault(
+        "queries show what has expired since the newest version",
+        _CUT,
+        "        return _as_seen(cut_at(store, ref), ref, now_ms), None",
+        "        return cut_at(store, ref), None",
+        TTL_MOMENTS,
     ),
 )
