@@ -62,9 +62,17 @@ class Snapshot(Struct, frozen=True):
     def captured(self, flight: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
         for kept in self.channels:
-            if kept.channel == flight.channel and kept.after <= flight.after and flight.up_to <= kept.up_to:
+            spans = kept.after <= flight.after and flight.up_to <= kept.up_to
+            # In a clone, readers may stand at different offsets before one version.
+            if kept.channel == flight.channel and spans and _reaches(kept, flight):
                 return kept
         return None
+
+
+def _reaches(kept: Captured, flight: InFlight) -> bool:
+    """Whether what is kept begins and ends where these records do, or beyond."""
+    begins = all(ours <= theirs for ours, theirs in zip(kept.starts, flight.starts, strict=True))
+    return begins and all(theirs <= ours for ours, theirs in zip(kept.ends, flight.ends, strict=True))
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:

@@ -6,12 +6,13 @@ __all__ = ["SNAPSHOT_FAULTS"]
 
 COMPLETER = ("test_completer.py",)
 DIAMOND = ("test_diamond_law.py",)
+FAN_OUT = ("test_clone_fan_out.py",)
 TAKING = ("test_taking.py",)
 TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
-_CUT = "snapshot/cut.py"
+_CARRY, _CUT = "snapshot/carry.py", "snapshot/cut.py"
 
 SNAPSHOT_FAULTS = (
     # Completing.
@@ -162,6 +163,28 @@ SNAPSHOT_FAULTS = (
         "if flight.attempts)",
         "if flight.rows > 1)",
         DIAMOND,
+    ),
+    # Carrying them into a clone.
+    Fault(
+        "readers that stand before one version are taken by their names",
+        _CARRY,
+        "(reader.input.version, reader.input.offsets) if",
+        "(reader.input.version,) if",
+        FAN_OUT,
+    ),
+    Fault(
+        "nothing lies between two readers that stand before one version",
+        _IN_FLIGHT,
+        "until.version + within",
+        "until.version",
+        FAN_OUT,
+    ),
+    Fault(
+        "what a snapshot keeps for one reader is given to another who is further behind",
+        "snapshot/snapshots.py",
+        " and spans and _reaches(kept, flight):",
+        " and spans:",
+        FAN_OUT,
     ),
     # Finding moments.
     Fault(
