@@ -8,6 +8,7 @@ COMPLETER = ("test_completer.py",)
 DIAMOND = ("test_diamond_law.py",)
 FAN_OUT = ("test_clone_fan_out.py",)
 TAKING = ("test_taking.py",)
+THINNED = ("test_thinned_refs.py",)
 TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
@@ -193,5 +194,26 @@ SNAPSHOT_FAULTS = (
         "        return _as_seen(cut_at(store, ref), ref, now_ms), None",
         "        return cut_at(store, ref), None",
         TTL_MOMENTS,
+    ),
+    Fault(
+        "a time in a thinned history may name a later moment",
+        _CUT,
+        "return _of_moment(store, app, limit.at(time_ms))",
+        "return _of_moment(store, app, limit.at(time_ms + 3_600_000))",
+        THINNED,
+    ),
+    Fault(
+        "a version of a stage that stands still needs a moment that was kept",
+        _CUT,
+        "        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)\n",
+        "",
+        THINNED,
+    ),
+    Fault(
+        "what a version had not sent is consumed in its cut",
+        _CUT,
+        "    found = _held(store, found, commit)\n    if limit",
+        "    found[commit.stage] = commit\n    if limit",
+        ("test_cut.py",),
     ),
 )
