@@ -74,7 +74,8 @@ def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
         return None
     try:
         return normalise_keys(rows.select(schema.names).cast(schema), schema.names)
-    except pa.ArrowInvalid:
+    except pa.ArrowException:
+        # Another shape (a list, a struct), or a text that is no number: the query gave the name to something else.
         return None
 
 
