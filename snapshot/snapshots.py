@@ -143,7 +143,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
 
     Raises:
         NotFound: there is no such app or snapshot.
-        Refused: a clone lives from it, unless `force`.
+        Refused: a clone lives from it, or may live under a root of which nothing is to be seen here; unless `force`.
         Unavailable: the clone's store did not answer.
     """
     snapshot = read_snapshot(store, app, name)
@@ -275,11 +275,19 @@ def taken(written: Snapshot) -> Refused:
 
 
 def _clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = open_store(snapshot.clone_root) if elsewhere else store
     try:
         info = apps.read_app(target, snapshot.clone)
     except NotFound:
+        # A disk that is not mounted, or another machine's, reads as a store without apps.
+        if elsewhere and next(iter(target.list_folders("")), None) is None:
+            raise Refused(
+                f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
+                f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
+                hint=f"do this where {snapshot.clone_root} can be read, or say --force if the clone is gone",
+            ) from None
         return False
     origin = info.origin
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)

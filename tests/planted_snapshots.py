@@ -13,7 +13,7 @@ TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
-_CARRY, _CUT = "snapshot/carry.py", "snapshot/cut.py"
+_CARRY, _CUT, _SNAPSHOTS = "snapshot/carry.py", "snapshot/cut.py", "snapshot/snapshots.py"
 
 SNAPSHOT_FAULTS = (
     # Completing.
@@ -182,10 +182,17 @@ SNAPSHOT_FAULTS = (
     ),
     Fault(
         "what a snapshot keeps for one reader is given to another who is further behind",
-        "snapshot/snapshots.py",
+        _SNAPSHOTS,
         " and spans and _reaches(kept, flight):",
         " and spans:",
         FAN_OUT,
+    ),
+    Fault(
+        "a clone that is not to be seen from here is taken to be gone",
+        _SNAPSHOTS,
+        "        if elsewhere and next(iter(",
+        "        if not elsewhere and next(iter(",
+        ("test_snapshots.py",),
     ),
     # Finding moments.
     Fault(
