@@ -167,18 +167,18 @@ def pin(
     clone: str = "",
     clone_root: str = "",
     reader: ChannelReader | None = None,
-    channels: tuple[Captured, ...] = (),
+    keeper: Snapshot | None = None,
 ) -> Snapshot:
     """Name a cut that exists already. Pinning the same versions for the same purpose again changes nothing.
 
-    With a `reader`, records in flight are kept with it; else it has those that another snapshot of the same cut keeps
-    (`channels`), and of all others only Kafka knows, as long as it keeps them.
+    With a `reader`, records in flight are kept with it; else it shares those that `keeper` keeps, another snapshot of
+    the same cut, and of all others only Kafka knows, as long as it keeps them.
 
     Raises:
         Usage: no snapshot can have this name.
-        NotFound: a version of the cut was collected meanwhile, or is about to be.
-        Refused: the name is asked for or taken by other versions; the cut is empty or not consistent; records in flight
-            are gone.
+        NotFound: a version of the cut was collected meanwhile, or is about to be; `keeper` was removed.
+        Refused: the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
+            not consistent; records in flight are gone.
         Corruption: records in flight are not as many as their writers' manifests say.
         Unavailable: storage or Kafka did not answer.
     """
@@ -187,10 +187,10 @@ def pin(
     if wrong or not cut.stages:
         raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
     check_not_asked(store, cut.app, name)
+    shared = keeper.channels if keeper is not None else ()
     if (found := find_snapshot(store, cut.app, name)) is not None:
-        return _not_collected(store, _same_or_taken(found, cut, kind, clone, clone_root))
+        return _whole(store, _same_or_taken(found, cut, kind, clone, clone_root, shared), keeper)
     kept = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
-    channels = kept or channels
     ulid = ULID()
     snapshot = Snapshot(
         name=name,
@@ -203,20 +203,42 @@ def pin(
         by=by,
         clone=clone,
         clone_root=clone_root,
-        channels=channels,
+        channels=kept or shared,
     )
     written = create(store, snapshot)
     if written != snapshot:
         discard(store, kept)
-        return _not_collected(store, _same_or_taken(written, cut, kind, clone, clone_root))
+        return _whole(store, _same_or_taken(written, cut, kind, clone, clone_root, shared), keeper)
     try:
-        _not_collected(store, written)
+        _whole(store, written, keeper)
         _check_there(store, kept)
     except SlackwaterError:
         store.delete(keys.snapshot(cut.app, name))
         discard(store, kept)
         raise
     return written
+
+
+def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
+    """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`."""
+    if keeper is not None and keeper.channels:
+        _still_kept(store, keeper)
+    return _not_collected(store, written)
+
+
+def _still_kept(store: ObjectStore, keeper: Snapshot) -> None:
+    """See that a snapshot is there whose records are shared.
+
+    Who removes it looks for other snapshots with its records after its document is gone; this looks for the document
+    after the other snapshot is written. So one of the two sees the other.
+    """
+    if find_snapshot(store, keeper.app, keeper.name) != keeper:
+        raise NotFound(
+            f"snapshot of app {keeper.app!r}",
+            keeper.name,
+            found="it was removed while the records in flight that it keeps were to be kept for longer",
+            hint="choose another moment",
+        )
 
 
 def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
@@ -248,9 +270,11 @@ def _check_there(store: ObjectStore, kept: tuple[Captured, ...]) -> None:
             ) from None
 
 
-def _same_or_taken(written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str) -> Snapshot:
+def _same_or_taken(
+    written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str, shared: tuple[Captured, ...]
+) -> Snapshot:
     same = (written.stages, written.kind, written.clone, written.clone_root)
-    if same != (cut.versions, kind, clone, clone_root):
+    if same != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(written.channels):
         raise taken(written)
     return written
 

@@ -7,6 +7,7 @@ __all__ = ["SNAPSHOT_FAULTS"]
 COMPLETER = ("test_completer.py",)
 DIAMOND = ("test_diamond_law.py",)
 FAN_OUT = ("test_clone_fan_out.py",)
+RACES = ("test_clone_races.py",)
 TAKING = ("test_taking.py",)
 THINNED = ("test_thinned_refs.py",)
 TTL_MOMENTS = ("test_ttl_moments.py",)
@@ -193,6 +194,20 @@ SNAPSHOT_FAULTS = (
         "        if elsewhere and next(iter(",
         "        if not elsewhere and next(iter(",
         ("test_snapshots.py",),
+    ),
+    Fault(
+        "nobody looks whether a snapshot is still there when its records are shared",
+        _SNAPSHOTS,
+        "        _still_kept(store, keeper)\n",
+        "        pass\n",
+        RACES,
+    ),
+    Fault(
+        "a pin that keeps nothing does for a clone of a snapshot that does",
+        _SNAPSHOTS,
+        " or not set(shared) <= set(written.channels):",
+        ":",
+        RACES,
     ),
     # Finding moments.
     Fault(
