@@ -1,6 +1,5 @@
 """`slackwater query`: SQL over the state of an app, now or at any earlier moment."""
 
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,8 +85,18 @@ def _sql(sql: str | None, file: Path | None) -> str | None:
     if sql is not None and file is not None:
         raise Usage("the query is given twice: as an argument and with --file", hint="give one of them")
     if file is not None:
-        return file.read_text(encoding="utf-8")
-    return sys.stdin.read() if sql == "-" else sql
+        return _decoded(file.read_bytes(), str(file))
+    return _decoded(typer.get_binary_stream("stdin").read(), "standard input") if sql == "-" else sql
+
+
+def _decoded(text: bytes, where: str) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise Usage(
+            f"the SQL in {where} is not UTF-8: byte {error.start} is 0x{text[error.start]:02x}",
+            hint="save it as UTF-8",
+        ) from None
 
 
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":

@@ -46,11 +46,11 @@ def rescale(
     from ..snapshot.operations import whoami
     from ..snapshot.rescale import rescale as change
 
-    app_name, slash, stage_name = stage.partition("/")
-    if not slash:
+    app_name, _, stage_name = stage.partition("/")
+    if not stage_name:
         raise Usage(
             f"{stage!r} names no stage; expected APP/STAGE",
-            hint=f"`slackwater status {stage}` shows the stages",
+            hint=f"`slackwater status {app_name}` shows the stages",
         )
     opened = load(store=store).open_store()
     done = change(opened, app_name, stage_name, partitions, by=whoami(), now_ms=humane.now_ms(), dry_run=dry_run)

@@ -8,8 +8,10 @@ from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..store.errors import Refused, Usage
+from ..store.python_values import python_rows, python_values
 from .tables import Grid
 
 __all__ = ["check_ending", "for_json", "grid", "rows", "word", "write"]
@@ -20,9 +22,9 @@ _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 
 def grid(table: pa.Table, limit: int | None = None) -> Grid:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
-    shown = _readable(table.slice(0, limit))
+    shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
     headings = [f">{field.name}" if _is_number(field.type) else field.name for field in table.schema]
-    return Grid.of(headings, ([word(value) for value in row.values()] for row in shown.to_pylist()))
+    return Grid.of(headings, ([word(value) for value in row.values()] for row in rows(shown)))
 
 
 def word(value: object) -> str:
@@ -43,9 +45,8 @@ def word(value: object) -> str:
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as objects of Python values."""
-    found: list[dict[str, Any]] = _readable(table).to_pylist()
-    return found
+    """The rows as objects of Python values, by names that differ. Binary values are hexadecimal."""
+    return [row for batch in _batches(table) for row in batch]
 
 
 def for_json(table: pa.Table) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def write(table: pa.Table, path: Path) -> None:
 
     Raises:
         KeyError: `check_ending` would have refused the ending.
-        Refused: the file cannot be written.
+        Refused: the file cannot be written, or such a file cannot hold a column.
     """
     writer = _WRITERS[path.suffix.lower()]
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
@@ -80,6 +81,9 @@ def write(table: pa.Table, path: Path) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise Refused(f"{path} cannot be written: {error.strerror or error}", hint="choose another --out") from None
+    except pa.ArrowException as error:
+        hint = "let the query return text, as in column::VARCHAR, or choose another ending"
+        raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
@@ -91,10 +95,11 @@ def _write_parquet(table: pa.Table, path: Path) -> None:
 def _write_csv(table: pa.Table, path: Path) -> None:
     from pyarrow import csv
 
-    table = _readable(table)
+    table = table.rename_columns(_unique(table.column_names))
     for number, field in enumerate(table.schema):
-        if pa.types.is_nested(field.type) or pa.types.is_interval(field.type):
-            texts = [None if value is None else word(value) for value in table.column(number).to_pylist()]
+        column = table.column(number)
+        if _is_worded(field.type) or _goes_beyond(column):
+            texts = [None if value is None else word(_hexadecimal(value)) for value in python_values(column)]
             table = table.set_column(number, field.name, pa.array(texts, pa.string()))
     csv.write_csv(table, path)
 
@@ -115,35 +120,48 @@ _WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {
 
 def _json(table: pa.Table) -> Iterator[bytes]:
     separator = b"["
-    for batch in _readable(table).to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
+    for batch in _batches(table):
+        for row in batch:
             yield separator
             yield _encoder.encode(row)
             separator = b",\n "
     yield b"]" if table.num_rows else b"[]"
 
 
-def _readable(table: pa.Table) -> pa.Table:
-    """With names that differ and binary values as hexadecimal text, also those within others."""
+def _batches(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """The rows, so many at a time that a large table is not held twice."""
     table = table.rename_columns(_unique(table.column_names))
-    for number, field in enumerate(table.schema):
-        kind = _with_text(field.type)
-        if kind != field.type:
-            texts = [_hexadecimal(value) for value in table.column(number).to_pylist()]
-            table = table.set_column(number, field.name, pa.array(texts, kind))
-    return table
+    binary = [field.name for field in table.schema if _holds_binary(field.type)]
+    for batch in table.to_batches(max_chunksize=10_000):
+        found = python_rows(batch)
+        for row in found if binary else ():
+            row.update((name, _hexadecimal(row[name])) for name in binary)
+        yield found
 
 
-def _with_text(kind: pa.DataType) -> pa.DataType:
-    """The type with strings in the place of binaries."""
+def _is_worded(kind: pa.DataType) -> bool:
+    """Whether CSV has no way of its own to say such values."""
+    types = pa.types
+    return bool(types.is_nested(kind) or types.is_interval(kind) or _holds_binary(kind))
+
+
+def _goes_beyond(column: pa.ChunkedArray) -> bool:
+    """Whether dates or times are among these that Arrow writes wrongly: Python has no value for them either."""
+    if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+        return False
+    (extremes,) = python_values(pa.array([pc.min_max(column)]))
+    return isinstance(extremes, dict) and any(isinstance(value, str) for value in extremes.values())
+
+
+def _holds_binary(kind: pa.DataType) -> bool:
     types = pa.types
     if types.is_struct(kind):
-        return pa.struct([(field.name, _with_text(field.type)) for field in kind])
+        return any(_holds_binary(field.type) for field in kind)
     if types.is_map(kind):
-        return pa.map_(_with_text(kind.key_type), _with_text(kind.item_type))
-    if types.is_list(kind):
-        return pa.list_(_with_text(kind.value_type))
-    return pa.string() if types.is_binary(kind) or types.is_large_binary(kind) else kind
+        return _holds_binary(kind.key_type) or _holds_binary(kind.item_type)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _holds_binary(kind.value_type)
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _hexadecimal(value: object) -> object:

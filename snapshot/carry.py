@@ -93,7 +93,8 @@ def _carry_one(
     store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel], keeper: Snapshot | None
 ) -> Carried:
     """Copy one channel from where the last receiver is, with a stop where each of the others is."""
-    readers = sorted(readers, key=lambda reader: reader.input.version if reader.input else 0)
+    # In a clone that has read nothing yet, readers stand at different offsets before one and the same version.
+    readers = sorted(readers, key=lambda reader: (reader.input.version, reader.input.offsets) if reader.input else (0,))
     topic = channel_topic(app, readers[0].name)
     starts: dict[str, tuple[int, ...]] = {}
     attempts: list[str] = []
@@ -105,7 +106,8 @@ def _carry_one(
         ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app, _kept(store, flight, keeper))
         if flight.attempts:
             attempts.append(attempt)
-            rows += flight.rows
+            # A clone's first version says how much it copied for all of its readers.
+            rows += sum(flight.counts) if flight.counts else flight.rows
     return Carried(topic, ends, tuple(attempts), rows, starts)
 
 

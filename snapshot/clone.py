@@ -197,13 +197,15 @@ def _pin_for(store: ObjectStore, cut: Cut, name: str, root: str, by: str) -> str
     An earlier clone of that name, or a call that stopped before the clone existed, may have left its own pin.
     It is not ours to remove: whoever made it may be just about to go on.
     """
-    source = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
-    kept = source.channels if source else ()
+    keeper = read_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
+    if keeper is not None and keeper.stages != cut.versions:
+        found = "there is another one of that name since this clone was planned"
+        raise NotFound(f"snapshot of app {cut.app!r}", cut.snapshot, found=found, hint="say it again to clone that one")
     base = f"clone-{name}"[:56]
     candidates = (base, *(f"{base}-{number}" for number in range(2, 1000)))
     for candidate in candidates:
         try:
-            return pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, channels=kept).name
+            return pin(store, cut, candidate, "clone", by=by, clone=name, clone_root=root, keeper=keeper).name
         except Refused:
             if violations(cut.stages) or not cut.stages:
                 raise

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 from ..store import apps, boundary, history
-from ..store.boundary import Boundary
+from ..store.boundary import Boundary, Moment
 from ..store.errors import Corruption, NotFound, SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
@@ -47,14 +47,7 @@ def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
         NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
     """
     ref = parse(text, now_ms=now_ms)
-    match ref.moment:
-        case Latest():
-            seen_ms = now_ms
-        case AtTime(time_ms):
-            seen_ms = min(time_ms, now_ms)
-        case _:
-            seen_ms = 0
-    return replace(cut_at(store, ref), seen_ms=seen_ms)
+    return _as_seen(cut_at(store, ref), ref, now_ms)
 
 
 def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, Corruption | None]:
@@ -68,13 +61,25 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
     """
     ref = parse(text, now_ms=now_ms)
     try:
-        return cut_at(store, ref), None
+        return _as_seen(cut_at(store, ref), ref, now_ms), None
     except Corruption as error:
         if not ref.stage:
             others = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
             error.hint = f"{error.hint}; {others}" if error.hint else others
             raise
-        return Cut(ref.app, {ref.stage: _alone(store, ref)}), error
+        return _as_seen(Cut(ref.app, {ref.stage: _alone(store, ref)}), ref, now_ms), error
+
+
+def _as_seen(cut: Cut, ref: Ref, now_ms: int) -> Cut:
+    """The cut as one who looks at the ref's moment sees it: rows go on expiring until then, but not in the future."""
+    match ref.moment:
+        case Latest():
+            seen_ms = now_ms
+        case AtTime(time_ms):
+            seen_ms = min(time_ms, now_ms)
+        case _:
+            seen_ms = 0
+    return replace(cut, seen_ms=seen_ms)
 
 
 def _alone(store: ObjectStore, ref: Ref) -> Manifest:
@@ -133,11 +138,9 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
             pinned = history.latest_at(store, ref.app, ref.stage, time_ms) if ref.stage else None
             cut = _instant(store, ref.app, stages, time_ms, pinned)
         case Back(commits):
-            commit = _back(store, ref, chosen, commits)
-            cut = _instant(store, ref.app, stages, commit.time_ms, commit)
+            cut = _around(store, stages, _back(store, ref, chosen, commits))
         case Version(version):
-            commit = history.read(store, ref.app, ref.stage, version)
-            cut = _instant(store, ref.app, stages, commit.time_ms, commit)
+            cut = _around(store, stages, history.read(store, ref.app, ref.stage, version))
         case Named(name):
             cut = of_snapshot(store, read_snapshot(store, ref.app, name))
     if not cut.stages or (ref.stage and ref.stage not in cut.stages):
@@ -238,20 +241,57 @@ def _latest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
 
 
 def _instant(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
-    """Every stage as of `time_ms`, made consistent; `pinned` is in the cut exactly as it is.
+    """Every stage as of `time_ms`, made consistent; `pinned`, a version of then, is in the cut exactly as it is.
 
-    Where the history is not whole any more, the newest cut left that is as old (and has `pinned`); empty without one.
+    Where the history is not whole any more, the newest cut left that is as old; empty without one.
     """
+    found, limit = _as_of(store, app, stages, time_ms)
+    if pinned is not None:
+        found = _held(store, found, pinned)
+    if limit is not None and not _whole(limit, found):
+        return _of_moment(store, app, limit.at(time_ms))
+    return Cut(app, raise_senders(found, _reader(store, app)))
+
+
+def _around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
+    """The cut with `commit` exactly as it is, and every other stage as of its time, made consistent.
+
+    Where the history is not whole any more, a cut of another time that has this commit: of those left the nearest, else
+    that in which every stage has its first version of the whole history. Empty without one.
+    """
+    app = commit.app
+    found, limit = _as_of(store, app, stages, commit.time_ms)
+    found = _held(store, found, commit)
+    if limit is not None and not _whole(limit, found):
+        # No moment with this commit is earlier than the commit, so the oldest is the nearest.
+        having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
+        if (moment := next(having, None)) is not None:
+            return _of_moment(store, app, moment)
+        firsts = {
+            stage: history.read(store, app, stage, first)
+            for stage, first in limit.first.items()
+            if stage not in found or found[stage].version < first
+        }
+        # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
+        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)
+        if not _whole(limit, found):
+            return Cut(app, {})
+    return Cut(app, raise_senders(found, _reader(store, app)))
+
+
+def _as_of(
+    store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int
+) -> tuple[dict[str, Manifest], Boundary | None]:
+    """Each stage's version of a time, where its history is whole, and what says from where on it is."""
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     # After the versions: what was collected while they were searched is said there.
-    limit = boundary.newest(store, app)
-    if pinned is not None:
-        found[pinned.stage] = pinned
-        first = partial(history.first_version, store, app)
-        found = lower_receivers(found, pinned.stage, _reader(store, app), first)
-    if limit is not None and not _whole(limit, found):
-        return Cut(app, _left(store, app, limit, time_ms, pinned))
-    return Cut(app, raise_senders(found, _reader(store, app)))
+    return found, boundary.newest(store, app)
+
+
+def _held(store: ObjectStore, found: Mapping[str, Manifest], pinned: Manifest) -> dict[str, Manifest]:
+    """These versions with `pinned` among them, and none that has consumed what it has not sent."""
+    first = partial(history.first_version, store, pinned.app)
+    return lower_receivers({**found, pinned.stage: pinned}, pinned.stage, _reader(store, pinned.app), first)
 
 
 def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
@@ -259,14 +299,9 @@ def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
     return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
 
 
-def _left(store: ObjectStore, app: str, limit: Boundary, time_ms: int, pinned: Manifest | None) -> dict[str, Manifest]:
-    if pinned is None:
-        moment = limit.at(time_ms)
-    else:
-        having = (each for each in limit.moments if each.stages.get(pinned.stage) == pinned.version)
-        moment = next(having, None)
+def _of_moment(store: ObjectStore, app: str, moment: Moment | None) -> Cut:
     versions = moment.stages if moment else {}
-    return {stage: history.read(store, app, stage, version) for stage, version in versions.items()}
+    return Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
 
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:

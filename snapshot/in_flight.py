@@ -31,7 +31,8 @@ class InFlight:
     ends: tuple[int, ...]
     attempts: tuple[str, ...]
     rows: int
-    """Records that the sender's versions `after`+1..`up_to` wrote."""
+    """Records that the sender's versions `after`+1..`up_to` wrote. A clone's first version wrote for all readers: of a
+    channel with several, one may have had its share of them."""
     counts: tuple[int, ...]
     """Records by Kafka partition: sent by the sender since the channel began, less those consumed. Empty where the
     receiver began in the middle."""
@@ -65,9 +66,12 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
         starts = consumed = (0,) * len(output.ends)
     else:
         after, starts, consumed = channel.input.version, channel.input.offsets, channel.input.consumed
-    up_to, ends, sent = (
-        (until.version, until.offsets, until.consumed) if until else (sender.version, output.ends, output.sent)
-    )
+    if until is None:
+        up_to, ends, sent = sender.version, output.ends, output.sent
+    else:
+        # Two readers of a clone may stand within its sender's first version, at what was copied for each of them.
+        within = until.version == after and until.offsets != starts
+        up_to, ends, sent = until.version + within, until.offsets, until.consumed
     written = [
         part
         for version in range(after + 1, up_to + 1)

@@ -1,5 +1,6 @@
 """The history of an app: the versions of all its stages in one line."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -47,7 +48,7 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
         NotFound: there is no such app or stage.
     """
     stages = stages_of(store, app, stage)
-    manifests = tuple(islice(newest_first(store, app, stages, thinned=True), limit))
+    manifests = tuple(islice(newest_first(store, app, stages, thinned=True), min(limit, sys.maxsize)))
     if not manifests:
         return ()
     names = _names(store, app, manifests)

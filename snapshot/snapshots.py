@@ -62,9 +62,17 @@ class Snapshot(Struct, frozen=True):
     def captured(self, flight: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
         for kept in self.channels:
-            if kept.channel == flight.channel and kept.after <= flight.after and flight.up_to <= kept.up_to:
+            spans = kept.after <= flight.after and flight.up_to <= kept.up_to
+            # In a clone, readers may stand at different offsets before one version.
+            if kept.channel == flight.channel and spans and _reaches(kept, flight):
                 return kept
         return None
+
+
+def _reaches(kept: Captured, flight: InFlight) -> bool:
+    """Whether what is kept begins and ends where these records do, or beyond."""
+    begins = all(ours <= theirs for ours, theirs in zip(kept.starts, flight.starts, strict=True))
+    return begins and all(theirs <= ours for ours, theirs in zip(kept.ends, flight.ends, strict=True))
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
@@ -135,7 +143,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
 
     Raises:
         NotFound: there is no such app or snapshot.
-        Refused: a clone lives from it, unless `force`.
+        Refused: a clone lives from it, or may live under a root of which nothing is to be seen here; unless `force`.
         Unavailable: the clone's store did not answer.
     """
     snapshot = read_snapshot(store, app, name)
@@ -159,18 +167,18 @@ def pin(
     clone: str = "",
     clone_root: str = "",
     reader: ChannelReader | None = None,
-    channels: tuple[Captured, ...] = (),
+    keeper: Snapshot | None = None,
 ) -> Snapshot:
     """Name a cut that exists already. Pinning the same versions for the same purpose again changes nothing.
 
-    With a `reader`, records in flight are kept with it; else it has those that another snapshot of the same cut keeps
-    (`channels`), and of all others only Kafka knows, as long as it keeps them.
+    With a `reader`, records in flight are kept with it; else it shares those that `keeper` keeps, another snapshot of
+    the same cut, and of all others only Kafka knows, as long as it keeps them.
 
     Raises:
         Usage: no snapshot can have this name.
-        NotFound: a version of the cut was collected meanwhile, or is about to be.
-        Refused: the name is asked for or taken by other versions; the cut is empty or not consistent; records in flight
-            are gone.
+        NotFound: a version of the cut was collected meanwhile, or is about to be; `keeper` was removed.
+        Refused: the name is asked for, or taken by other versions or by a snapshot that keeps less; the cut is empty or
+            not consistent; records in flight are gone.
         Corruption: records in flight are not as many as their writers' manifests say.
         Unavailable: storage or Kafka did not answer.
     """
@@ -179,10 +187,10 @@ def pin(
     if wrong or not cut.stages:
         raise Refused(f"cannot pin {cut.app}@{name}: " + ("; ".join(wrong) or "no stage has a version at that moment"))
     check_not_asked(store, cut.app, name)
+    shared = keeper.channels if keeper is not None else ()
     if (found := find_snapshot(store, cut.app, name)) is not None:
-        return _not_collected(store, _same_or_taken(found, cut, kind, clone, clone_root))
+        return _whole(store, _same_or_taken(found, cut, kind, clone, clone_root, shared), keeper)
     kept = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
-    channels = kept or channels
     ulid = ULID()
     snapshot = Snapshot(
         name=name,
@@ -195,20 +203,42 @@ def pin(
         by=by,
         clone=clone,
         clone_root=clone_root,
-        channels=channels,
+        channels=kept or shared,
     )
     written = create(store, snapshot)
     if written != snapshot:
         discard(store, kept)
-        return _not_collected(store, _same_or_taken(written, cut, kind, clone, clone_root))
+        return _whole(store, _same_or_taken(written, cut, kind, clone, clone_root, shared), keeper)
     try:
-        _not_collected(store, written)
+        _whole(store, written, keeper)
         _check_there(store, kept)
     except SlackwaterError:
         store.delete(keys.snapshot(cut.app, name))
         discard(store, kept)
         raise
     return written
+
+
+def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
+    """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`."""
+    if keeper is not None and keeper.channels:
+        _still_kept(store, keeper)
+    return _not_collected(store, written)
+
+
+def _still_kept(store: ObjectStore, keeper: Snapshot) -> None:
+    """See that a snapshot is there whose records are shared.
+
+    Who removes it looks for other snapshots with its records after its document is gone; this looks for the document
+    after the other snapshot is written. So one of the two sees the other.
+    """
+    if find_snapshot(store, keeper.app, keeper.name) != keeper:
+        raise NotFound(
+            f"snapshot of app {keeper.app!r}",
+            keeper.name,
+            found="it was removed while the records in flight that it keeps were to be kept for longer",
+            hint="choose another moment",
+        )
 
 
 def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
@@ -240,9 +270,11 @@ def _check_there(store: ObjectStore, kept: tuple[Captured, ...]) -> None:
             ) from None
 
 
-def _same_or_taken(written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str) -> Snapshot:
+def _same_or_taken(
+    written: Snapshot, cut: Cut, kind: SnapshotKind, clone: str, clone_root: str, shared: tuple[Captured, ...]
+) -> Snapshot:
     same = (written.stages, written.kind, written.clone, written.clone_root)
-    if same != (cut.versions, kind, clone, clone_root):
+    if same != (cut.versions, kind, clone, clone_root) or not set(shared) <= set(written.channels):
         raise taken(written)
     return written
 
@@ -267,11 +299,19 @@ def taken(written: Snapshot) -> Refused:
 
 
 def _clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = open_store(snapshot.clone_root) if elsewhere else store
     try:
         info = apps.read_app(target, snapshot.clone)
     except NotFound:
+        # A disk that is not mounted, or another machine's, reads as a store without apps.
+        if elsewhere and next(iter(target.list_folders("")), None) is None:
+            raise Refused(
+                f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
+                f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
+                hint=f"do this where {snapshot.clone_root} can be read, or say --force if the clone is gone",
+            ) from None
         return False
     origin = info.origin
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)

@@ -14,6 +14,7 @@ from ..store.errors import Corruption
 from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore
+from ..store.python_values import python_rows
 from ..store.tails import decode_tail
 from ..store.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
 from .findings import Checked, noted
@@ -115,7 +116,7 @@ def row_faults(batches: Iterable[pa.RecordBatch], sst: Sst, key: Sequence[str]) 
             if rule.name not in said and rule.broken.any():
                 said.add(rule.name)
                 number = int(np.argmax(rule.broken))
-                (named,) = rows.select(key).slice(number, 1).to_pylist()
+                (named,) = python_rows(rows.select(key).slice(number, 1))
                 what = rule.says.format(*(values[number] for values in rule.values))
                 yield f"row {at + number}, {', '.join(f'{k} {v!r}' for k, v in named.items())}, {what}"
         bounds |= {name: _wider(bounds.get(name), rows[name].to_numpy()) for name in (HASH, SEQ) if rows.num_rows}

@@ -13,6 +13,7 @@ from ..store.hashing import hash_keys, normalise_keys, sort_keys
 from ..store.index import multi_get
 from ..store.manifest import Manifest, Table
 from ..store.objects import ObjectStore
+from ..store.python_values import python_rows
 from ..store.types import SEQ, arrow_schema
 from .columns import visible_schema
 
@@ -56,7 +57,7 @@ def turned_keys(
     changes = [
         KeyChange(key, earlier, later)
         for key, earlier, later in zip(
-            keys.to_pylist(),
+            python_rows(keys),
             _values(store, cache, before, table, keys),
             _values(store, cache, after, table, keys),
             strict=True,
@@ -73,7 +74,8 @@ def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
         return None
     try:
         return normalise_keys(rows.select(schema.names).cast(schema), schema.names)
-    except pa.ArrowInvalid:
+    except pa.ArrowException:
+        # Another shape (a list, a struct), or a text that is no number: the query gave the name to something else.
         return None
 
 
@@ -121,5 +123,5 @@ def _values(
     values, present = multi_get(store, cache, manifest.ssts, table, hashes, keys, clock_ms=manifest.clock_ms)
     shown = [name for name in visible_schema(table).names if name not in keys.schema.names]
     return [
-        row if there else None for row, there in zip(values.select(shown).to_pylist(), present.tolist(), strict=True)
+        row if there else None for row, there in zip(python_rows(values.select(shown)), present.tolist(), strict=True)
     ]

@@ -26,6 +26,7 @@ from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore
+from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     rows = normalise_keys(rows, key_names)
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(key_names))
     if repeats.any():
-        example = rows.select(key_names).slice(int(order[np.argmax(repeats)]), 1).to_pylist()[0]
+        (example,) = python_rows(rows.select(key_names).slice(int(order[np.argmax(repeats)]), 1))
         raise Refused(
             f"{int(repeats.sum())} rows have the key of another row, such as {example}: expected one row of each key",
             hint="return exactly one state row for each key of the batch",

@@ -1,4 +1,4 @@
-"""Faults in completing snapshots and in keeping records in flight, for `planted.py`."""
+"""Faults in completing snapshots, keeping records in flight, and finding moments, for `planted.py`."""
 
 from .fault import Fault
 
@@ -6,10 +6,15 @@ __all__ = ["SNAPSHOT_FAULTS"]
 
 COMPLETER = ("test_completer.py",)
 DIAMOND = ("test_diamond_law.py",)
+FAN_OUT = ("test_clone_fan_out.py",)
+RACES = ("test_clone_races.py",)
 TAKING = ("test_taking.py",)
+THINNED = ("test_thinned_refs.py",)
+TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
+_CARRY, _CUT, _SNAPSHOTS = "snapshot/carry.py", "snapshot/cut.py", "snapshot/snapshots.py"
 
 SNAPSHOT_FAULTS = (
     # Completing.
@@ -160,5 +165,77 @@ SNAPSHOT_FAULTS = (
         "if flight.attempts)",
         "if flight.rows > 1)",
         DIAMOND,
+    ),
+    # Carrying them into a clone.
+    Fault(
+        "readers that stand before one version are taken by their names",
+        _CARRY,
+        "(reader.input.version, reader.input.offsets) if",
+        "(reader.input.version,) if",
+        FAN_OUT,
+    ),
+    Fault(
+        "nothing lies between two readers that stand before one version",
+        _IN_FLIGHT,
+        "until.version + within",
+        "until.version",
+        FAN_OUT,
+    ),
+    Fault(
+        "what a snapshot keeps for one reader is given to another who is further behind",
+        _SNAPSHOTS,
+        " and spans and _reaches(kept, flight):",
+        " and spans:",
+        FAN_OUT,
+    ),
+    Fault(
+        "a clone that is not to be seen from here is taken to be gone",
+        _SNAPSHOTS,
+        "        if elsewhere and next(iter(",
+        "        if not elsewhere and next(iter(",
+        ("test_snapshots.py",),
+    ),
+    Fault(
+        "nobody looks whether a snapshot is still there when its records are shared",
+        _SNAPSHOTS,
+        "        _still_kept(store, keeper)\n",
+        "        pass\n",
+        RACES,
+    ),
+    Fault(
+        "a pin that keeps nothing does for a clone of a snapshot that does",
+        _SNAPSHOTS,
+        " or not set(shared) <= set(written.channels):",
+        ":",
+        RACES,
+    ),
+    # Finding moments.
+    Fault(
+        "queries show what has expired since the newest version",
+        _CUT,
+        "        return _as_seen(cut_at(store, ref), ref, now_ms), None",
+        "        return cut_at(store, ref), None",
+        TTL_MOMENTS,
+    ),
+    Fault(
+        "a time in a thinned history may name a later moment",
+        _CUT,
+        "return _of_moment(store, app, limit.at(time_ms))",
+        "return _of_moment(store, app, limit.at(time_ms + 3_600_000))",
+        THINNED,
+    ),
+    Fault(
+        "a version of a stage that stands still needs a moment that was kept",
+        _CUT,
+        "        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)\n",
+        "",
+        THINNED,
+    ),
+    Fault(
+        "what a version had not sent is consumed in its cut",
+        _CUT,
+        "    found = _held(store, found, commit)\n    if limit",
+        "    found[commit.stage] = commit\n    if limit",
+        ("test_cut.py",),
     ),
 )

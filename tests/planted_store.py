@@ -233,8 +233,8 @@ STORE_FAULTS = (
     Fault(
         "a cut is pinned though it is about to be collected",
         _SNAPSHOTS,
-        "        _not_collected(store, written)\n        _check_there",
-        "        _check_there",
+        "    return _not_collected(store, written)\n",
+        "    return written\n",
         MODEL,
     ),
     Fault(

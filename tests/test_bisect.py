@@ -127,6 +127,18 @@ def test_without_key_columns_the_keys_that_the_commit_wrote_are_told(cache: SstC
     assert [(change.key, change.before) for change in verdict.keys] == [({"carrier": "C7"}, None)]
 
 
+@pytest.mark.parametrize("shape", ["list(carrier)", "{'is': any_value(carrier)}", "map {any_value(carrier): 1}"])
+def test_a_column_that_has_only_the_name_of_the_key_does_not_tell_keys(cache: SstCache, shape: str) -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(14))
+    app.send(Flight("N0", "C7", 6_000))
+    app.step_all()
+    verdict = find(
+        app, cache, f"SELECT {shape} AS carrier FROM carriers WHERE delay > 60 * flights HAVING count(*) > 0"
+    )
+    assert [change.key for change in verdict.keys] == [{"carrier": "C7"}]
+
+
 def test_the_keys_of_a_commit_that_came_behind_a_compaction_are_told(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(14))

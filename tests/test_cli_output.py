@@ -117,6 +117,43 @@ def test_json_has_numbers_for_decimals_and_null_for_what_json_cannot_say() -> No
     assert rows_of(EVERYTHING.slice(0, 0)) == []
 
 
+FAR = pa.table(
+    {
+        "at": pa.array([1_700_000_000, 1_700_000_000_000], pa.int64()).cast(pa.timestamp("s")),
+        "on": pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32()),
+        "in": pa.array([[-800_000], None], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+    }
+)
+"""Times that Python has no value for; milliseconds taken for seconds are one."""
+
+
+def test_times_beyond_the_year_9999_are_shown(tmp_path: Path) -> None:
+    near, far = values.grid(FAR).rows
+    assert near == ("2023-11-14 22:13:20", "1970-01-01", '["-0221-09-04"]')
+    assert far == ("55840-11-08 22:13:20", "5881580-07-11", "NULL")
+    assert rows_of(FAR) == [
+        {"at": "2023-11-14T22:13:20", "on": "1970-01-01", "in": ["-0221-09-04"]},
+        {"at": "55840-11-08 22:13:20", "on": "5881580-07-11", "in": None},
+    ]
+    values.write(FAR, tmp_path / "far.csv")
+    assert [line.replace('"', "") for line in (tmp_path / "far.csv").read_text().splitlines()] == [
+        "at,on,in",
+        "2023-11-14 22:13:20,1970-01-01,[-0221-09-04]",
+        "55840-11-08 22:13:20,5881580-07-11,",
+    ]
+
+
+def test_a_file_that_cannot_hold_a_column_is_refused_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with duckdb.connect() as con:
+        spans = con.sql("SELECT INTERVAL 3 MONTH AS span").to_arrow_table()
+    with pytest.raises(Refused, match=r"cannot hold these columns: .*interval") as caught:
+        values.write(spans, tmp_path / "out.parquet")
+    assert "VARCHAR" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    values.write(spans, tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == '"span"\n"[3,0,0]"\n'
+
+
 def test_columns_of_one_name_are_numbered() -> None:
     table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "a", "a_1"])
     assert rows_of(table) == [{"a": 1, "a_1": 2, "a_1_1": 3}]

@@ -50,7 +50,7 @@ def app(store: ObjectStore) -> FlightsApp:
     return app
 
 
-def slackwater(*args: str, text: str | None = None) -> Result:
+def slackwater(*args: str, text: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main.app, args, input=text)
 
 
@@ -257,6 +257,33 @@ def test_query_takes_sql_from_a_file_or_from_standard_input(tmp_path: Path) -> N
     assert json.loads(result.stdout)["rows"] == [{"two": 2}]
     result = slackwater("query", "flights", "SELECT 1", "--file", "report.sql")
     assert result.exit_code == 2
+
+
+@pytest.mark.usefixtures("app")
+def test_sql_that_is_not_utf8_is_refused_with_the_place_of_the_byte(tmp_path: Path) -> None:
+    sql = "SELECT 'é' FROM carriers".encode("latin-1")
+    (tmp_path / "report.sql").write_bytes(sql)
+    for words, where in ((("--file", "report.sql"), "report.sql"), (("-",), "standard input")):
+        result = slackwater("query", "flights", *words, text=sql)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"the SQL in {where} is not UTF-8: byte 8 is 0xe9" in result.stderr
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    "words", [("log", "flights"), ("log", "flights", "--operations"), ("query", "flights", "FROM carriers")]
+)
+def test_a_limit_beyond_all_bounds_is_all(words: tuple[str, ...]) -> None:
+    assert done(*words, "--limit", "1" + "0" * 30) == done(*words, "--limit", "1000")
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("words", ["flights", "flights/"])
+def test_a_rescale_of_no_stage_says_that_the_stage_is_missing(words: str) -> None:
+    result = slackwater("rescale", words, "--partitions", "4")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"'{words}' names no stage; expected APP/STAGE" in result.stderr
+    assert "`slackwater status flights`" in result.stderr
 
 
 @pytest.mark.usefixtures("app")

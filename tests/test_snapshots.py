@@ -220,6 +220,29 @@ def test_a_clone_in_another_store_is_found_there(app: FlightsApp, tmp_path: Path
         remove(app.store, "flights", "clone-staging")
 
 
+def test_a_clone_in_a_store_that_is_not_to_be_seen_from_here_is_taken_to_live(app: FlightsApp, tmp_path: Path) -> None:
+    other = LocalStore(tmp_path / "other")
+    pin(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=other.url)
+    clone_of(app, other, "clone-staging")
+    (tmp_path / "other").rename(tmp_path / "unmounted")
+    for _ in range(2):
+        with pytest.raises(Refused, match=f"under {other.url}, and from here nothing is to be seen there") as caught:
+            remove(app.store, "flights", "clone-staging")
+        assert "--force" in caught.value.hint
+        # The place where the disk is mounted may be there all the same.
+        (tmp_path / "other").mkdir(exist_ok=True)
+    # Where other apps are seen, it would be seen too.
+    apps.create_app(other, AppInfo("neighbour", START_MS))
+    remove(app.store, "flights", "clone-staging")
+
+
+def test_a_pin_of_a_clone_that_is_not_to_be_seen_from_here_can_be_forced_away(app: FlightsApp, tmp_path: Path) -> None:
+    root = str(tmp_path / "other")
+    pin(app.store, now(app), "clone-staging", "clone", clone="staging", clone_root=root)
+    remove(app.store, "flights", "clone-staging", force=True)
+    assert list_snapshots(app.store, "flights") == ()
+
+
 def requests_of_a_snapshot(num_keys: int) -> tuple[dict[str, int], int]:
     """What the requester's side of a snapshot takes on a table of that many keys."""
     store = CountingStore(MemoryStore())

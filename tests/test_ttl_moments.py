@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from slackwater.cli import humane, main
 from slackwater.snapshot import lookup
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
@@ -15,11 +16,14 @@ from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.succession import differences
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.verify import verify
-from slackwater.store import apps, history, ttl
+from slackwater.store import apps, history, keys, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.manifest import AppInfo, Column, Manifest, Table, Ttl
 from slackwater.store.memory import MemoryStore
+from slackwater.store.objects import ObjectStore
+from slackwater.store.open import open_store
+from typer.testing import CliRunner
 
 from .histories import START_MS, Kafka
 from .state_rows import Key, Values, write_version
@@ -31,12 +35,14 @@ LATER_MS = START_MS + 100 * HOUR_MS
 class Hourly:
     """An app of one stage; each of its batches is an hour after the one before, and rows live for two hours."""
 
-    def __init__(self, cache: SstCache, column: str = "") -> None:
-        self.store, self.cache = MemoryStore(), cache
+    def __init__(
+        self, cache: SstCache, column: str = "", *, store: ObjectStore | None = None, start_ms: int = START_MS
+    ) -> None:
+        self.store, self.cache = store or MemoryStore(), cache
         values = (Column("v", "int64"), Column("at", "timestamp[us]"))
         self.table = Table((Column("k", "string"),), values, 1, "test", Ttl(2 * HOUR_MS, column))
-        apps.ensure_app(self.store, AppInfo("app", START_MS))
-        self.now_ms = START_MS
+        apps.ensure_app(self.store, AppInfo("app", start_ms))
+        self.now_ms = start_ms
         self.head = claim(
             self.store,
             "app",
@@ -94,6 +100,31 @@ def test_the_head_goes_on_expiring_and_versions_show_what_they_showed(app: Hourl
     assert app.seen("app@-1h", app.now_ms) == "ab"
     assert app.seen("app@-1h", after_ms + HOUR_MS) == "c"
     assert app.seen("app@2030-01-01T00:00Z", app.now_ms) == "bc"
+
+
+@pytest.mark.usefixtures("isolated")
+@pytest.mark.parametrize("stage", ["", "/stage"], ids=["the app", "a stage, as another is damaged"])
+def test_query_and_get_show_no_row_that_has_expired(cache: SstCache, tmp_path: Path, stage: str) -> None:
+    store = open_store(str(tmp_path / "store"))
+    # The second batch was an hour and a half ago: its row has half an hour left, the other's time is over.
+    app = Hourly(cache, store=store, start_ms=humane.now_ms() - 7 * HOUR_MS // 2)
+    app.batch(a=1)
+    app.batch(b=2)
+    if stage:
+        store.put(keys.manifest("app", "other", 1), b"{}")
+
+    def shown(ref: str) -> list[str]:
+        query = CliRunner().invoke(main.app, ["query", ref, "SELECT k FROM stage ORDER BY k"])
+        assert query.exit_code == 0, query.output
+        found = query.stdout.split()[1:]
+        got = [CliRunner().invoke(main.app, ["get", ref, "stage", key]).exit_code for key in "ab"]
+        assert got == [0 if key in found else 1 for key in "ab"]
+        return found
+
+    assert shown(f"app{stage}") == ["b"]
+    assert shown(f"app{stage}@-20m") == ["b"]
+    assert shown(f"app{stage}@-1h") == ["a", "b"]
+    assert shown("app/stage@v3") == ["a", "b"], "a version is seen as it was committed"
 
 
 def test_a_snapshot_keeps_what_it_saw(app: Hourly) -> None:
