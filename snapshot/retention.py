@@ -64,7 +64,7 @@ class Retention:
         found: dict[int, str] = {}
         for rule, window_ms, period_ms in (("daily", self.daily_ms, DAY_MS), ("hourly", self.hourly_ms, HOUR_MS)):
             if window_ms is not None:
-                begin = (now_ms - window_ms) // period_ms * period_ms
+                begin = max(0, now_ms - window_ms) // period_ms * period_ms
                 found |= {end - 1: rule for end in range(begin, min(now_ms, until_ms + 1) + 1, period_ms)}
         return tuple(sorted(found.items()))
 

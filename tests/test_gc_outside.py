@@ -98,6 +98,12 @@ def test_every_time_in_a_window_has_a_moment_less_than_a_period_before_it(
     assert len(ends) <= hourly + daily + 4
 
 
+def test_a_window_of_ages_begins_with_the_first_hour_of_computers() -> None:
+    now_ms = 48 * HOUR_MS
+    ends = [time_ms for time_ms, _ in Retention(hourly_ms=10**9 * DAY_MS).moments(now_ms, now_ms)]
+    assert ends == [hour * HOUR_MS - 1 for hour in range(49)]
+
+
 def test_temporary_files_of_puts_that_were_killed_go_once_they_are_old(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     FlightsApp(store, Kafka()).run(flights(10))
