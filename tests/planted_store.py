@@ -272,4 +272,11 @@ STORE_FAULTS = (
         '    if snapshot.kind == "clone" and not force and not snapshot.stages:',
         MODEL,
     ),
+    Fault(
+        "far years are counted in cycles that are not the calendar's",
+        "store/python_values.py",
+        "_CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400",
+        "_CYCLE_DAYS, _CYCLE_YEARS = 146_100, 400",
+        ("test_python_values.py",),
+    ),
 )
