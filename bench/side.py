@@ -36,7 +36,9 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
         subprocess.CalledProcessError: It failed; why, it has said on stderr.
     """
     command = [sys.executable, "-m", f"bench.{module}", *map(str, words)]
-    environment = {**os.environ, **(env or {}), **({PEER: "1"} if peer else {})}
+    # What Spark's own workers say of their pandas, once a batch, is not what somebody wants to read here.
+    of_peers = {PEER: "1", "PYTHONWARNINGS": "ignore::FutureWarning"} if peer else {}
+    environment = {**os.environ, **(env or {}), **of_peers}
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout)
 
 
