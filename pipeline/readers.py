@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka import Message
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -98,6 +99,9 @@ class _Reader(DataSourceStreamReader):
     def _plan(self) -> Any:
         raise NotImplementedError
 
+    def _messages(self, part: _Range) -> Iterator[Sequence[Message]]:
+        return read_range(self._kafka, part.topic, part.partition, part.start, part.end, patience_s=self._patience_s)
+
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802  Spark's name
         if self._planner is None:
             # At a query's end Spark hangs up, and its own loop then fails to tell it: nobody's news.
@@ -146,15 +150,7 @@ class TopicReader(_Reader):
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
         settle_in()
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        chunks = read_range(
-            self._kafka,
-            partition.topic,
-            partition.partition,
-            partition.start,
-            partition.end,
-            patience_s=self._patience_s,
-        )
-        for messages in chunks:
+        for messages in self._messages(partition):
             stamps = [message.timestamp() for message in messages]
             columns = [
                 pa.array([message.key() for message in messages], pa.binary()),
@@ -195,16 +191,8 @@ class ChannelReader(_Reader):
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
         settle_in()
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        chunks = read_range(
-            self._kafka,
-            partition.topic,
-            partition.partition,
-            partition.start,
-            partition.end,
-            patience_s=self._patience_s,
-        )
         rows = 0
-        for messages in chunks:
+        for messages in self._messages(partition):
             for batch in decode(messages, partition.attempts, schema):
                 rows += batch.num_rows
                 yield batch
