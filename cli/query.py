@@ -15,7 +15,7 @@ from .tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.cut import Cut
+    from ..snapshot.topology import Cut
     from ..store.manifest import Manifest
     from ..store.objects import ObjectStore
 

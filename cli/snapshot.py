@@ -13,10 +13,10 @@ from .tables import Grid
 from .waiting import await_answers, withdrawn_on_failure
 
 if TYPE_CHECKING:
-    from ..snapshot.cut import Cut
     from ..snapshot.in_flight import InFlight
     from ..snapshot.requests import Request
     from ..snapshot.snapshots import Snapshot
+    from ..snapshot.topology import Cut
 
 __all__ = ["app"]
 

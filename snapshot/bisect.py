@@ -21,8 +21,9 @@ from ..store.errors import Refused
 from ..store.objects import ObjectStore
 from .capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
-from .cut import first_cut, resolve, telling_if_collected
+from .cut import resolve, telling_if_collected
 from .lineage import Lineage, trace
+from .moments import first_cut
 from .narrowing import Between
 from .tables import connect, named_tables, run_query
 from .topology import Cut

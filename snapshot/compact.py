@@ -11,7 +11,7 @@ from ..store.errors import Refused, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from ..store.picking import pick_for
-from .cut import stages_of
+from .moments import stages_of
 from .stage_compactor import Compacted, StageCompactor
 
 __all__ = ["AppCompactor", "Compacted", "Merge", "plan"]

@@ -1,40 +1,22 @@
-"""From a ref to a consistent cut.
+"""From a ref to a consistent cut."""
 
-Every manifest says what it consumed and what it produced, so any moment is a consistent cut after the fact:
-take each stage's version of that moment and raise every sender to what its receivers had consumed (Chandy and
-Lamport 1985: nothing is received that was not sent).
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 
-from ..store import apps, boundary, history
-from ..store.boundary import Boundary, Moment
+from ..store import boundary, history
 from ..store.errors import Corruption, NotFound, SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
+from .moments import cut_around, cut_of_time, newest_cut, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .snapshots import of_snapshot, read_snapshot
-from .timeline import newest_first, newest_where
-from .topology import Cut, carries_data, consumed, descendants, order, violations
+from .timeline import newest_first
+from .topology import Cut, carries_data
 
-__all__ = [
-    "Cut",
-    "consistent",
-    "cut_at",
-    "first_cut",
-    "lower_receivers",
-    "order",
-    "raise_senders",
-    "resolve",
-    "resolve_around",
-    "stages_of",
-    "telling_if_collected",
-]
+__all__ = ["cut_at", "resolve", "resolve_around", "telling_if_collected"]
 
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
@@ -133,175 +115,19 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
     chosen = stages_of(store, ref.app, ref.stage) if ref.stage else stages
     match ref.moment:
         case Latest():
-            cut = _latest(store, ref.app, stages)
+            cut = newest_cut(store, ref.app, stages)
         case AtTime(time_ms):
             pinned = history.latest_at(store, ref.app, ref.stage, time_ms) if ref.stage else None
-            cut = _instant(store, ref.app, stages, time_ms, pinned)
+            cut = cut_of_time(store, ref.app, stages, time_ms, pinned)
         case Back(commits):
-            cut = _around(store, stages, _back(store, ref, chosen, commits))
+            cut = cut_around(store, stages, _back(store, ref, chosen, commits))
         case Version(version):
-            cut = _around(store, stages, history.read(store, ref.app, ref.stage, version))
+            cut = cut_around(store, stages, history.read(store, ref.app, ref.stage, version))
         case Named(name):
             cut = of_snapshot(store, read_snapshot(store, ref.app, name))
     if not cut.stages or (ref.stage and ref.stage not in cut.stages):
         raise _too_early(store, ref, chosen)
     return cut
-
-
-def first_cut(store: ObjectStore, app: str) -> Cut:
-    """The cut with the first kept version of every stage, senders raised as far as consistency needs it.
-
-    Stages begin at different times, so this is no moment of the clock, yet nothing in the app's history
-    precedes it.
-
-    Raises:
-        NotFound: there is no such app.
-    """
-    firsts = ((stage, history.first_version(store, app, stage)) for stage in stages_of(store, app))
-    stages = {stage: history.read(store, app, stage, version) for stage, version in firsts if version}
-    return Cut(app, raise_senders(stages, _reader(store, app)))
-
-
-def consistent(cut: Cut) -> bool:
-    """Whether nothing is consumed in the cut that was not sent in it."""
-    return not violations(cut.stages)
-
-
-def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
-    """Names of the app's stages, or `only` that one; empty for an app that never ran.
-
-    Raises:
-        NotFound: there is no such app or stage.
-    """
-    stages = history.list_stages(store, app)
-    if not stages:
-        apps.read_app(store, app)
-    if only and only not in stages:
-        raise NotFound(f"stage of app {app!r}", only, stages)
-    return (only,) if only else stages
-
-
-def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
-    """The least consistent cut with each of these versions or a later one. `read` gets a stage's version."""
-    raised = dict(stages)
-    settled = False
-    while not settled:
-        settled = True
-        # Receivers first: a raised sender may itself have consumed more.
-        for receiver in reversed(order(raised)):
-            for sender, version in consumed(raised[receiver]).items():
-                if version > (raised[sender].version if sender in raised else 0):
-                    raised[sender] = read(sender, version)
-                    settled = False
-    return raised
-
-
-def lower_receivers(
-    stages: Mapping[str, Manifest],
-    pinned: str,
-    read: Callable[[str, int], Manifest],
-    first: Callable[[str], int],
-) -> dict[str, Manifest]:
-    """Take back every stage that got something of `pinned`'s that `pinned` has not sent at its version.
-
-    Versions that were taken by time need it where the clocks of two machines differ. With `raise_senders`
-    after it, the result is consistent and has `pinned` exactly as given. `first` is the lowest version a
-    stage may go back to; a stage that would have to go further is left out.
-    """
-    lowered = dict(stages)
-    bound = {pinned} | descendants(stages, pinned)
-    for receiver in order(stages):
-        if receiver == pinned or receiver not in bound:
-            continue
-        limits = {stage: lowered[stage].version if stage in lowered else 0 for stage in bound}
-
-        def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
-            return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())
-
-        reached = lowered.pop(receiver)
-        kept = (
-            reached
-            if within(reached)
-            else newest_where(partial(read, receiver), first(receiver), reached.version - 1, within)
-        )
-        if kept is not None:
-            lowered[receiver] = kept
-    return lowered
-
-
-def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:
-    return partial(history.read, store, app)
-
-
-def _latest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
-    heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
-    # The app may be running: a sender read before its receiver may be older than what the receiver consumed
-    # since.
-    return Cut(app, raise_senders(heads, _reader(store, app)))
-
-
-def _instant(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
-    """Every stage as of `time_ms`, made consistent; `pinned`, a version of then, is in the cut exactly as it is.
-
-    Where the history is not whole any more, the newest cut left that is as old; empty without one.
-    """
-    found, limit = _as_of(store, app, stages, time_ms)
-    if pinned is not None:
-        found = _held(store, found, pinned)
-    if limit is not None and not _whole(limit, found):
-        return _of_moment(store, app, limit.at(time_ms))
-    return Cut(app, raise_senders(found, _reader(store, app)))
-
-
-def _around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
-    """The cut with `commit` exactly as it is, and every other stage as of its time, made consistent.
-
-    Where the history is not whole any more, a cut of another time that has this commit: of those left the nearest, else
-    that in which every stage has its first version of the whole history. Empty without one.
-    """
-    app = commit.app
-    found, limit = _as_of(store, app, stages, commit.time_ms)
-    found = _held(store, found, commit)
-    if limit is not None and not _whole(limit, found):
-        # No moment with this commit is earlier than the commit, so the oldest is the nearest.
-        having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
-        if (moment := next(having, None)) is not None:
-            return _of_moment(store, app, moment)
-        firsts = {
-            stage: history.read(store, app, stage, first)
-            for stage, first in limit.first.items()
-            if stage not in found or found[stage].version < first
-        }
-        # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)
-        if not _whole(limit, found):
-            return Cut(app, {})
-    return Cut(app, raise_senders(found, _reader(store, app)))
-
-
-def _as_of(
-    store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int
-) -> tuple[dict[str, Manifest], Boundary | None]:
-    """Each stage's version of a time, where its history is whole, and what says from where on it is."""
-    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
-    # After the versions: what was collected while they were searched is said there.
-    return found, boundary.newest(store, app)
-
-
-def _held(store: ObjectStore, found: Mapping[str, Manifest], pinned: Manifest) -> dict[str, Manifest]:
-    """These versions with `pinned` among them, and none that has consumed what it has not sent."""
-    first = partial(history.first_version, store, pinned.app)
-    return lower_receivers({**found, pinned.stage: pinned}, pinned.stage, _reader(store, pinned.app), first)
-
-
-def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
-    """Whether every stage that lost versions is there with one of its whole history."""
-    return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
-
-
-def _of_moment(store: ObjectStore, app: str, moment: Moment | None) -> Cut:
-    versions = moment.stages if moment else {}
-    return Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
 
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:

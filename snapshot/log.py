@@ -7,8 +7,8 @@ from itertools import islice
 
 from ..store.manifest import Kind, Manifest
 from ..store.objects import ObjectStore
-from .cut import stages_of
 from .lineage import Window, direct
+from .moments import stages_of
 from .snapshots import list_snapshots
 from .timeline import before, newest_first
 

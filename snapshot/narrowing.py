@@ -11,7 +11,7 @@ from functools import partial
 
 from ..store import ttl
 from ..store.manifest import Manifest
-from .cut import lower_receivers, raise_senders
+from .consistency import lower_receivers, raise_senders
 from .timeline import newest_where
 from .topology import Cut, descendants, order
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from ..store.boundary import Boundary, Moment
 from ..store.manifest import Manifest
-from .cut import raise_senders
+from .consistency import raise_senders
 from .retention import Retention
 from .snapshots import Snapshot
 from .timeline import newest_where

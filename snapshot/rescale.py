@@ -16,7 +16,7 @@ from ..store.errors import Refused
 from ..store.knobs import whole
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
-from .cut import stages_of
+from .moments import stages_of
 from .operations import record
 
 __all__ = ["MAX_PARTITIONS", "Rescaled", "rescale"]

@@ -17,10 +17,11 @@ from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from . import intact, kept, ledger, marked, sst_rows, succession
 from .capture import ChannelReader
-from .cut import cut_at, stages_of
+from .cut import cut_at
 from .findings import Checked, Difference, Tally, as_sentence, noted, tally
 from .flights import flights
 from .in_flight import InFlight
+from .moments import stages_of
 from .refs import Named, Ref, parse
 from .snapshots import Snapshot, read_snapshot
 from .topology import Cut, channels, violations

@@ -14,7 +14,8 @@ TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
-_CARRY, _CUT, _SNAPSHOTS = "snapshot/carry.py", "snapshot/cut.py", "snapshot/snapshots.py"
+_CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/snapshots.py"
+_CUT, _MOMENTS = "snapshot/cut.py", "snapshot/moments.py"
 
 SNAPSHOT_FAULTS = (
     # Completing.
@@ -219,21 +220,21 @@ SNAPSHOT_FAULTS = (
     ),
     Fault(
         "a time in a thinned history may name a later moment",
-        _CUT,
+        _MOMENTS,
         "return _of_moment(store, app, limit.at(time_ms))",
         "return _of_moment(store, app, limit.at(time_ms + 3_600_000))",
         THINNED,
     ),
     Fault(
         "a version of a stage that stands still needs a moment that was kept",
-        _CUT,
+        _MOMENTS,
         "        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)\n",
         "",
         THINNED,
     ),
     Fault(
         "what a version had not sent is consumed in its cut",
-        _CUT,
+        _MOMENTS,
         "    found = _held(store, found, commit)\n    if limit",
         "    found[commit.stage] = commit\n    if limit",
         ("test_cut.py",),

@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.clone import ClonePlan, clone, finish_clone, unfinished
-from slackwater.snapshot.cut import first_cut, resolve
+from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.lineage import trace
+from slackwater.snapshot.moments import first_cut
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.topology import violations
 from slackwater.store import apps, history

@@ -4,16 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot.cut import (
-    consistent,
-    cut_at,
-    first_cut,
-    of_snapshot,
-    resolve,
-)
+from slackwater.snapshot.consistency import consistent
+from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
+from slackwater.snapshot.moments import first_cut
 from slackwater.snapshot.refs import AtTime, Ref, parse
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.snapshots import of_snapshot, pin
 from slackwater.snapshot.topology import Cut, channels, descendants, order, violations
 from slackwater.store import apps
 from slackwater.store.counting import CountingStore

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.snapshot.cut import cut_at, first_cut, resolve
+from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
+from slackwater.snapshot.moments import first_cut
 from slackwater.snapshot.refs import AtTime, Ref, Version
 from slackwater.snapshot.topology import Cut, channels, consumed, violations
 from slackwater.store import apps, history

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.snapshot import taking
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import Cut, resolve, telling_if_collected
+from slackwater.snapshot.cut import resolve, telling_if_collected
 from slackwater.snapshot.explain import explain
 from slackwater.snapshot.gc import Collected, collect
 from slackwater.snapshot.in_flight import in_flight
@@ -20,6 +20,7 @@ from slackwater.snapshot.operations import list_operations
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.snapshot.tables import connect
+from slackwater.snapshot.topology import Cut
 from slackwater.store import boundary, history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor

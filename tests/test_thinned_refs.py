@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from slackwater.snapshot.cut import first_cut, resolve
+from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
+from slackwater.snapshot.moments import first_cut
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.topology import violations
 from slackwater.store import boundary, history
