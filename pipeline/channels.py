@@ -11,6 +11,7 @@ from ..snapshot.capture import ADDRESS
 from ..snapshot.in_flight import InFlight
 from ..store.errors import Refused
 from . import kafka as kafka_client
+from . import records
 from .groups import announce
 from .wire import check_count, decode_addressed, header_of, marker_of, split
 
@@ -56,7 +57,7 @@ class KafkaChannels:
         spans = zip(in_flight.starts, in_flight.ends, counts, strict=True)
         for partition, (start, end, count) in enumerate(spans):
             rows = 0
-            for chunk in kafka_client.read_range(
+            for chunk in records.read_range(
                 self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
             ):
                 for table in decode_addressed(chunk, attempts):
@@ -74,9 +75,7 @@ class KafkaChannels:
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
         found = None
-        for chunk in kafka_client.read_range(
-            self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s
-        ):
+        for chunk in records.read_range(self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s):
             for message in chunk:
                 found = marker_of(header_of(message))
         return found
@@ -91,7 +90,7 @@ class KafkaChannels:
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.
         for messages in self._messages(in_flight) if kept is None else map(_encoded, kept):
-            sent = kafka_client.send(self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s)
+            sent = records.send(self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
         return tuple(ends), attempt, starts
@@ -99,7 +98,7 @@ class KafkaChannels:
     def _messages(self, in_flight: InFlight) -> Iterator[list[tuple[int, bytes]]]:
         attempts = frozenset(in_flight.attempts)
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
-            for chunk in kafka_client.read_range(
+            for chunk in records.read_range(
                 self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
             ):
                 yield [(partition, message.value()) for message in chunk if header_of(message) in attempts]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ..store.manifest import Output
-from .kafka import send
+from .records import send
 from .wire import marker_header
 
 __all__ = ["write_markers"]

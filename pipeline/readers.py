@@ -24,8 +24,9 @@ from ..store.counting import CountingStore
 from ..store.objects import ObjectStore
 from ..store.open import open_store
 from ..store.shared_counts import SharedCounts
-from .kafka import offsets, read_range
+from .kafka import offsets
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
+from .records import read_range
 from .wire import check_count, decode
 from .worker import settle_in
 

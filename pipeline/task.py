@@ -28,7 +28,7 @@ from ..store.open import open_store
 from ..store.reads import Reads
 from ..store.spool import SpooledStore
 from .app import Repartition
-from .kafka import send
+from .records import send
 from .states import BoundState, Groups
 from .wire import split
 from .worker import settle_in

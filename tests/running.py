@@ -20,6 +20,7 @@ import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline import records
 from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import Options, run
@@ -134,7 +135,7 @@ class Ledger:
         earliest, ends = kafka_client.offsets(self.kafka, self.topic)
         ends = offsets or ends
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
-            for messages in kafka_client.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
+            for messages in records.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
                 found += [message.value() for message in messages]
         return pa.Table.from_pylist([json.loads(value) for value in found if value.startswith(b"{")])
 

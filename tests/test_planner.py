@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
@@ -286,7 +287,7 @@ def test_a_request_ends_a_batch_at_once_and_is_brought_once(kafka: EmbeddedKafka
     servers = {"bootstrap.servers": kafka.bootstrap}
     topic = f"t-{uuid4().hex[:8]}"
     kafka_client.create_topic(servers, topic, 2)
-    kafka_client.send(servers, topic, [(0, b"x"), (0, b"y"), (1, b"z")], b"", patience_s=30)
+    records.send(servers, topic, [(0, b"x"), (0, b"y"), (1, b"z")], b"", patience_s=30)
     asked: list[str] = ["old"]
     pace = Pace(3600)
     pace.started()

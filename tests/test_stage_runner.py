@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline import records
 from slackwater.pipeline.app import Repartition, Stage, topic
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
@@ -56,7 +57,7 @@ class Looped(StageRunner):
             if mine:
                 attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
-                ends = kafka_client.send(self._places.kafka, name, messages, attempt.encode(), patience_s=30)
+                ends = records.send(self._places.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
                 self.clocks.append(clock_ms)
                 results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
@@ -137,7 +138,7 @@ class Running:
         return [
             [
                 header_of(message)
-                for chunk in kafka_client.read_range(self.kafka, self.topic, p, 0, end, patience_s=30)
+                for chunk in records.read_range(self.kafka, self.topic, p, 0, end, patience_s=30)
                 for message in chunk
             ]
             for p, end in enumerate(ends)

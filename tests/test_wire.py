@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.markers import write_markers
@@ -127,7 +128,7 @@ class Written:
         """Each number to the partition of its remainder by three."""
         rows = pa.table({"n": pa.array(numbers, pa.int64())})
         messages = list(split(rows, np.array(numbers) % 3))
-        return kafka_client.send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
+        return records.send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
 
     def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
         """Commit a version, with litter of a zombie in front; `count` is what its manifest miscounts."""
@@ -151,7 +152,7 @@ class Written:
         return [
             [
                 message  # type: ignore[misc]
-                for chunk in kafka_client.read_range(self.kafka, self.topic, p, first, end, patience_s=30)
+                for chunk in records.read_range(self.kafka, self.topic, p, first, end, patience_s=30)
                 for message in chunk
             ]
             for p, (first, end) in enumerate(zip(start, ends, strict=True))

@@ -1,0 +1,165 @@
+"""Kafka's records: whole ranges in, whole batches of messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from ..store.errors import Refused, Unavailable
+from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server
+from .outage import Patience
+
+__all__ = ["read_range", "send"]
+
+_CHUNK = 10_000
+_READING = {
+    "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 50,
+    # What is fetched ahead lies in the worker's memory, with half a kilobyte around each message. So little is, in
+    # small pieces, and the fetcher looks again soon: its default is a second, in which a faster reader would wait.
+    "fetch.message.max.bytes": 1 << 20,
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 8 << 10,
+    "fetch.queue.backoff.ms": 5,
+}
+_FATAL = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
+
+
+def read_range(
+    kafka: Kafka, topic: str, partition: int, start: int, end: int, *, patience_s: float
+) -> Iterator[Sequence[Message]]:
+    """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
+
+    Raises:
+        Refused: The offsets are no longer there.
+        Unavailable: The broker has been away for longer than `patience_s`.
+    """
+    with _consumer(kafka) as consumer:
+        yield from _Range(consumer, server(kafka), topic, partition, end).read(start, patience_s)
+
+
+@contextmanager
+def _consumer(kafka: Kafka) -> Iterator[Consumer]:
+    """A consumer that nobody else reads with, and that fetches nothing once it is given back.
+
+    What it would fetch ahead another worker reads, more often than not; and a fetch that waits at the end of one
+    partition holds up the first of the next.
+    """
+    idle: list[Consumer] = clients.setdefault(kept("consumers", kafka), [])
+    consumer = idle.pop() if idle else Consumer(properties(kafka, **_READING))
+    try:
+        yield consumer
+    finally:
+        consumer.unassign()
+        idle.append(consumer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """What a consumer reads of one partition."""
+
+    consumer: Consumer
+    server: str
+    topic: str
+    partition: int
+    end: int
+
+    def read(self, at: int, patience_s: float) -> Iterator[list[Message]]:
+        """Messages from offset `at` on."""
+        if at >= self.end:
+            return
+        self.consumer.assign([TopicPartition(self.topic, self.partition, at)])
+        patience = Patience(self.server, patience_s)
+        while at < self.end:
+            chunk = self.consumer.consume(min(_CHUNK, self.end - at), timeout=POLL_S)
+            if not chunk:
+                patience.waited()
+                continue
+            messages, at = self._sort_out(chunk, at, patience)
+            if messages:
+                patience.answered()
+                yield messages
+
+    def _sort_out(self, chunk: list[Message], at: int, patience: Patience) -> tuple[list[Message], int]:
+        """Messages before the range's end, and the next offset."""
+        errors = [message for message in chunk if message.error() is not None]
+        for message in errors:
+            error = message.error()
+            if error.code() == KafkaError._PARTITION_EOF:
+                at = max(at, message.offset())
+            elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+                raise Refused(
+                    f"offsets {at} to {self.end - 1} of {self.topic}[{self.partition}] are gone from Kafka",
+                    hint="they outlived the topic's retention; --accept-loss goes on without them",
+                )
+            elif error.code() in GONE or error.code() in _FATAL:
+                raise Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
+            else:
+                patience.waited(error.str())
+        messages = [message for message in chunk if message.error() is None] if errors else chunk
+        if messages:
+            at = messages[-1].offset() + 1
+        if at > self.end:
+            messages = [message for message in messages if message.offset() < self.end]
+        return messages, at
+
+
+def send(
+    kafka: Kafka, topic: str, messages: Sequence[tuple[int, bytes]], header: bytes, *, patience_s: float
+) -> dict[int, int]:
+    """Write messages, (partition, value) each, durably and in order.
+
+    Returns:
+        The next offset after the last message written, by partition.
+
+    Raises:
+        Unavailable: The broker has been away for longer than `patience_s`; nobody will read what did get written,
+            as no manifest will name this attempt.
+    """
+    key = kept("producer", kafka, patience_s)
+    if key not in clients:
+        clients[key] = Producer(
+            properties(
+                kafka,
+                **{
+                    "enable.idempotence": True,
+                    "linger.ms": 0,
+                    "message.max.bytes": 8 << 20,
+                    "message.timeout.ms": int(patience_s * 1000),
+                },
+            )
+        )
+    producer: Producer = clients[key]
+    ends: dict[int, int] = {}
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failed.append(error)
+        else:
+            ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
+
+    for partition, value in messages:
+        producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
+        producer.poll(0)
+    patience = Patience(server(kafka), patience_s + 5)
+    while producer.flush(1) > 0:
+        patience.waited()
+    patience.answered()
+    if failed:
+        clients.pop(key, None)
+        raise Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
+    return ends
