@@ -74,19 +74,22 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         )
         for stage in stages
     }
-    kafka_client.wait_for(options.kafka, options.patience_s)
-    opened = open_store(options.store, patience_s=options.patience_s)
-    store = CountingStore(opened)
-    # Each stage has a store of its own over the same one, and is counted by itself.
-    stores = {stage.name: CountingStore(opened) for stage in stages}
     with ExitStack() as stack:
-        session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
-        spark = stack.enter_context(session)
-        # After Spark, which sets a handler of its own.
         stop = stack.enter_context(stop_signals())
-        check_unflushed(limits, spark.sparkContext.master or "")
-        warm_up(spark)
-        known = shapes(app, spark)
+        with stop.at_once():
+            kafka_client.wait_for(options.kafka, options.patience_s)
+            opened = open_store(options.store, patience_s=options.patience_s)
+        store = CountingStore(opened)
+        # Each stage has a store of its own over the same one, and is counted by itself.
+        stores = {stage.name: CountingStore(opened) for stage in stages}
+        with stop.in_order():
+            session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
+            spark = stack.enter_context(session)
+            check_unflushed(limits, spark.sparkContext.master or "")
+            warm_up(spark)
+            known = shapes(app, spark)
+        starting = stack.enter_context(ExitStack())
+        starting.enter_context(stop.at_once())
         info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
             raise Refused(
@@ -154,6 +157,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             stack.callback(runner.close)
             runners.append(runner)
         look()
+        starting.close()
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
 
 

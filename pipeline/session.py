@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -40,14 +41,15 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     Raises:
         Refused: Spark does not start, most often for want of Java.
     """
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     from .source import ChannelSource, TopicSource
 
     log4j = resources.files(__package__) / "log4j2.properties"
-    builder = SparkSession.builder.appName(app)
     settings = {
+        "spark.app.name": app,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -69,17 +71,20 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*]"
     if master is not None:
-        builder = builder.master(master)
+        settings["spark.master"] = master
     if here := master is not None and _is_local(master):
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
         settings["spark.python.daemon.module"] = "slackwater.pipeline.worker_daemon"
     settings |= conf or {}
+    builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     running = SparkSession.getActiveSession()
     with interpreter(on_this_machine=here):
         try:
             with quiet_start():
+                if running is None:
+                    _start(settings)
                 spark = running or builder.getOrCreate()
         except (PySparkRuntimeError, OSError) as error:
             raise Refused(
@@ -93,7 +98,17 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
             yield spark
         finally:
             if running is None:
-                spark.stop()
+                # Who asks all processes to stop asks the JVM too, and it may be gone already.
+                with suppress(Py4JError, ConnectionError):
+                    spark.stop()
+
+
+def _start(settings: dict[str, str]) -> None:
+    """Start Spark beside the main thread, in which it would handle Ctrl-C itself, and break off whatever goes on."""
+    from pyspark import SparkConf, SparkContext
+
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(SparkContext.getOrCreate, SparkConf().setAll(list(settings.items()))).result()
 
 
 def _is_local(master: str) -> bool:
