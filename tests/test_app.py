@@ -9,6 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import slackwater as sw
+from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import interval_ms
@@ -234,6 +235,17 @@ def test_an_error_in_a_stage_is_told_with_the_line_of_its_function() -> None:
         apply(app.stages["orders"], {})
     with pytest.raises(Refused, match=rf"test_app\.py, line {line}: TypeError: .*takes 0 positional arguments"):
         apply(app.stages["orders"], {"orders": None})  # type: ignore[dict-item]
+
+
+def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -> None:
+    app = sw.App("shop")
+
+    @app.stage(reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))
+    def orders() -> object:
+        raise AnalysisException("no column `usr`", errorClass="UNRESOLVED_COLUMN")
+
+    with pytest.raises(Refused, match=r"test_app\.py, line \d+: \[UNRESOLVED_COLUMN\] no column `usr`$"):
+        apply(app.stages["orders"], {})
 
 
 def test_the_package_names_what_it_has() -> None:
