@@ -17,7 +17,20 @@ from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .schemas import Shape
 
-__all__ = ["Claimer"]
+__all__ = ["Claimer", "check_topics"]
+
+
+def check_topics(kafka: Mapping[str, str], stages: tuple[Stage, ...]) -> None:
+    """See that the users' topics are there that these stages of an app which is no clone read.
+
+    Raises:
+        NotFound: One is not.
+        Unavailable: The broker did not answer.
+    """
+    for stage in stages:
+        for one in stage.reads:
+            if isinstance(one, Topic):
+                _offsets(kafka, stage, one.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +114,7 @@ class Claimer:
         else:
             name, upstream = one, self.app.writer_of(one).name
             topic = channel_topic(self.app.name, name)
-        try:
-            earliest, ends = kafka_client.offsets(self.kafka, topic)
-        except NotFound as error:
-            raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+        earliest, ends = _offsets(self.kafka, stage, topic)
         if upstream:
             # Of a repartition topic, those count that its writer knows: others were added by hand and stay empty.
             count = self._partitions(upstream, name, default=len(ends))
@@ -156,6 +166,13 @@ class Claimer:
         return tuple(
             at if first <= at <= end else first for at, first, end in zip(offsets, earliest, ends, strict=True)
         )
+
+
+def _offsets(kafka: Mapping[str, str], stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    try:
+        return kafka_client.offsets(kafka, topic)
+    except NotFound as error:
+        raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
 
 
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:

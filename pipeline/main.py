@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..store.errors import NotFound, Usage
 from .app import App
+from .blame import told_as_the_users
 from .progress import Progress
 from .runner import Options, run
 
@@ -25,9 +26,16 @@ def load_app(path: str, *, name: str | None = None) -> App:
 
     Raises:
         NotFound: There is no such file.
-        Usage: It declares no app, or several.
+        Refused: The file raises an error.
+        Usage: It is a folder, or declares no app, or several.
     """
     file = Path(path).resolve()
+    if file.is_dir():
+        programs = ", ".join(sorted(one.name for one in file.glob("*.py"))[:8]) or "none"
+        raise Usage(
+            f"{path} is a folder; expected a Python file that declares a slackwater.App",
+            hint=f"name the file; the Python files in it: {programs}",
+        )
     if not file.is_file():
         siblings = [one.name for one in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise NotFound("Python file", path, siblings)
@@ -38,7 +46,8 @@ def load_app(path: str, *, name: str | None = None) -> App:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    with told_as_the_users("the program"):
+        spec.loader.exec_module(module)
     # Workers do not have the file: its functions travel by value.
     from pyspark import cloudpickle
 

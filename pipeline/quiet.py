@@ -1,4 +1,4 @@
-"""The terminal of a run shows slackwater's lines and real errors, not what the JVM says while it starts."""
+"""The terminal of a run shows slackwater's lines and real errors, not what the JVM and pyspark say beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["quiet_start"]
+__all__ = ["quiet_errors", "quiet_start"]
 
 _NOISE = (
     b"WARNING: Using incubator modules",
@@ -22,6 +22,26 @@ _NOISE = (
     b"Picked up JAVA_TOOL_OPTIONS",
     b"NOTE: Picked up JDK_JAVA_OPTIONS",
 )
+
+
+_ERROR_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+@contextmanager
+def quiet_errors() -> Iterator[None]:
+    """Inside, pyspark raises what Spark refuses without logging it as kilobytes of JSON before."""
+    from pyspark.logger import PySparkLogger
+
+    # Made by pyspark's own class: its calls are not those that a logger of the standard library takes.
+    loggers = [PySparkLogger.getLogger(name) for name in _ERROR_LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
-from .claiming import Claimer
+from .claiming import Claimer, check_topics
 from .metering import StageMeter
 from .options import Options
 from .progress import Progress
@@ -90,7 +90,11 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             known = shapes(app, spark)
         starting = stack.enter_context(ExitStack())
         starting.enter_context(stop.at_once())
-        info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
+        info = apps.find_app(store, app.name)
+        if info is None:
+            # From its identity on an app is there for everybody: a first run leaves none if it cannot begin.
+            check_topics(options.kafka, stages)
+            info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
         if missing := unfinished(store, info):
             raise Refused(
                 f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",

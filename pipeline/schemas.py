@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,6 +22,7 @@ from ..store.manifest import Column, Table
 from ..store.types import from_arrow
 from . import lifetime
 from .app import App, Repartition, Stage, Topic
+from .blame import told_as_the_users
 from .fanin import tag
 from .source import TOPIC_SCHEMA, parse_ddl
 from .states import BoundState
@@ -110,14 +110,12 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
-    try:
+    with told_as_the_users(f"stage {stage.name!r}", stage.transform):
         made = stage.transform(*inputs.values())
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         _check_frames(stage, frames)
         for frame in frames:
             frame.schema  # noqa: B018  Spark analyses the plan here
-    except AnalysisException as error:
-        raise Refused(f"stage {stage.name!r} does not run: {error.getMessage()}") from error
     for frame in frames:
         if not frame.isStreaming:
             raise Refused(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..store.errors import Refused
 from ..store.s3_settings import exported
 from .interpreter import interpreter
-from .quiet import quiet_start
+from .quiet import quiet_errors, quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,7 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     for name, value in settings.items():
         builder = builder.config(name, value)
     running = SparkSession.getActiveSession()
-    with interpreter(on_this_machine=here):
+    with interpreter(on_this_machine=here), quiet_errors():
         try:
             with quiet_start():
                 if running is None:

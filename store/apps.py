@@ -5,7 +5,7 @@ from .errors import NotFound, ObjectExists, ObjectNotFound, Refused
 from .manifest import AppInfo
 from .objects import ObjectStore
 
-__all__ = ["create_app", "ensure_app", "list_apps", "read_app"]
+__all__ = ["create_app", "ensure_app", "find_app", "list_apps", "read_app"]
 
 
 def create_app(store: ObjectStore, info: AppInfo) -> None:
@@ -29,10 +29,15 @@ def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
 
     Raises as `create_app`.
     """
+    return find_app(store, info.name) or _create(store, info)
+
+
+def find_app(store: ObjectStore, name: str) -> AppInfo | None:
+    """An app's identity; None if there is none of that name. Raises `Usage`, `Corruption` or `Unavailable`."""
     try:
-        return _read(store, info.name)
+        return _read(store, name)
     except ObjectNotFound:
-        return _create(store, info)
+        return None
 
 
 def read_app(store: ObjectStore, name: str) -> AppInfo:

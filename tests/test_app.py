@@ -1,12 +1,19 @@
 """Declaring an app: what cannot work is refused where it is written down."""
 
 import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import slackwater as sw
+from pyspark.errors import AnalysisException
+from slackwater import App
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import interval_ms
+from slackwater.pipeline.schemas import apply
 from slackwater.store.errors import NotFound, Refused, Usage
 
 
@@ -155,6 +162,90 @@ def test_a_file_without_an_app_is_refused(tmp_path: object) -> None:
         load_app("examples/feed.py")
     with pytest.raises(NotFound, match=r"flights\.py"):
         load_app("examples/flight.py")
+
+
+def test_a_folder_is_not_a_program(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").touch()
+    with pytest.raises(Usage, match="is a folder; expected a Python file") as caught:
+        load_app(str(tmp_path))
+    assert caught.value.hint.endswith(": shop.py")
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., App]:
+    """Loads the program with these lines, from its own folder; further files by their names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "shop", ModuleType("shop"))
+
+    def load(*lines: str, **siblings: str) -> App:
+        for name, text in {"shop": "\n".join(lines), **siblings}.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        return load_app("shop.py")
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["", "1 / 0"], "shop.py, line 2: ZeroDivisionError: division by zero"),
+        (["import nosuch"], "shop.py, line 1: ModuleNotFoundError: No module named 'nosuch'"),
+        (["", "f(1", "  2)"], "shop.py, line 2: SyntaxError: invalid syntax. Perhaps you forgot a comma?"),
+        (["assert False"], "shop.py, line 1: AssertionError"),
+        (
+            ["import slackwater as sw", "app = sw.App('shop')", "@app.stage(keys='user')", "def legs(rows): ..."],
+            "shop.py, line 3: TypeError: App.stage() got an unexpected keyword argument 'keys'",
+        ),
+        (
+            ["import json", "json.loads('')"],
+            "shop.py, line 2: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        ),
+    ],
+)
+def test_an_error_in_a_program_is_told_with_its_line(program: Callable[..., App], lines: list[str], said: str) -> None:
+    with pytest.raises(Refused) as caught:
+        program(*lines)
+    assert caught.value.message == f"the program does not run: {said}"
+    assert caught.value.hint.endswith(("run again (SLACKWATER_DEBUG=1 shows the traceback)", "and run again"))
+    assert caught.value.__cause__ is not None
+
+
+def test_an_error_in_a_module_beside_the_program_is_told_with_the_line_there(program: Callable[..., App]) -> None:
+    with pytest.raises(Refused, match=r": prices_of_shop\.py, line 2: KeyError: 'tea'"):
+        program("import prices_of_shop", prices_of_shop="\n{}['tea']")
+    with pytest.raises(Refused, match=r": stock_of_shop\.py, line 3: SyntaxError: "):
+        program("import stock_of_shop", stock_of_shop="\n\n1 +")
+
+
+def test_our_own_error_in_a_program_stays_what_it_is(program: Callable[..., App]) -> None:
+    with pytest.raises(Usage, match=r"^app name 'My Shop'"):
+        program("import slackwater as sw", "sw.App('My Shop')")
+
+
+def test_an_error_in_a_stage_is_told_with_the_line_of_its_function() -> None:
+    app = sw.App("shop")
+
+    @app.stage(reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))
+    def orders() -> object:
+        return 1 / 0
+
+    line = orders.__code__.co_firstlineno
+    with pytest.raises(Refused, match=rf"^stage 'orders' does not run: .*test_app\.py, line {line + 2}: ZeroDivision"):
+        apply(app.stages["orders"], {})
+    with pytest.raises(Refused, match=rf"test_app\.py, line {line}: TypeError: .*takes 0 positional arguments"):
+        apply(app.stages["orders"], {"orders": None})  # type: ignore[dict-item]
+
+
+def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -> None:
+    app = sw.App("shop")
+
+    @app.stage(reads=sw.topic("orders"), writes=sw.repartition("by-user", "user"))
+    def orders() -> object:
+        raise AnalysisException("no column `usr`", errorClass="UNRESOLVED_COLUMN")
+
+    with pytest.raises(Refused, match=r"test_app\.py, line \d+: \[UNRESOLVED_COLUMN\] no column `usr`$"):
+        apply(app.stages["orders"], {})
 
 
 def test_the_package_names_what_it_has() -> None:

@@ -1,7 +1,7 @@
 """Which apps there are, and who they are."""
 
 import pytest
-from slackwater.store.apps import create_app, ensure_app, list_apps, read_app
+from slackwater.store.apps import create_app, ensure_app, find_app, list_apps, read_app
 from slackwater.store.errors import Corruption, NotFound, Refused, Usage
 from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import AppInfo, Origin
@@ -25,6 +25,13 @@ def test_an_app_is_created_once(any_store: ObjectStore) -> None:
         create_app(any_store, AppInfo("flights", 5))
     assert ensure_app(any_store, AppInfo("flights", 6)) == FLIGHTS
     assert ensure_app(any_store, STAGING) == STAGING
+
+
+def test_an_app_is_looked_for_without_being_created(any_store: ObjectStore) -> None:
+    assert find_app(any_store, "flights") is None
+    assert list_apps(any_store) == ()
+    create_app(any_store, FLIGHTS)
+    assert find_app(any_store, "flights") == FLIGHTS
 
 
 def test_a_creation_whose_answer_was_lost_is_a_creation() -> None:

@@ -16,12 +16,12 @@ from slackwater.pipeline import runner
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import EmbeddedBucket
 from slackwater.pipeline.groups import group_of
-from slackwater.pipeline.kafka import offsets
+from slackwater.pipeline.kafka import offsets, topics
 from slackwater.pipeline.metering import StageMeter
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.store import codec, history
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Refused
+from slackwater.store.errors import NotFound, Refused
 from slackwater.store.manifest import Stats
 from slackwater.store.open import open_store
 
@@ -302,6 +302,16 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_written(
         booked.catch_up(variant=variant)
     assert refused.value.hint
     assert [info.key for info in store.list("")] == before
+
+
+def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.topic = f"not-{ledger.topic}"
+    with pytest.raises(NotFound, match=f"no Kafka topic named '{ledger.topic}'") as caught:
+        ledger.catch_up()
+    assert caught.value.hint == "stage 'entries' reads it"
+    assert list(open_store(ledger.store).list("")) == []
+    assert not [name for name in topics(ledger.kafka) if ledger.app in name]
 
 
 def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> None:

@@ -1,0 +1,105 @@
+"""Errors that the user's program raises, told as the user's: where in it, what, and what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, TracebackType
+
+from pyspark.errors import AnalysisException
+
+from ..store.errors import Refused, SlackwaterError
+
+__all__ = ["told_as_the_users"]
+
+_OURS = __name__.partition(".")[0]
+_HINT = "mend it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
+
+
+@contextmanager
+def told_as_the_users(what: str, function: object = None) -> Iterator[None]:
+    """Run code of the user's program.
+
+    Args:
+        what: Begins the sentence: "the program", "stage 'legs'".
+        function: Told as the place of an error with no line of the user's on its way: a wrong number of arguments.
+
+    Raises:
+        Refused: The code raised something; the sentence names the last line of the user's own that led there.
+        SlackwaterError: One that the code got from us, as it is.
+    """
+    try:
+        yield
+    except SlackwaterError:
+        raise
+    except Exception as error:
+        place = _place(error) or _beginning(function)
+        where = f"{_shown(place[0])}, line {place[1]}: " if place else ""
+        raise Refused(f"{what} does not run: {where}{_described(error)}", hint=_hint(error)) from error
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, AnalysisException):
+        # It names its kind itself. As a string it would bring the whole plan.
+        return error.getMessage()
+    # A SyntaxError and what Spark's JVM raised repeat in their strings where they come from, the latter at length.
+    behind = getattr(error, "java_exception", None)
+    text = error.msg if isinstance(error, SyntaxError) else str(error if behind is None else behind.toString())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and not _is_there(error.name):
+        return f"install what has {error.name!r} for {sys.executable}, or mend the import, and run again"
+    return _HINT
+
+
+def _is_there(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _place(error: Exception) -> tuple[Path, int] | None:
+    """File and line: the last of the user's own; None if no line of the user's led to the error."""
+    own = list(_foreign(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        # Raised by whoever imports the file; literal_eval and the like have no file to name.
+        file = Path(error.filename)
+        if file.is_file() and not _is_installed(file):
+            return file, error.lineno
+    if not own:
+        return None
+    # Libraries that are not installed, such as those of a Spark from elsewhere, are in other folders.
+    folder = own[0][0].parent
+    return [at for at in own if at[0].is_relative_to(folder)][-1]
+
+
+def _beginning(function: object) -> tuple[Path, int] | None:
+    code = getattr(function, "__code__", None)
+    return (Path(code.co_filename), code.co_firstlineno) if isinstance(code, CodeType) else None
+
+
+def _foreign(trace: TracebackType | None) -> Iterator[tuple[Path, int]]:
+    """The lines of a traceback that are neither slackwater's nor Python's nor of an installed library."""
+    for frame, line in traceback.walk_tb(trace):
+        file = Path(frame.f_code.co_filename)
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] != _OURS and file.is_file() and not _is_installed(file):
+            yield file, line
+
+
+def _is_installed(file: Path) -> bool:
+    return bool({"site-packages", "dist-packages"}.intersection(file.parts)) or file.is_relative_to(
+        sysconfig.get_path("stdlib")
+    )
+
+
+def _shown(file: Path) -> str:
+    """The path as one would type it here."""
+    resolved, here = file.resolve(), Path.cwd()
+    return os.fspath(resolved.relative_to(here) if resolved.is_relative_to(here) else resolved)

@@ -1,0 +1,35 @@
+"""What a run keeps off the terminal."""
+
+import io
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from pyspark.errors import AnalysisException, QueryContextType
+from pyspark.logger import PySparkLogger
+from slackwater.pipeline.quiet import quiet_errors
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What pyspark logs of errors in queries."""
+    logger, text = PySparkLogger.getLogger("SQLQueryContextLogger"), io.StringIO()
+    handler = logging.StreamHandler(text)
+    logger.addHandler(handler)
+    yield text
+    logger.removeHandler(handler)
+
+
+def make_one() -> None:
+    """As pyspark makes an exception of one of Spark's."""
+    context = SimpleNamespace(contextType=lambda: QueryContextType.SQL)
+    AnalysisException("no such column", errorClass="X", contexts=[context])._log_exception()  # type: ignore[list-item]
+
+
+def test_pyspark_does_not_log_what_it_raises_in_a_run(logged: io.StringIO) -> None:
+    with quiet_errors():
+        make_one()
+    assert logged.getvalue() == ""
+    make_one()
+    assert "no such column" in logged.getvalue()
