@@ -107,7 +107,7 @@ def down(
             deleted = servers.purge() if purge else ()
     would = "would be " if dry_run else ""
     lines = [f"{name} {would}stopped" for name in stopped] or [
-        f"no server of {_short(str(folder.absolute()))} runs; --folder names another"
+        f"no server of {folder.absolute()} runs; --folder names another"
     ]
     lines += [f"{_short(each.path)} ({humane.size(each.bytes)}) {would}deleted" for each in deleted]
     output.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)

@@ -89,8 +89,8 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "no folder" not in done("status", "--store", "empty")
 
 
-def test_dev_down_names_the_folder_without_servers() -> None:
-    assert done("dev", "down") == "no server of .slackwater runs; --folder names another\n"
+def test_dev_down_names_the_folder_without_servers(tmp_path: Path) -> None:
+    assert done("dev", "down") == f"no server of {tmp_path}/.slackwater runs; --folder names another\n"
 
 
 def test_log_tells_no_work_of_versions_that_read_nothing() -> None:
