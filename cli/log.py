@@ -66,7 +66,7 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
-                *(_work(entry) if entry.kind == "batch" else ("-", "-")),
+                *_work(entry),
                 ", ".join(entry.snapshots),
                 humane.windows(map(str, entry.windows)),
             )
@@ -76,7 +76,9 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
 
 
 def _work(entry: "Entry") -> tuple[str, str]:
-    """The rows that it read, and how long that took."""
+    """The rows that it read, and how long that took; of versions that are there for something else, neither."""
+    if entry.kind in ("compaction", "rescale"):
+        return "-", "-"
     return humane.count(entry.rows_in), humane.duration(entry.duration_ms)
 
 
