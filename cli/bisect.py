@@ -3,10 +3,12 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..store.errors import Usage
 from . import humane, options
 from .output import Part, Progress, output_for
 from .settings import load
@@ -15,6 +17,7 @@ from .tables import Grid, Title
 if TYPE_CHECKING:
     from ..snapshot.bisect import Step, Verdict
     from ..snapshot.lineage import Window
+    from ..store.objects import ObjectStore
 
 __all__ = ["app"]
 
@@ -52,10 +55,17 @@ def bisect(
     from ..snapshot import bisect as search
     from ..snapshot.channel_tables import names_channels
 
+    if "@" in app_name or "/" in app_name:
+        name = app_name.partition("@")[0].partition("/")[0]
+        raise Usage(
+            f"bisect takes the name of an app, found the ref {app_name!r}; --good and --bad take refs",
+            hint=f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good",
+        )
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
+    opened = settings.open_store()
     with closing(settings.open_cache()) as cache, output.progress() as tell:
         verdict = search.bisect(
-            settings.open_store(),
+            opened,
             cache,
             app_name,
             where,
@@ -64,7 +74,7 @@ def bisect(
             on_step=_steps(tell),
             reader=settings.open_channels() if names_channels(where) else None,
         )
-    output.show(_data(verdict), *_parts(verdict, options.said(store)))
+    output.show(_data(verdict), *_parts(verdict, opened, options.said(store)))
     if verdict.non_monotone:
         against = ", ".join(f"{step.cut.ref} is {_word(step.bad)}" for step in verdict.non_monotone)
         output.note(
@@ -114,7 +124,7 @@ def _data(verdict: "Verdict") -> dict[str, Any]:
     }
 
 
-def _parts(verdict: "Verdict", flags: str) -> Iterator[Part]:
+def _parts(verdict: "Verdict", store: "ObjectStore", flags: str) -> Iterator[Part]:
     now_ms = humane.now_ms()
     yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
     good = (f"v{verdict.good_version}", humane.when(verdict.good_time_ms, now_ms), verdict.good.ref)
@@ -145,7 +155,16 @@ def _parts(verdict: "Verdict", flags: str) -> Iterator[Part]:
         yield f"  slackwater query {verdict.good_ref} {shlex.quote(verdict.where)}{flags}"
     yield f"  slackwater query {verdict.bad_ref} {shlex.quote(verdict.where)}{flags}"
     if verdict.good_ref:
-        yield f"  slackwater clone {verdict.good_ref} {verdict.app}-staging{flags}"
+        yield f"  slackwater clone {verdict.good_ref} {_free_name(store, verdict.app)}{flags}"
+
+
+def _free_name(store: "ObjectStore", app_name: str) -> str:
+    """The name that a clone would have, or the first of its kind that no app has."""
+    from ..store.apps import list_apps
+
+    taken = list_apps(store)
+    name = f"{app_name}-staging"
+    return next(free for n in count(1) if (free := name if n == 1 else f"{name}-{n}") not in taken)
 
 
 def _is_source(verdict: "Verdict") -> bool:

@@ -106,7 +106,9 @@ def down(
             stopped = servers.down()
             deleted = servers.purge() if purge else ()
     would = "would be " if dry_run else ""
-    lines = [f"{name} {would}stopped" for name in stopped] or ["no server runs here"]
+    lines = [f"{name} {would}stopped" for name in stopped] or [
+        f"no server of {folder.absolute()} runs; --folder names another"
+    ]
     lines += [f"{_short(each.path)} ({humane.size(each.bytes)}) {would}deleted" for each in deleted]
     output.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)
 

@@ -122,8 +122,9 @@ def _parts(done: "Collected") -> Iterator[Part]:
             for each in done.stages
         ),
     )
+    words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
     for each in done.stages:
-        rules = ", ".join(f"{humane.count(number)} {_RULES[rule]}" for rule, number in each.rules.items())
+        rules = ", ".join(f"{humane.count(number)} {words[rule]}" for rule, number in each.rules.items())
         yield f"{each.stage} keeps {rules}"
     if done.records:
         yield f"{humane.plural(done.records, 'object')} of records in flight that no snapshot names"

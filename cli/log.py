@@ -66,14 +66,20 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
-                humane.count(entry.rows_in),
-                humane.duration(entry.duration_ms),
+                *_work(entry),
                 ", ".join(entry.snapshots),
                 humane.windows(map(str, entry.windows)),
             )
             for entry in commits
         ),
     )
+
+
+def _work(entry: "Entry") -> tuple[str, str]:
+    """The rows that it read, and how long that took; of versions that are there for something else, neither."""
+    if entry.kind in ("compaction", "rescale"):
+        return "-", "-"
+    return humane.count(entry.rows_in), humane.duration(entry.duration_ms)
 
 
 def _operations(done: "tuple[Operation, ...]", app_name: str) -> Part:

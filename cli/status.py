@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,6 @@ app = typer.Typer(add_completion=False)
 
 _KAFKA_TIMEOUT_S = 3.0
 _SINCE = "1h"
-_EMPTY = "no app in this store yet; `slackwater run FILE` makes one"
 _FIGURES = (
     "table",
     ">L0",
@@ -84,7 +84,7 @@ def status(
         raise Usage("--since goes with --cost")
     if not watch:
         found, damaged, silence = _look(opened, settings, app_name)
-        output.show(found, *_parts(found, damaged=bool(damaged), in_detail=app_name is not None))
+        output.show(found, *_parts(opened, found, damaged=bool(damaged), in_detail=app_name is not None))
         for sentence in (*damaged, *silence):
             output.note(sentence)
         if damaged:
@@ -93,7 +93,8 @@ def status(
     with output.live() as show:
         while True:
             found, damaged, silence = _look(opened, settings, app_name)
-            show(found, *_parts(found, damaged=bool(damaged), in_detail=app_name is not None), *damaged, *silence)
+            parts = _parts(opened, found, damaged=bool(damaged), in_detail=app_name is not None)
+            show(found, *parts, *damaged, *silence)
             time.sleep(every)
 
 
@@ -127,7 +128,7 @@ def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_nam
 
     since_ms, prices = humane.now_ms() - span_ms(since), settings.prices()
     costs = tuple(cost_of(store, name, since_ms, prices) for name in ((app_name,) if app_name else list_apps(store)))
-    output.show(costs, *(parts(costs, since) if costs else (_EMPTY,)))
+    output.show(costs, *(parts(costs, since) if costs else (_empty(store),)))
 
 
 class _EndOffsets:
@@ -149,9 +150,16 @@ class _EndOffsets:
             return None
 
 
-def _parts(found: tuple["AppOverview", ...], *, damaged: bool, in_detail: bool) -> Iterator[Part]:
+def _empty(store: "ObjectStore") -> str:
+    # A root with a typing error looks like one that nothing was written to yet; a folder can tell the two apart.
+    if store.url.startswith("/") and not Path(store.url).exists():
+        return f"no app in this store yet, and no folder {store.url}; `slackwater run FILE` makes both"
+    return "no app in this store yet; `slackwater run FILE` makes one"
+
+
+def _parts(store: "ObjectStore", found: tuple["AppOverview", ...], *, damaged: bool, in_detail: bool) -> Iterator[Part]:
     if not found and not damaged:
-        yield _EMPTY
+        yield _empty(store)
     now_ms = humane.now_ms()
     for number, each in enumerate(found):
         if number:
@@ -192,7 +200,10 @@ def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
         keys,
         str(stage.ssts) if has_table else "-",
         humane.size(stage.bytes) if has_table else "-",
-        ", ".join(f"{source.name} {_number(source.lag)}" for source in stage.inputs),
+        # A clone may read another topic than the program names.
+        ", ".join(
+            f"{source.name if source.upstream else source.topic} {_number(source.lag)}" for source in stage.inputs
+        ),
     )
 
 

@@ -72,6 +72,8 @@ def write(table: pa.Table, path: Path) -> None:
         Refused: the file cannot be written, or such a file cannot hold a column.
     """
     writer = _WRITERS[path.suffix.lower()]
+    if not path.parent.is_dir():
+        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint="make it, or choose another --out")
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         try:

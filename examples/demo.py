@@ -247,6 +247,7 @@ def main() -> None:
     say(
         "Go on by hand",
         "The servers still run, and all state is there:\n\n"
+        "    . .venv/bin/activate                        # the command `slackwater`\n"
         f"    source {FOLDER}/dev/env.sh\n"
         "    slackwater status\n"
         "    slackwater log flights --limit 10\n"

@@ -189,7 +189,10 @@ def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table |
             f"and {'had none' if stored is None else 'has none now'}",
             hint="give the stage a new name",
         )
-    hint = "clone the app to keep the old state, and give the changed stage a new name"
+    hint = (
+        "try the changed program as another app (`slackwater run FILE --app NAME`), "
+        "or give the changed stage a new name"
+    )
     for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
         if before != now:
             shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ..store import history
 from ..store.cache import SstCache
-from ..store.errors import Refused
+from ..store.errors import Refused, Usage
 from ..store.objects import ObjectStore
 from .capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
@@ -25,6 +25,7 @@ from .cut import resolve, telling_if_collected
 from .lineage import Lineage, trace
 from .moments import first_cut
 from .narrowing import Between
+from .refs import parse
 from .tables import connect, named_tables, run_query
 from .topology import Cut
 from .turned import KeyChange, turned_keys
@@ -125,13 +126,16 @@ def bisect(
         Unavailable: storage did not answer.
     """
     moment_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    for text in (good, bad):
+        if text and (other := parse(text, now_ms=moment_ms).app) != app:
+            raise Refused(
+                f"{text} is a moment of app {other!r}; expected one of {app!r}",
+                hint=f"did you mean {app}@{text}" if text == other else "",
+            )
     low = resolve(store, good, now_ms=moment_ms) if good else first_cut(store, app)
     high = resolve(store, bad or app, now_ms=moment_ms)
     # Commits are compared, so each is seen as it was committed: no row expires between two of them.
     low, high = replace(low, seen_ms=0), replace(high, seen_ms=0)
-    for ref, cut in ((good, low), (bad, high)):
-        if cut.app != app:
-            raise Refused(f"{ref} is a moment of app {cut.app!r}; expected one of {app!r}")
     first = {stage: history.first_version(store, app, stage) for stage in high.stages}
     for ref, cut in ((good, low), (bad, high)):
         if before := [stage for stage, m in cut.stages.items() if m.version < first.get(stage, 0)]:
@@ -258,7 +262,12 @@ class _Search:
         """Evaluate the predicate; `to_come` is how many evaluations will follow, as far as one can tell."""
         flying = channel_tables(self._store, cut, self._where, self._reader) if self._between.channels else None
         with telling_if_collected(self._store, cut), self._connect(cut, flying) as con:
-            rows = run_query(con, self._where, max_rows=_MAX_ROWS)
+            try:
+                rows = run_query(con, self._where, max_rows=_MAX_ROWS)
+            except Usage as error:
+                if isinstance(error.__cause__, duckdb.ParserException) and _is_condition(con, self._where):
+                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self._where.strip()}"
+                raise
         is_bad: bool = rows.num_rows > 0
         if is_bad:
             self._bad_rows = rows
@@ -288,6 +297,15 @@ def _halvings(between: Between) -> int:
     differing = between.differing()
     longest = max((between.length(stage) for stage in differing), default=1)
     return ceil(log2(longest)) + ceil(log2(max(len(differing), 1))) + _PROBES
+
+
+def _is_condition(con: duckdb.DuckDBPyConnection, text: str) -> bool:
+    """Whether the text, which is no query, is what stands behind a query's WHERE."""
+    try:
+        con.extract_statements(f"SELECT 1 WHERE {text}")
+    except duckdb.Error:
+        return False
+    return True
 
 
 def _unsteady() -> Refused:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from ..store.errors import Usage
 from ..store.keys import check_name
@@ -32,6 +32,8 @@ _AGO = re.compile(r"-(\d{1,9})([smhd])")
 _BACK = re.compile(r"~(\d{1,9})")
 _VERSION = re.compile(r"v(\d{1,19})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_SKEW_MS = 60_000
+"""How far ahead of this machine's clock a time may lie: what another machine committed just now may be."""
 _WHOLE_SECOND = re.compile(r".{10}[T ]\d{2}:\d{2}:\d{2}(?![.,\d]).*")
 
 
@@ -93,7 +95,7 @@ def parse(text: str, *, now_ms: int) -> Ref:
     all of that second, so that a time as a listing shows it includes the commit it stands for.
 
     Raises:
-        Usage: `text` has none of the forms; the hint lists them.
+        Usage: `text` has none of the forms, which the hint lists; or it is a time that is still to come.
     """
     where, at, when = text.partition("@")
     app, slash, stage = where.partition("/")
@@ -138,7 +140,16 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> Moment:
             )
         return Version(int(match[1]))
     if _DATE.match(when):
-        return AtTime(_instant_ms(text, when))
+        time_ms = _instant_ms(text, when)
+        if time_ms > now_ms + _SKEW_MS:
+            # It would be answered as now is: who mistypes a year would take that for the state of another day.
+            now = datetime.fromtimestamp(now_ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+            where = f"{app}/{stage}" if stage else app
+            raise Usage(
+                f"ref {text!r}: {when} is still to come; by this machine's clock it is {now}",
+                hint=f"write an earlier time, or {where}@now for the newest state",
+            )
+        return AtTime(time_ms)
     try:
         return Named(check_name("snapshot", when))
     except Usage:

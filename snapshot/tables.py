@@ -149,6 +149,8 @@ def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> 
         known = {column for names in _columns(con).values() for column in names}
         return NotFound("column", match[1] or match[2], known, hint=f"query: {sql.strip()}")
     message = f"{words}\n  query: {sql.strip()}"
+    if isinstance(error, duckdb.PermissionException):
+        return SlackwaterError(message, hint="a query sees the app's tables only, no file and no setting")
     if isinstance(error, duckdb.ProgrammingError | duckdb.DataError | duckdb.NotSupportedError):
         return Usage(message)
     return SlackwaterError(message)

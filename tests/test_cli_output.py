@@ -209,6 +209,6 @@ def test_ages(elapsed_ms: int, words: str) -> None:
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_a_moment_as_shown_is_a_ref_that_includes_it(time_ms: int) -> None:
-    moment = parse(f"flights@{humane.moment(time_ms)}", now_ms=0).moment
+    moment = parse(f"flights@{humane.moment(time_ms)}", now_ms=time_ms).moment
     assert isinstance(moment, AtTime)
     assert time_ms <= moment.time_ms < time_ms + 1000

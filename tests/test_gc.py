@@ -557,7 +557,7 @@ def test_bisect_searches_what_is_whole_and_says_so_of_the_rest(tmp_path: Any) ->
     verdict = bisect(app.store, cache, "flights", where, now_ms=0)
     assert verdict.stage == "carriers"
     with pytest.raises(Refused, match="thinned out"):
-        bisect(app.store, cache, "flights", where, good=f"flights@{at(1.2)}", now_ms=0)
+        bisect(app.store, cache, "flights", where, good=f"flights@{at(1.2)}")
 
 
 def _key(cut: Cut, stage: str) -> str:

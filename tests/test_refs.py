@@ -20,6 +20,7 @@ from slackwater.store.errors import Usage
 from slackwater.store.keys import check_name
 
 NOW_MS = 1_795_245_120_000
+DAY_MS = 86_400_000
 
 
 def at(*parts: int) -> AtTime:
@@ -63,13 +64,28 @@ def test_every_form_of_a_ref_is_understood(text: str, stage: str, moment: Moment
 
 def test_a_time_without_an_offset_is_local(time_zone: str) -> None:
     hours = {"UTC": 0, "America/New_York": 5}[time_zone]
-    assert parse("flights@2026-11-21T07:12", now_ms=0).moment == at(2026, 11, 21, 7 + hours, 12)
-    assert parse("flights@2026-11-21", now_ms=0).moment == at(2026, 11, 21, hours)
+    assert parse("flights@2026-11-21T07:12", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, 7 + hours, 12)
+    assert parse("flights@2026-11-21", now_ms=NOW_MS + DAY_MS).moment == at(2026, 11, 21, hours)
 
 
 def test_a_time_to_the_second_covers_all_of_that_second() -> None:
-    moment = parse("flights@2026-11-21T07:12:05Z", now_ms=0).moment
+    moment = parse("flights@2026-11-21T07:12:05Z", now_ms=NOW_MS).moment
     assert moment == at(2026, 11, 21, 7, 12, 5, 999_000)
+
+
+def test_a_time_still_to_come_is_refused_with_what_time_it_is() -> None:
+    with pytest.raises(Usage, match="2027-01-01 is still to come; by this machine's clock it is 2026-11-2") as caught:
+        parse("flights/routes@2027-01-01", now_ms=NOW_MS)
+    assert "flights/routes@now" in caught.value.hint
+
+
+def test_another_machines_clock_may_be_a_minute_ahead() -> None:
+    def ahead(seconds: int) -> str:
+        return datetime.fromtimestamp(NOW_MS / 1000 + seconds, UTC).isoformat(timespec="milliseconds")
+
+    assert parse(f"flights@{ahead(60)}", now_ms=NOW_MS).moment == AtTime(NOW_MS + 60_000)
+    with pytest.raises(Usage, match="still to come"):
+        parse(f"flights@{ahead(61)}", now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,7 @@ def test_a_time_to_the_second_covers_all_of_that_second() -> None:
 )
 def test_what_is_no_ref_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(Usage) as caught:
-        parse(text, now_ms=0)
+        parse(text, now_ms=NOW_MS)
     assert repr(text) in caught.value.message
     assert "app@~3" in caught.value.hint
 
