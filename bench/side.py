@@ -25,6 +25,10 @@ SPARK_STATE = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Our sessions choose a plainer one for checkpoints that are scratch. Spark's must last, so it has Spark's own.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+    ),
 }
 """Spark's own state as it is set for large state: RocksDB, a changelog each batch, snapshots in the background."""
 
