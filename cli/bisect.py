@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -162,9 +162,9 @@ def _free_name(store: "ObjectStore", app_name: str) -> str:
     """The name that a clone would have, or the first of its kind that no app has."""
     from ..store.apps import list_apps
 
-    taken = list_apps(store)
-    name = f"{app_name}-staging"
-    return next(free for n in count(1) if (free := name if n == 1 else f"{name}-{n}") not in taken)
+    taken, name = list_apps(store), f"{app_name}-staging"
+    candidates = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _is_source(verdict: "Verdict") -> bool:

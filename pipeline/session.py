@@ -76,16 +76,13 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
         settings["spark.python.daemon.module"] = "slackwater.pipeline.worker_daemon"
     settings |= conf or {}
-    builder = SparkSession.builder
-    for name, value in settings.items():
-        builder = builder.config(name, value)
     running = SparkSession.getActiveSession()
     with interpreter(on_this_machine=here), quiet_errors():
         try:
             with quiet_start():
                 if running is None:
                     _start(settings)
-                spark = running or builder.getOrCreate()
+                spark = running or SparkSession.builder.config(map={**settings}).getOrCreate()
         except (PySparkRuntimeError, OSError) as error:
             raise Refused(
                 f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"

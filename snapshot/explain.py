@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..store import keys
-from ..store.errors import NotFound, ObjectNotFound
-from ..store.objects import ObjectInfo, ObjectStore
+from ..store.errors import NotFound
+from ..store.objects import ObjectInfo, ObjectStore, exists
 from .gc import MARGIN_MS, look
 from .litter import last_word_ms, unnamed_records
 from .reachable import Reachable, reachable
@@ -73,12 +73,10 @@ def explain(
 def _full(store: ObjectStore, app: str, key: str) -> str:
     key = key.removeprefix(f"{store.url}/")
     full = key if key.startswith(f"{app}/") else f"{app}/{key}"
-    try:
-        store.get_range(full, 0, 1)
-    except ObjectNotFound:
+    if not exists(store, full):
         raise NotFound(
             f"object of app {app!r}", key, found=f"looked for {full} under {store.url}", hint="give its whole key"
-        ) from None
+        )
     return full
 
 

@@ -8,7 +8,7 @@ from ulid import ULID
 
 from ..store import apps, boundary, codec, history, keys
 from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
-from ..store.objects import ObjectStore, documents
+from ..store.objects import ObjectStore, documents, exists
 from ..store.open import open_store
 from .capture import Captured, ChannelReader, capture, discard
 from .in_flight import InFlight, in_flight
@@ -262,12 +262,10 @@ def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
 def _check_there(store: ObjectStore, kept: tuple[Captured, ...]) -> None:
     """See that kept records are still there: until a snapshot names them they are litter, and this may take long."""
     for one in (one for captured in kept for one in captured.objects):
-        try:
-            store.get_range(one.key, 0, 1)
-        except ObjectNotFound:
+        if not exists(store, one.key):
             raise Refused(
                 f"it took so long to keep the records in flight that {one.key} was collected", hint="take it again"
-            ) from None
+            )
 
 
 def _same_or_taken(

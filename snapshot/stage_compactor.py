@@ -17,11 +17,11 @@ from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done, apply
 from ..store.counting import CountingStore
-from ..store.errors import CommitConflict, Corruption, Fenced, ObjectNotFound
-from ..store.manifest import Manifest, Sst, Stats
+from ..store.errors import CommitConflict, Corruption, Fenced
+from ..store.manifest import Manifest, Stats
 from ..store.merging import Stopped, run
 from ..store.metering import charged
-from ..store.objects import ObjectStore
+from ..store.objects import ObjectStore, exists
 from ..store.picking import pick_for
 from .survey import many
 
@@ -196,16 +196,9 @@ class StageCompactor:
         Garbage collection takes what no version names for litter once it is an hour old, and a process may have been
         asleep for longer.
         """
-
-        def is_there(sst: Sst) -> bool:
-            try:
-                self._store.get_range(sst.object, 0, 1)
-            except ObjectNotFound:
-                return False
-            return True
-
         written = [sst for one in done if not one.compaction.moves for sst in one.outputs]
-        gone = {sst for sst, there in zip(written, many(is_there, written), strict=True) if not there}
+        found = many(lambda sst: exists(self._store, sst.object), written)
+        gone = {sst for sst, there in zip(written, found, strict=True) if not there}
         return [one for one in done if gone.isdisjoint(one.outputs)]
 
     def _head(self) -> Manifest:

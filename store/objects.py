@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-__all__ = ["ObjectInfo", "ObjectStore", "check_range", "documents"]
+from .errors import ObjectNotFound
+
+__all__ = ["ObjectInfo", "ObjectStore", "check_range", "documents", "exists"]
 
 
 class ObjectInfo(NamedTuple):
@@ -71,6 +73,15 @@ def check_range(start: int, length: int) -> None:
     """
     if start < 0 or length < 0:
         raise ValueError(f"a range starts at 0 or later and is not negative; found start={start}, length={length}")
+
+
+def exists(store: ObjectStore, key: str) -> bool:
+    """Whether there is such an object. One request, for a byte of it."""
+    try:
+        store.get_range(key, 0, 1)
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def documents(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:

@@ -1,6 +1,7 @@
 """A store whose clock tests turn and whose requests they can come between, and an app on that clock."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from slackwater.store.counting import CountingStore
 from slackwater.store.memory import MemoryStore
@@ -61,6 +62,23 @@ class AgingStore(MemoryStore):
                 do()
 
         self.before = before
+
+    @contextmanager
+    def death_after(self, requests: int) -> Iterator[None]:
+        """Inside, the request after so many raises `Killed`, and each one after it."""
+        left = requests
+
+        def before(verb: str, key: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+
+        self.before = before
+        try:
+            yield
+        finally:
+            self.before = lambda verb, key: None
 
 
 class StoreClock(Clock):

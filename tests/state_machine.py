@@ -5,8 +5,7 @@ The rules are in `test_state_model.py`.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -34,7 +33,7 @@ from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition, sorted_runs, touched
 from slackwater.store.ttl import may_have_expired, seen_clock_ms
 
-from .collecting import AgingStore, Killed, fresh
+from .collecting import AgingStore, fresh
 from .model_checks import check_grace, check_reads, check_what_stays, expired_objects
 from .model_states import Shown, State, moment
 from .model_tables import TABLES, VALUES, Form, same_form, values
@@ -150,22 +149,6 @@ class StateMachine(RuleBasedStateMachine):
         self.states[app, version], self.heads[app] = state, version
 
     # Dying, and taking over.
-
-    @contextmanager
-    def death_after(self, requests: int) -> Iterator[None]:
-        left = requests
-
-        def count(_verb: str, _key: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-
-        self.store.before = count
-        try:
-            yield
-        finally:
-            self.store.before = lambda _verb, _key: None
 
     def take_over(self, app: str, behind_ms: int = 0) -> None:
         self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms)

@@ -1,5 +1,6 @@
 """An app whose history is collected at any time, beside a dictionary of what its moments held."""
 
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import strategies as st
@@ -149,21 +150,9 @@ class Collection(RuleBasedStateMachine):
 
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 120))
     def gc_that_is_killed(self, data: st.DataObject, retention: Retention, requests: int) -> None:
-        app, left = self.any_app(data), requests
-
-        def count(verb: str, key: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-
-        self.store.before = count
-        try:
+        app = self.any_app(data)
+        with suppress(Killed), self.store.death_after(requests):
             collect(self.store, app.name, retention, by="test")
-        except Killed:
-            pass
-        finally:
-            self.store.before = lambda verb, key: None
 
     def check_grace(self, app: FlightsApp) -> None:
         """After a whole collection nothing is left that nothing names and that has had its time."""

@@ -132,7 +132,7 @@ class StateModel(StateMachine):
     def die_while_committing(self, data: st.DataObject, requests: int) -> None:
         """Between any two requests: all of a batch is there, or nothing; storage says which."""
         writer, manifest = self.writers[self.any_app(data)], None
-        with suppress(Killed, Fenced), self.death_after(requests):
+        with suppress(Killed, Fenced), self.store.death_after(requests):
             manifest = self.batch(writer)
             writer.commit(manifest)
         if manifest and history.find(fresh(self.store), writer.app, STAGE, manifest.version) == manifest:
@@ -243,7 +243,7 @@ class StateModel(StateMachine):
     @rule(data=st.data(), policy=POLICIES, requests=st.integers(0, 6))
     def die_while_merging(self, data: st.DataObject, policy: Policy, requests: int) -> None:
         writer = self.with_something_to_merge(data)
-        with suppress(Killed), self.death_after(requests):
+        with suppress(Killed), self.store.death_after(requests):
             for one in self.due(writer, policy):
                 self.merge(writer, one)
         self.take_over(writer.app)
@@ -430,7 +430,7 @@ class StateModel(StateMachine):
     @rule(data=st.data(), retention=RULES, requests=st.integers(1, 60))
     def die_while_collecting(self, data: st.DataObject, retention: Retention, requests: int) -> None:
         app = self.any_app(data)
-        with suppress(Killed), self.death_after(requests):
+        with suppress(Killed), self.store.death_after(requests):
             collect(fresh(self.store), app, retention, by="test")
 
     @about("racing")
