@@ -28,9 +28,13 @@ class Channel:
     """Consumed by the receiver up to and with its version."""
     in_flight: tuple[int, ...]
     """Kept with the cut as the channel's state."""
+    lost: tuple[int, ...] = ()
+    """Sent, and passed over by the receiver up to and with its version: they were gone. Empty for none."""
 
     def __post_init__(self) -> None:
         counts = {"sent": self.sent, "consumed": self.consumed, "in flight": self.in_flight}
+        if self.lost:
+            counts["lost"] = self.lost
         what = f"counting channel {self.name!r}"
         if len({len(count) for count in counts.values()}) > 1:
             found = ", ".join(f"{len(count)} {verb}" for verb, count in counts.items())
@@ -62,7 +66,7 @@ class Cut:
 def violations(cut: Cut) -> tuple[str, ...]:
     """What makes the cut inconsistent, one sentence each; empty when it is consistent.
 
-    Nothing may be consumed that was not sent, and what was sent is either consumed or in flight.
+    Nothing may be consumed that was not sent, and what was sent is consumed, lost or in flight.
     """
     return tuple(_violations(cut))
 
@@ -71,13 +75,12 @@ def _violations(cut: Cut) -> Iterator[str]:
     for channel in cut.channels:
         sender = f"{channel.sender} at version {cut.versions[channel.sender]}"
         receiver = f"{channel.receiver} at version {cut.versions[channel.receiver]}"
-        counts = zip(channel.sent, channel.consumed, channel.in_flight, strict=True)
-        for partition, (sent, consumed, in_flight) in enumerate(counts):
+        lost = channel.lost or (0,) * len(channel.sent)
+        counts = zip(channel.sent, channel.consumed, lost, channel.in_flight, strict=True)
+        for partition, (sent, consumed, gone, in_flight) in enumerate(counts):
             place = f"{channel.name}[{partition}]"
-            if consumed > sent:
-                yield f"{place}: {receiver} consumed {consumed} records, but {sender} had sent only {sent}"
-            elif sent != consumed + in_flight:
-                yield (
-                    f"{place}: {sender} sent {sent} records, but {receiver} consumed {consumed} "
-                    f"and {in_flight} are in flight"
-                )
+            had = f"consumed {consumed}, lost {gone}" if gone else f"consumed {consumed}"
+            if consumed + gone > sent:
+                yield f"{place}: {receiver} {had} records, but {sender} had sent only {sent}"
+            elif sent != consumed + gone + in_flight:
+                yield f"{place}: {sender} sent {sent} records, but {receiver} {had} and {in_flight} are in flight"

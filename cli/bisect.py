@@ -117,6 +117,7 @@ def _data(verdict: "Verdict") -> dict[str, Any]:
         },
         "windows": verdict.lineage.direct,
         "source_windows": verdict.lineage.sources,
+        "lost_windows": verdict.lineage.lost,
         "keys": verdict.keys,
         "rows": values.rows(verdict.rows),
         "evaluations": verdict.evaluations,
@@ -145,6 +146,9 @@ def _parts(verdict: "Verdict", store: "ObjectStore", flags: str) -> Iterator[Par
     if not _is_source(verdict):
         yield ""
         yield Grid.of(("which came from", ">records"), _windows(verdict.lineage.sources))
+    if verdict.lineage.lost:
+        yield ""
+        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(verdict.lineage.lost))
     if verdict.keys:
         yield ""
         key = tuple(verdict.keys[0].key)

@@ -10,6 +10,8 @@ from .settings import load
 from .tables import Grid
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..snapshot.log import Entry
     from ..snapshot.operations import Operation
 
@@ -68,11 +70,24 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
                 entry.kind,
                 *_work(entry),
                 ", ".join(entry.snapshots),
-                humane.windows(map(str, entry.windows)),
+                humane.windows(map(str, entry.windows)) or "; ".join(_lost(entry)),
             )
             for entry in commits
         ),
     )
+
+
+def _lost(entry: "Entry") -> "Iterator[str]":
+    """What a claim went on without."""
+    for lost in entry.lost.values():
+        windows = (
+            f"{lost.topic}[{partition}] {start}..{end}"
+            for partition, (start, end) in enumerate(zip(lost.starts, lost.ends, strict=False))
+            if start < end
+        )
+        versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
+        rows = f" ({humane.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
+        yield f"lost {humane.windows(windows)}{rows}"
 
 
 def _work(entry: "Entry") -> tuple[str, str]:

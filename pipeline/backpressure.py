@@ -73,6 +73,6 @@ class Backpressure:
 
 
 def _backlog(writer: Manifest, reader: Manifest, channel: str) -> int:
-    """Rows sent and not consumed; 0 where that is not known."""
-    sent, consumed = writer.outputs[channel].sent, reader.inputs[channel].consumed
-    return sum(sent) - sum(consumed) if sent and consumed else 0
+    """Rows sent that wait to be consumed; 0 where that is not known."""
+    sent, passed = writer.outputs[channel].sent, reader.inputs[channel].passed
+    return sum(sent) - sum(passed) if sent and passed else 0

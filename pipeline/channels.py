@@ -57,12 +57,21 @@ class KafkaChannels:
         spans = zip(in_flight.starts, in_flight.ends, counts, strict=True)
         for partition, (start, end, count) in enumerate(spans):
             rows = 0
+            truncation = records.Truncation() if count is not None else None
             for chunk in records.read_range(
-                self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
+                self._kafka,
+                in_flight.topic,
+                partition,
+                start,
+                end,
+                patience_s=self._patience_s,
+                truncation=truncation,
             ):
                 for table in decode_addressed(chunk, attempts):
                     rows += table.num_rows
                     yield table
+            if truncation is not None:
+                truncation.check(complete=rows == count)
             check_count(in_flight.topic, partition, start, end, rows, count)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:

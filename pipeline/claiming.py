@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from ..snapshot.clone import channel_topic
 from ..store import commit, history, ttl
 from ..store.errors import NotFound, Refused
-from ..store.manifest import Input, Manifest, Output, Table
+from ..store.manifest import Manifest, Output, Table
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client
 from . import lifetime
 from .app import App, Repartition, Stage, Topic
+from .entries import Entrance, Entry, enter, tell
 from .schemas import Shape
 
 __all__ = ["Claimer", "check_topics"]
@@ -57,15 +59,15 @@ class Claimer:
                 kafka_client.create_topic(self.kafka, self._topic_of(channel), channel.partitions)
 
     def check(self, stage: Stage, shape: Shape) -> None:
-        """Refuse a stage that does not fit what is stored, before anything is written.
+        """Refuse a stage that does not fit what is stored, before anything is written, and say what it will not see.
 
         Raises:
-            Refused: The key, the state or an input changed, or input offsets are gone.
+            Refused: The key, the state or an input changed, or input offsets are gone (`Gone`).
             NotFound: An input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
         _agreed(stage, shape.table, head)
-        self._inputs(stage, head)
+        tell(stage.name, self._entries(stage, head))
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` does."""
@@ -75,10 +77,9 @@ class Claimer:
             table = _agreed(stage, shape.table, known)
             ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in shape.emits)
             return replace(
-                draft,
+                enter(self.store, draft, self._entries(stage, known), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
-                inputs=self._inputs(stage, known),
                 outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
             )
 
@@ -97,7 +98,7 @@ class Claimer:
         ends = kafka_client.offsets(self.kafka, topic)[1]
         return Output(topic, ends, schema=ddl, sent=(0,) * len(ends))
 
-    def _inputs(self, stage: Stage, head: Manifest | None) -> dict[str, Input]:
+    def _entries(self, stage: Stage, head: Manifest | None) -> dict[str, Entry]:
         """Where reading begins, by the input's declared name."""
         if head is not None and stage.inputs.keys() != head.inputs.keys():
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
@@ -105,67 +106,16 @@ class Claimer:
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint="give the stage a new name to start afresh, or read what it read before",
             )
-        return {name: self._input(stage, one, head) for name, one in stage.inputs.items()}
-
-    def _input(self, stage: Stage, one: Topic | str, head: Manifest | None) -> Input:
-        if isinstance(one, Topic):
-            name, upstream = one.name, ""
-            topic = self.topics.get(name, name)
-        else:
-            name, upstream = one, self.app.writer_of(one).name
-            topic = channel_topic(self.app.name, name)
-        earliest, ends = _offsets(self.kafka, stage, topic)
-        if upstream:
-            # Of a repartition topic, those count that its writer knows: others were added by hand and stay empty.
-            count = self._partitions(upstream, name, default=len(ends))
-            earliest, ends = earliest[:count], ends[:count]
-        if head is None:
-            latest = isinstance(one, Topic) and one.starting_offsets == "latest"
-            # A clone's history, and one that was thinned out, does not begin at version 1.
-            before = history.first_version(self.store, self.app.name, upstream) - 1 if upstream else 0
-            from_the_start = bool(upstream) and before <= 0 and not any(earliest)
-            consumed = (0,) * len(earliest) if from_the_start else ()
-            return Input(topic, ends if latest else earliest, upstream, max(0, before), consumed=consumed)
-        known = head.inputs[name]
-        wanted = known.offsets + (0,) * (len(ends) - len(known.offsets))
-        offsets = self._still_there(stage, topic, wanted, earliest, ends)
-        # What was skipped is not there to be counted.
-        return replace(known, offsets=offsets, consumed=known.consumed if offsets == wanted else ())
-
-    def _partitions(self, sender: str, channel: str, *, default: int) -> int:
-        """How many partitions the writer of a channel writes to, once it has begun."""
-        head = history.head(self.store, self.app.name, sender)
-        output = head.outputs.get(channel) if head is not None else None
-        return default if output is None else len(output.ends)
-
-    def _still_there(
-        self,
-        stage: Stage,
-        topic: str,
-        offsets: tuple[int, ...],
-        earliest: tuple[int, ...],
-        ends: tuple[int, ...],
-    ) -> tuple[int, ...]:
-        if len(ends) < len(offsets):
-            raise Refused(
-                f"topic {topic!r} has {len(ends)} partitions; stage {stage.name!r} has read {len(offsets)}: "
-                "it was deleted and made again",
-                hint="clone the app onto the new topic, or start afresh under another app name",
-            )
-        lost = []
-        for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True)):
-            if at < first:
-                lost.append(f"{topic}[{partition}] {at}..{first}")
-            elif at > end:
-                lost.append(f"{topic}[{partition}] {end}..{at} (the topic ends before)")
-        if lost and not self.accept_loss:
-            raise Refused(
-                f"stage {stage.name!r} would go on at offsets that are gone from Kafka: {', '.join(lost)}",
-                hint="raise the topic's retention and restore it, or go on without these records by --accept-loss",
-            )
-        return tuple(
-            at if first <= at <= end else first for at, first, end in zip(offsets, earliest, ends, strict=True)
+        entrance = Entrance(
+            self.store, self.app.name, stage.name, head, partial(_offsets, self.kafka, stage), self.accept_loss
         )
+        return {name: self._entry(entrance, one) for name, one in stage.inputs.items()}
+
+    def _entry(self, entrance: Entrance, one: Topic | str) -> Entry:
+        if isinstance(one, Topic):
+            topic = self.topics.get(one.name, one.name)
+            return entrance.topic(one.name, topic, latest=one.starting_offsets == "latest")
+        return entrance.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
 
 
 def _offsets(kafka: Mapping[str, str], stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -13,6 +13,9 @@ _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exceptio
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _OURS = re.compile(r"slackwater\.store\.errors\.(\w+): (.*)")
 
+_HINTS = {"Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them"}
+"""By kind, the next step of who runs an app."""
+
 
 def translate(stage: str, text: str) -> SlackwaterError:
     """The error behind what Spark says of a stage's query; one of ours where it was one."""
@@ -21,7 +24,8 @@ def translate(stage: str, text: str) -> SlackwaterError:
         kind, message = ours[-1]
         known = getattr(errors, kind, None)
         error = known.__new__(known) if isinstance(known, type) and issubclass(known, SlackwaterError) else Refused("")
-        SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}")
+        # A hint does not cross.
+        SlackwaterError.__init__(error, f"stage {stage!r}: {message.strip()}", hint=_HINTS.get(kind, ""))
         return error
     raised = _RAISED.findall(text)
     ended = _ENDED.findall(text)

@@ -36,7 +36,8 @@ class Position:
         input: The input's declared name. A stage has several, and Spark tells them apart by their order alone.
         offsets: The next offset to read, by Kafka partition.
         version: For a channel, the upstream version read up to and with.
-        consumed: For a channel, rows read since it began, by Kafka partition.
+        consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
+            passed over, because they were gone, count as well (`Input.passed`).
         snapshots: Ids of the snapshots for which the batch that ended here ended.
     """
 

@@ -26,7 +26,7 @@ from ..store.open import open_store
 from ..store.shared_counts import SharedCounts
 from .kafka import offsets
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
-from .records import read_range
+from .records import Truncation, read_range
 from .wire import check_count, decode
 from .worker import settle_in
 
@@ -100,8 +100,16 @@ class _Reader(DataSourceStreamReader):
     def _plan(self) -> Any:
         raise NotImplementedError
 
-    def _messages(self, part: _Range) -> Iterator[Sequence[Message]]:
-        return read_range(self._kafka, part.topic, part.partition, part.start, part.end, patience_s=self._patience_s)
+    def _messages(self, part: _Range, truncation: Truncation | None = None) -> Iterator[Sequence[Message]]:
+        return read_range(
+            self._kafka,
+            part.topic,
+            part.partition,
+            part.start,
+            part.end,
+            patience_s=self._patience_s,
+            truncation=truncation,
+        )
 
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, Any]:  # noqa: N802  Spark's name
         if self._planner is None:
@@ -193,8 +201,11 @@ class ChannelReader(_Reader):
         settle_in()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         rows = 0
-        for messages in self._messages(partition):
+        truncation = Truncation() if partition.rows is not None else None
+        for messages in self._messages(partition, truncation):
             for batch in decode(messages, partition.attempts, schema):
                 rows += batch.num_rows
                 yield batch
+        if truncation is not None:
+            truncation.check(complete=rows == partition.rows)
         check_count(partition.topic, partition.partition, partition.start, partition.end, rows, partition.rows)

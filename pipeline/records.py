@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from ..store.errors import Refused, Unavailable
+from ..store.errors import Gone, Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server
 from .outage import Patience
 
-__all__ = ["read_range", "send"]
+__all__ = ["Truncation", "read_range", "send"]
 
 _CHUNK = 10_000
 _READING = {
@@ -38,17 +38,42 @@ _FATAL = (
 )
 
 
+@dataclass(slots=True)
+class Truncation:
+    """What a range lacks at its beginning, for readers that know how many rows there must be.
+
+    What is gone may be what failed attempts left, or markers, which nobody misses.
+    """
+
+    gone: Gone | None = None
+
+    def check(self, *, complete: bool) -> None:
+        """Raise `Gone` if anything was missing and what is there is not complete."""
+        if self.gone is not None and not complete:
+            raise self.gone
+
+
 def read_range(
-    kafka: Kafka, topic: str, partition: int, start: int, end: int, *, patience_s: float
+    kafka: Kafka,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    patience_s: float,
+    truncation: Truncation | None = None,
 ) -> Iterator[Sequence[Message]]:
     """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 
+    Where the first of them are gone, the rest is read if there is a `truncation`, which hears of it.
+
     Raises:
-        Refused: The offsets are no longer there.
+        Gone: The offsets are no longer there.
+        Refused: They cannot be read.
         Unavailable: The broker has been away for longer than `patience_s`.
     """
     with _consumer(kafka) as consumer:
-        yield from _Range(consumer, server(kafka), topic, partition, end).read(start, patience_s)
+        yield from _Range(consumer, server(kafka), topic, partition, end, truncation).read(start, patience_s)
 
 
 @contextmanager
@@ -76,6 +101,7 @@ class _Range:
     topic: str
     partition: int
     end: int
+    truncation: Truncation | None = None
 
     def read(self, at: int, patience_s: float) -> Iterator[list[Message]]:
         """Messages from offset `at` on."""
@@ -101,10 +127,7 @@ class _Range:
             if error.code() == KafkaError._PARTITION_EOF:
                 at = max(at, message.offset())
             elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                raise Refused(
-                    f"offsets {at} to {self.end - 1} of {self.topic}[{self.partition}] are gone from Kafka",
-                    hint="they outlived the topic's retention; --accept-loss goes on without them",
-                )
+                at = self._behind_what_is_gone(at)
             elif error.code() in GONE or error.code() in _FATAL:
                 raise Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
             else:
@@ -115,6 +138,25 @@ class _Range:
         if at > self.end:
             messages = [message for message in messages if message.offset() < self.end]
         return messages, at
+
+    def _behind_what_is_gone(self, at: int) -> int:
+        """Go on at the first offset that is there, and return it; raise `Gone` where nobody allows for that."""
+        place = TopicPartition(self.topic, self.partition)
+        try:
+            first = self.consumer.get_watermark_offsets(place, timeout=10)[0]
+        except KafkaException:
+            first = at
+        last = (min(first, self.end) if first > at else self.end) - 1
+        gone = Gone(
+            f"offsets {at} to {last} of {self.topic}[{self.partition}] are gone from Kafka",
+            hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
+        )
+        if self.truncation is None or first <= at:
+            raise gone
+        self.truncation.gone = gone
+        if first < self.end:
+            self.consumer.assign([TopicPartition(self.topic, self.partition, first)])
+        return first
 
 
 def send(

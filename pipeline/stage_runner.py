@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,7 +135,7 @@ class StageRunner:
         streams = {name: self._source(spark, name, asks=name == asks) for name in self.stage.inputs}
         applied = apply(self.stage, streams)
         at = self.positions
-        positions = [Position(name, at[name].offsets, at[name].version, at[name].consumed) for name in applied.sources]
+        positions = [Position(name, at[name].offsets, at[name].version, at[name].passed) for name in applied.sources]
         self._checkpoint.write(self.head.version, positions)
         return (
             applied.rows(self._shape.key)
@@ -322,9 +323,9 @@ class StageRunner:
 
 
 def _has_rows(at: Input, end: Position) -> bool:
-    if at.upstream and at.consumed:
+    if at.upstream and at.passed:
         # A marker has an offset too, and no row.
-        return sum(end.consumed) > sum(at.consumed)
+        return sum(end.consumed) > sum(at.passed)
     known = at.offsets + (0,) * (len(end.offsets) - len(at.offsets))
     return any(last > first for first, last in zip(known, end.offsets, strict=True))
 
@@ -333,8 +334,9 @@ def _consumed(at: Input, end: Position) -> Input:
     """The input as it is after a batch that ended there."""
     if at.upstream:
         # Where the reader began in the middle of the channel, nobody knows what was before.
-        rows = sum(end.consumed) - sum(at.consumed) if at.consumed else 0
-        return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=end.consumed)
+        rows = sum(end.consumed) - sum(at.passed) if at.passed else 0
+        consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
+        return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed)
     known = at.offsets + (0,) * (len(end.offsets) - len(at.offsets))
     rows = sum(last - first for first, last in zip(known, end.offsets, strict=True))
     return replace(at, offsets=end.offsets, rows=rows)

@@ -19,7 +19,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..store import keys
-from ..store.errors import Corruption, ObjectNotFound, Unavailable
+from ..store.errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store.objects import ObjectStore
 from .in_flight import InFlight
 
@@ -152,10 +152,17 @@ def _capture_one(
     """One channel; each object is added to `kept` as soon as it is written."""
     counts = np.zeros(len(flight.ends), np.int64)
     objects: list[CapturedObject] = []
-    for rows in _gathered(reader.read(flight)):
-        counts += count_by_partition(rows, len(counts))
-        objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
-        kept.append(objects[-1])
+    try:
+        for rows in _gathered(reader.read(flight)):
+            counts += count_by_partition(rows, len(counts))
+            objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
+            kept.append(objects[-1])
+    except Gone as error:
+        raise Gone(
+            f"records in flight on {flight.channel!r} to {flight.receiver!r} cannot be kept: {error.message}",
+            hint=f"stage {flight.receiver!r} cannot read them any more either: start the app (`slackwater run`), "
+            "which says how to go on without them, and take the snapshot then",
+        ) from None
     found = tuple(counts.tolist())
     if flight.counts and found != flight.counts:
         raise Corruption(

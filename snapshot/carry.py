@@ -138,4 +138,4 @@ def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, c
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
     starts, sent = channel.starts[receiver], cut.stages[source.upstream].version
     at = sent if starts == channel.ends else sent - 1
-    return Input(channel.topic, starts, source.upstream, at, consumed=source.consumed)
+    return Input(channel.topic, starts, source.upstream, at, consumed=source.consumed, lost=source.lost)

@@ -328,6 +328,7 @@ def _first_version(
         recorded={},
         awaited={},
         captured={},
+        lost={},
         duration_ms=0,
         stats=None,
         totals=None,

@@ -50,12 +50,14 @@ def _misshapen(cut: Cut, channel: Channel) -> str:
     if source is None:
         return ""
     lengths = {
-        len(each) for each in (output.ends, output.sent or output.ends, source.offsets, source.consumed or output.ends)
+        len(output.ends),
+        len(source.offsets),
+        *(len(each or output.ends) for each in (output.sent, source.consumed, source.lost)),
     }
     if len(lengths) == 1:
         return ""
     found = ", ".join(map(str, sorted(lengths)))
-    return f"{_name(channel)}: ends, sent, offsets and consumed are of {found} partitions; expected one number"
+    return f"{_name(channel)}: ends, sent, offsets, consumed and lost are of {found} partitions; expected one number"
 
 
 def _name(channel: Channel) -> str:

@@ -34,8 +34,8 @@ class InFlight:
     """Records that the sender's versions `after`+1..`up_to` wrote. A clone's first version wrote for all readers: of a
     channel with several, one may have had its share of them."""
     counts: tuple[int, ...]
-    """Records by Kafka partition: sent by the sender since the channel began, less those consumed. Empty where the
-    receiver began in the middle."""
+    """Records by Kafka partition: sent by the sender since the channel began, less those consumed and those lost. Empty
+    where the receiver began in the middle."""
     after: int
     up_to: int
     schema: str
@@ -63,15 +63,15 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
     output = sender.outputs[channel.name]
     if channel.input is None:
         after = history.first_version(store, cut.app, channel.sender) - 1
-        starts = consumed = (0,) * len(output.ends)
+        starts = passed = (0,) * len(output.ends)
     else:
-        after, starts, consumed = channel.input.version, channel.input.offsets, channel.input.consumed
+        after, starts, passed = channel.input.version, channel.input.offsets, channel.input.passed
     if until is None:
         up_to, ends, sent = sender.version, output.ends, output.sent
     else:
         # Two readers of a clone may stand within its sender's first version, at what was copied for each of them.
         within = until.version == after and until.offsets != starts
-        up_to, ends, sent = until.version + within, until.offsets, until.consumed
+        up_to, ends, sent = until.version + within, until.offsets, until.passed
     written = [
         part
         for version in range(after + 1, up_to + 1)
@@ -86,7 +86,7 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
         ends=ends,
         attempts=tuple(attempt for part in written for attempt in part.attempts),
         rows=sum(part.rows for part in written),
-        counts=tuple(to - at for to, at in zip(sent, consumed, strict=True)) if sent and consumed else (),
+        counts=tuple(to - at for to, at in zip(sent, passed, strict=True)) if sent and passed else (),
         after=after,
         up_to=up_to,
         schema=output.schema,

@@ -1,10 +1,11 @@
-"""The books of a cut's channels: what was sent, what was consumed, and what is in flight between the two.
+"""The books of a cut's channels: what was sent, what was consumed or lost, and what is in flight between.
 
-`chandy_lamport` says what must add up; what is in flight is counted apart from the other two.
+`chandy_lamport` says what must add up; what is in flight is counted apart from the others.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -47,31 +48,37 @@ class Entry:
     sent: tuple[int, ...]
     """By Kafka partition; empty when not known."""
     consumed: tuple[int, ...]
-    """By Kafka partition; empty when not known: the reader began in the middle, or skipped what was gone."""
+    """By Kafka partition; empty when not known: the reader began in the middle."""
     in_flight: Counted
+    lost: tuple[int, ...] = ()
+    """By Kafka partition, what the reader passed over because it was gone; empty for nothing."""
 
     @property
     def difference(self) -> int | None:
-        """Sent, less consumed and in flight; None when one of them is not known."""
+        """Sent, less consumed, lost and in flight; None when one of them is not known."""
         if not (self.sent and self.consumed) or self.in_flight.rows is None:
             return None
-        return sum(self.sent) - sum(self.consumed) - self.in_flight.rows
+        return sum(self.sent) - sum(self.consumed) - sum(self.lost) - self.in_flight.rows
 
     @property
-    def partitions(self) -> tuple[tuple[int, int, int | None, int | None], ...]:
-        """Sent, consumed, in flight and the difference, by Kafka partition; empty when not known.
+    def partitions(self) -> tuple[tuple[int, int, int, int | None, int | None], ...]:
+        """Sent, consumed, lost, in flight and the difference, by Kafka partition; empty when not known.
 
         In flight is None where only the sum is known; a difference is known all the same where more was consumed than
         sent.
         """
-        if len(self.sent) != len(self.consumed):
+        gone = self.lost or (0,) * len(self.sent)
+        if not len(self.sent) == len(self.consumed) == len(gone):
             return ()
         counted = self.in_flight.by_partition
         if len(counted) != len(self.sent):
-            behind = zip(self.sent, self.consumed, strict=True)
-            return tuple((sent, used, None, sent - used if used > sent else None) for sent, used in behind)
-        lines = zip(self.sent, self.consumed, counted, strict=True)
-        return tuple((sent, used, rows, sent - used - rows) for sent, used, rows in lines)
+            behind = zip(self.sent, self.consumed, gone, strict=True)
+            return tuple(
+                (sent, used, lost, None, sent - used - lost if used + lost > sent else None)
+                for sent, used, lost in behind
+            )
+        lines = zip(self.sent, self.consumed, gone, counted, strict=True)
+        return tuple((sent, used, lost, rows, sent - used - lost - rows) for sent, used, lost, rows in lines)
 
 
 def entries(
@@ -114,6 +121,7 @@ def entries(
             sent=output.sent,
             consumed=source.consumed if source else (),
             in_flight=counted,
+            lost=source.lost if source else (),
         )
 
 
@@ -161,23 +169,29 @@ def balance(entry: Entry) -> Checked:
 def _violations(entry: Entry) -> tuple[str, ...]:
     counted = entry.in_flight
     if counted.by_partition:
-        return _judge(entry, entry.sent, entry.consumed, counted.by_partition)
-    # Only the sum is known: no partition may have consumed more than was sent to it, and the sums must agree.
-    least = tuple(max(0, sent - consumed) for sent, consumed in zip(entry.sent, entry.consumed, strict=True))
-    ahead = _judge(entry, entry.sent, entry.consumed, least)
+        return _judge(entry, entry.sent, entry.consumed, entry.lost, counted.by_partition)
+    # Only the sum is known: no partition may have passed more than was sent to it, and the sums must agree.
+    passed = (sum(each) for each in zip_longest(entry.consumed, entry.lost, fillvalue=0))
+    least = tuple(max(0, sent - past) for sent, past in zip(entry.sent, passed, strict=False))
+    ahead = _judge(entry, entry.sent, entry.consumed, entry.lost, least)
     if ahead or counted.rows is None:
         return ahead
-    sums = _judge(entry, (sum(entry.sent),), (sum(entry.consumed),), (counted.rows,))
+    lost = (sum(entry.lost),) if entry.lost else ()
+    sums = _judge(entry, (sum(entry.sent),), (sum(entry.consumed),), lost, (counted.rows,))
     # It is not partition 0 that differs.
     return tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
 
 
 def _judge(
-    entry: Entry, sent: tuple[int, ...], consumed: tuple[int, ...], in_flight: tuple[int, ...]
+    entry: Entry,
+    sent: tuple[int, ...],
+    consumed: tuple[int, ...],
+    lost: tuple[int, ...],
+    in_flight: tuple[int, ...],
 ) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
-        channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight)
+        channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
         return protocol.violations(protocol.Cut(versions, (channel,)))
     except protocol.ProtocolError as error:
         return (str(error),)

@@ -1,6 +1,6 @@
 """The input records behind a stretch of versions: on the stage's own inputs, and on the users' topics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -10,10 +10,10 @@ from ..store.objects import ObjectStore
 from .timeline import before
 from .topology import Cut
 
-__all__ = ["Lineage", "Window", "direct", "trace", "windows"]
+__all__ = ["Lineage", "Window", "direct", "losses", "trace", "windows"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Window:
     """Offsets `start` up to, not including, `end` of one Kafka partition."""
 
@@ -35,6 +35,9 @@ class Lineage:
     """On the stage's own inputs, channels included."""
     sources: tuple[Window, ...]
     """On the users' topics, traced up through every channel; the same as `direct` where there is none."""
+    lost: tuple[Window, ...] = ()
+    """On all of these, channels and users' topics: what claims in the stretch passed over, because it was gone. It lies
+    within no window of `direct`; those of `sources` may span it."""
 
 
 def windows(store: ObjectStore, before: Cut, after: Cut, stage: str) -> Lineage:
@@ -57,11 +60,51 @@ def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
         NotFound: a manifest between the two, or of the stages upstream, is gone.
     """
     start = low or _first(store, high)
-    return Lineage(high.stage, direct(start, high), _merged(_sources(store, start, high)))
+    lost: list[Window] = []
+    sources = _sources(store, start, high, lost)
+    mine = _lost_between(store, start, high)
+    return Lineage(high.stage, direct(start, high, mine), _merged(sources), tuple(sorted({*lost, *mine})))
 
 
-def direct(low: Manifest, high: Manifest) -> tuple[Window, ...]:
-    """The windows between two versions of one stage on the stage's own inputs, by topic and partition."""
+def losses(manifest: Manifest) -> tuple[Window, ...]:
+    """What a claim passed over on the stage's own inputs, by topic and partition; nothing for other versions."""
+    return tuple(
+        Window(lost.topic, partition, start, end)
+        for _, lost in sorted(manifest.lost.items())
+        for partition, (start, end) in enumerate(zip(lost.starts, lost.ends, strict=False))
+        if end > start
+    )
+
+
+def direct(low: Manifest, high: Manifest, lost: Iterable[Window] = ()) -> tuple[Window, ...]:
+    """The windows between two versions of one stage on the stage's own inputs, by topic and partition.
+
+    What was `lost` in between is left out of them.
+    """
+    found = _moved(low, high)
+    for gone in lost:
+        found = [part for window in found for part in _without(window, gone)]
+    return tuple(found)
+
+
+def _without(window: Window, gone: Window) -> Iterator[Window]:
+    if (window.topic, window.partition) != (gone.topic, gone.partition):
+        yield window
+        return
+    for start, end in ((window.start, min(window.end, gone.start)), (max(window.start, gone.end), window.end)):
+        if start < end:
+            yield Window(window.topic, window.partition, start, end)
+
+
+def _lost_between(store: ObjectStore, low: Manifest, high: Manifest) -> tuple[Window, ...]:
+    """What claims after `low`, up to `high`, passed over. Reads versions only where counts say that any did."""
+    if all(name in low.inputs and low.inputs[name].lost == read.lost for name, read in high.inputs.items()):
+        return ()
+    between = (history.read(store, high.app, high.stage, version) for version in range(low.version + 1, high.version))
+    return tuple(window for manifest in (*between, high) for window in losses(manifest))
+
+
+def _moved(low: Manifest, high: Manifest) -> list[Window]:
     found: list[Window] = []
     for name, source in sorted(high.inputs.items()):
         earlier = low.inputs.get(name)
@@ -72,19 +115,22 @@ def direct(low: Manifest, high: Manifest) -> tuple[Window, ...]:
             for partition, (start, end) in enumerate(zip_longest(starts, source.offsets, fillvalue=0))
             if end > start
         )
-    return tuple(found)
+    return found
 
 
-def _sources(store: ObjectStore, low: Manifest, high: Manifest) -> list[Window]:
+def _sources(store: ObjectStore, low: Manifest, high: Manifest, lost: list[Window]) -> list[Window]:
+    """The windows on the users' topics; what was lost on the way there is added to `lost`."""
     users = {source.topic for source in high.inputs.values() if not source.upstream}
-    found = [window for window in direct(low, high) if window.topic in users]
+    gone = _lost_between(store, low, high)
+    lost += gone
+    found = [window for window in direct(low, high, gone) if window.topic in users]
     for name, source in high.inputs.items():
         earlier = low.inputs.get(name)
         after = earlier.version if earlier else 0
         if source.upstream and source.version > after:
             sent = history.read(store, high.app, source.upstream, source.version)
             sent_before = history.find(store, high.app, source.upstream, after) if after else None
-            found += _sources(store, sent_before or _first(store, sent), sent)
+            found += _sources(store, sent_before or _first(store, sent), sent, lost)
     return found
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from ..store.manifest import Kind, Manifest
+from ..store.manifest import Kind, Lost, Manifest
 from ..store.objects import ObjectStore
-from .lineage import Window, direct
+from .lineage import Window, direct, losses
 from .moments import stages_of
 from .snapshots import list_snapshots
 from .timeline import before, newest_first
@@ -31,6 +31,8 @@ class Entry:
     """Rows written to channels; the table's changes are not counted."""
     windows: tuple[Window, ...]
     """What it read of each input partition, empty ones left out."""
+    lost: dict[str, Lost]
+    """By input, what a claim passed over because Kafka did not have it any more."""
     duration_ms: int
     snapshots: tuple[str, ...]
     """Names of the snapshots whose part of this stage it is."""
@@ -64,7 +66,8 @@ def _entry(store: ObjectStore, manifest: Manifest, names: dict[tuple[str, int], 
         time_ms=manifest.time_ms,
         rows_in=sum(source.rows for source in manifest.inputs.values()),
         rows_out=sum(output.rows for output in manifest.outputs.values()),
-        windows=direct(earlier, manifest) if earlier else (),
+        windows=direct(earlier, manifest, losses(manifest)) if earlier else (),
+        lost=manifest.lost,
         duration_ms=manifest.duration_ms,
         snapshots=tuple(names.get((manifest.stage, manifest.version), ())),
         epoch=manifest.epoch,

@@ -6,7 +6,7 @@ from itertools import pairwise, zip_longest
 
 from ..store import boundary, history, keys
 from ..store.errors import ObjectNotFound
-from ..store.manifest import Input, Manifest, Output
+from ..store.manifest import Input, Lost, Manifest, Output
 from ..store.objects import ObjectStore
 from .findings import Checked, noted
 from .timeline import before
@@ -17,7 +17,7 @@ _PARTITIONS = range(1, 1 << 31)
 """Numbers of state partitions that there can be."""
 
 _RESTARTS = frozenset({"claim", "rescale"})
-"""Kinds by which a runner begins anew: its program may have changed, and offsets that were lost may be skipped."""
+"""Kinds by which a runner begins anew: its program may have changed, and what was lost may be passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,14 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         yield f"{at} has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
     for name in sorted(earlier.inputs):
         if name in later.inputs:
-            wrong = _input_differences(earlier.inputs[name], later.inputs[name], later.kind in _RESTARTS)
+            steps = earlier.inputs[name], later.inputs[name]
+            wrong = [*_input_differences(*steps, later.kind in _RESTARTS), *_losses(*steps, later.lost.get(name))]
             yield from (f"{at}, input {name!r}: {each}" for each in wrong)
         elif later.kind not in _RESTARTS:
             yield f"{at} has no input {name!r}; the one before had"
+    for name in sorted(later.lost):
+        if later.kind not in _RESTARTS:
+            yield f"{at}, input {name!r}: records are passed over; only a claim may do that"
     for name in sorted(earlier.outputs):
         if name in later.outputs:
             wrong = _output_differences(earlier.outputs[name], later.outputs[name])
@@ -140,11 +144,12 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
 
 
 def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:
-    # Offsets that Kafka lost may be skipped at a restart, also backwards: the topic was made again.
-    if not restarted:
+    # The first releases went back in a user's topic that was made again.
+    if later.upstream or not restarted:
         yield from _gone_back("offset", earlier.offsets, later.offsets)
     if later.version < earlier.version:
         yield f"version {later.version} of {later.upstream!r} is consumed; before it was {earlier.version}"
+    yield from _gone_back("number of records lost", earlier.lost, later.lost)
     if earlier.consumed and later.consumed:
         yield from _gone_back("number of records consumed", earlier.consumed, later.consumed)
         read = sum(later.consumed) - sum(earlier.consumed)
@@ -155,6 +160,26 @@ def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterato
         read = sum(later.offsets) - sum(earlier.offsets)
     if later.rows != read:
         yield f"{later.rows} records read; expected {read}, by what was consumed before and after"
+
+
+def _losses(earlier: Input, later: Input, lost: Lost | None) -> Iterator[str]:
+    """What a step of an input does not say of what it passed over, or says otherwise."""
+    if lost is None:
+        if later.upstream and earlier.lost != later.lost:
+            yield f"{sum(later.lost)} records are lost; before they were {sum(earlier.lost)}, and nothing says why"
+        return
+    known = earlier.offsets + (0,) * (len(lost.starts) - len(earlier.offsets))
+    for what, said, stands in (
+        ("from offsets", lost.starts, known),
+        ("to offsets", lost.ends, later.offsets),
+        ("from version", lost.after, earlier.version),
+        ("to version", lost.up_to, later.version),
+    ):
+        if said != stands:
+            yield f"what is lost goes {what} {said}; expected {stands}"
+    skipped = lost.rows or tuple(end - start for start, end in zip(lost.starts, lost.ends, strict=False))
+    if (lost.rows or not later.upstream) and sum(later.lost) - sum(earlier.lost) != sum(skipped):
+        yield f"{sum(skipped)} are lost; expected {sum(later.lost) - sum(earlier.lost)}, by the counts before and after"
 
 
 def _output_differences(earlier: Output, later: Output) -> Iterator[str]:

@@ -196,8 +196,8 @@ def _read(store: ObjectStore, app: str, stage: str, version: int, found: list[Ch
 def _standing(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
     """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
     for channel in channels(cut):
-        # Not known after records were skipped, nor of versions that are not kept.
-        if channel.input is None or not channel.input.consumed:
+        # Not known where the reader began in the middle, nor of versions that are not kept.
+        if channel.input is None or not channel.input.passed:
             continue
         wrong: list[str] = []
         output = None
@@ -208,7 +208,7 @@ def _standing(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
             ended = f"{channel.sender}@v{channel.input.version}"
             for what, here, there in (
                 ("offsets", channel.input.offsets, output.ends),
-                ("counts", channel.input.consumed, output.sent),
+                ("counts", channel.input.passed, output.sent),
             ):
                 if there and here != there:
                     wrong.append(f"{at} stands on {channel.name!r} at {what} {here}; {ended} ended at {there}")

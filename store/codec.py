@@ -18,8 +18,9 @@ from .errors import Corruption
 
 __all__ = ["FORMAT", "decode", "encode"]
 
-FORMAT = 1
-"""The newest format this program writes and reads."""
+FORMAT = 2
+"""The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over:
+who overlooks them takes them for read."""
 
 _PUT_BACK = "put the object back from a backup or an older version of it"
 

@@ -11,6 +11,7 @@ __all__ = [
     "CommitConflict",
     "Corruption",
     "Fenced",
+    "Gone",
     "NotFound",
     "ObjectExists",
     "ObjectNotFound",
@@ -68,6 +69,10 @@ class NotFound(SlackwaterError, LookupError):
 
 class Refused(SlackwaterError):
     """The request is understood but would lose or break something; nothing was changed."""
+
+
+class Gone(Refused):
+    """Records that are to be read are not in Kafka any more."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):

@@ -4,6 +4,7 @@ Values only; `codec` turns them into bytes, `commit` makes them durable. A manif
 replaces it under the next number.
 """
 
+from itertools import zip_longest
 from typing import Literal
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ __all__ = [
     "Column",
     "Input",
     "Kind",
+    "Lost",
     "Manifest",
     "Origin",
     "Output",
@@ -137,6 +139,31 @@ class Input(Struct, frozen=True):
     """Rows read from this input by this version."""
     consumed: tuple[int, ...] = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
+    lost: tuple[int, ...] = ()
+    """What claims passed over since the input began, because Kafka did not have it any more, by Kafka partition: rows
+    of a channel, offsets of a user's topic. Empty where nothing was, or where it is not known how much."""
+
+    @property
+    def passed(self) -> tuple[int, ...]:
+        """For a channel: rows sent before where this stands, by Kafka partition: read or lost. Empty when not known."""
+        if not self.consumed or not self.lost:
+            return self.consumed
+        return tuple(read + gone for read, gone in zip_longest(self.consumed, self.lost, fillvalue=0))
+
+
+class Lost(Struct, frozen=True):
+    """What one claim passed over on one input, because Kafka did not have it any more."""
+
+    topic: str
+    starts: tuple[int, ...]
+    """It stood at these offsets, by Kafka partition, and goes on at `ends`."""
+    ends: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    """For a channel: rows sent in between, by Kafka partition. Those that Kafka still has count too: of an upstream
+    version a reader gets all rows or none. Empty for a user's topic, whose offsets are not all records."""
+    after: int = 0
+    """For a channel: the upstream versions `after` + 1 to `up_to` were passed over; both 0 for a user's topic."""
+    up_to: int = 0
 
 
 class Output(Struct, frozen=True):
@@ -233,6 +260,8 @@ class Manifest(Struct, frozen=True):
     """Of the recorded snapshots, the channels whose marker has not arrived; left out when there is none."""
     captured: dict[str, dict[str, Span]] = {}
     """By recorded snapshot and channel: what was consumed after the recorded version and before the marker."""
+    lost: dict[str, Lost] = {}
+    """Of a claim that went on without records that were gone: by input, what it passed over. Not carried on."""
     duration_ms: int = 0
     """From the batch's plan to this commit."""
     by: str = ""

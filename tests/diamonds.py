@@ -19,13 +19,16 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.pipeline.arrivals import Outcome, arrive
+from slackwater.pipeline.entries import Entrance, enter
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
 from slackwater.pipeline.readers import _ranges
+from slackwater.pipeline.stage_runner import _consumed
 from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, marker_of, split
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.store import apps
 from slackwater.store.commit import claim, commit, successor
+from slackwater.store.errors import Gone
 from slackwater.store.manifest import AppInfo, Input, Manifest, Output
 from slackwater.store.memory import MemoryStore
 
@@ -68,6 +71,8 @@ class Logs:
         self.topics: dict[str, tuple[list[Message], ...]]
         self.lost = 0
         """So many records are missing at the end of what is read in flight."""
+        self.earliest: dict[str, tuple[int, ...]] = {}
+        """What was not deleted, of topics of which anything was."""
 
     def append(self, topic: str, partition: int, value: bytes, header: bytes) -> None:
         log = self.topics[topic][partition]
@@ -76,7 +81,29 @@ class Logs:
     def ends(self, topic: str) -> tuple[int, ...]:
         return tuple(map(len, self.topics[topic]))
 
+    def delete(self, topic: str, *before: int) -> None:
+        """What Kafka's DeleteRecords does: of each partition, what lies before an offset is gone."""
+        held = zip(self.first(topic), before, self.ends(topic), strict=True)
+        self.earliest[topic] = tuple(max(first, min(offset, end)) for first, offset, end in held)
+
+    def first(self, topic: str) -> tuple[int, ...]:
+        return self.earliest.get(topic, (0,) * len(self.topics[topic]))
+
+    def offsets(self, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """As `kafka.offsets`."""
+        return self.first(topic), self.ends(topic)
+
+    def messages(self, topic: str, partition: int, start: int, end: int, rows: int | None) -> list[Message]:
+        """As `records.read_range`: where the rows are counted, what is gone is passed over, to be missed or not."""
+        first = self.first(topic)[partition]
+        if start < first and rows is None:
+            raise Gone(f"offsets {start} to {first - 1} of {topic}[{partition}] are gone from Kafka")
+        return self.topics[topic][partition][max(start, first) : end]
+
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        lost = zip(in_flight.starts, self.first(in_flight.topic), in_flight.counts or in_flight.ends, strict=True)
+        if any(start < first and rows for start, first, rows in lost):
+            raise Gone(f"offsets of {in_flight.topic} are gone from Kafka")
         spans = zip(in_flight.starts, in_flight.ends, strict=True)
         tables = [
             table
@@ -92,13 +119,14 @@ class Logs:
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         messages = self.topics[topic][partition]
-        return marker_of(header_of(messages[offset])) if offset < len(messages) else None  # type: ignore[arg-type]
+        there = self.first(topic)[partition] <= offset < len(messages)
+        return marker_of(header_of(messages[offset])) if there else None  # type: ignore[arg-type]
 
 
 class Diamond:
     """The app and its runners. `seen` is what each version of a stage has consumed since the stage began."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: Sequence[str] = STAGES) -> None:
         self.store = MemoryStore()
         self.logs = Logs()
         self.heads: dict[str, Manifest] = {}
@@ -108,11 +136,18 @@ class Diamond:
         self._attempts = count(1)
         self._now = count(1)
         apps.ensure_app(self.store, AppInfo(APP, 0))
-        for stage in STAGES:
+        for stage in stages:
             self.start(stage)
 
-    def start(self, stage: str) -> None:
+    def start(self, stage: str, *, accept_loss: bool = False) -> None:
         """Claim the stage and begin where its head is, as a runner does that is started, or started again."""
+
+        def build(draft: Manifest) -> Manifest:
+            known = draft if draft.version > 1 else None
+            entrance = Entrance(self.store, APP, stage, known, self.logs.offsets, accept_loss)
+            entries = {name: entrance.channel(name, name, SENDER[name]) for name in READS[stage]}
+            return enter(self.store, _at_birth(draft), entries, "test:1") if entries else _at_birth(draft)
+
         head = claim(
             self.store,
             APP,
@@ -120,12 +155,12 @@ class Diamond:
             writer=f"w{next(self._attempts)}",
             by="test:1",
             now_ms=next(self._now),
-            build=_at_birth,
+            build=build,
         )
         before = self.seen.get((stage, head.version - 1), ())
         self._committed(head, before)
         self.positions[stage] = {
-            name: Position(name, read.offsets, read.version, read.consumed) for name, read in head.inputs.items()
+            name: Position(name, read.offsets, read.version, read.passed) for name, read in head.inputs.items()
         }
         if stage == "moves":
             self.handled = set(head.recorded)
@@ -178,7 +213,7 @@ class Diamond:
         attempts = planner.attempts(before.version, after.version)
         for part in _ranges(channel, before, after, attempts):
             found = 0
-            messages = self.logs.topics[channel][part.partition][part.start : part.end]
+            messages = self.logs.messages(channel, part.partition, part.start, part.end, part.rows)
             for batch in decode(messages, part.attempts, SCHEMA):  # type: ignore[arg-type]
                 found += batch.num_rows
                 yield from batch["n"].to_pylist()
@@ -212,7 +247,7 @@ class Diamond:
             ends = self.logs.ends(name)
             markers = {**outputs[name].markers, snapshot: tuple(end - 1 for end in ends)}
             outputs[name] = replace(outputs[name], ends=ends, markers=markers)
-        inputs = {name: _moved(read, after[name]) for name, read in draft.inputs.items()}
+        inputs = {name: _consumed(read, after[name]) for name, read in draft.inputs.items()}
         return replace(
             draft,
             inputs=inputs,
@@ -243,15 +278,8 @@ def _at_birth(draft: Manifest) -> Manifest:
     if draft.version > 1:
         return draft
     none = {channel: (0,) * partitions for channel, partitions in PARTITIONS.items()}
-    inputs = {name: Input(name, none[name], SENDER[name], consumed=none[name]) for name in READS[draft.stage]}
     outputs = {name: Output(name, none[name], schema="n long", sent=none[name]) for name in WRITES[draft.stage]}
-    return replace(draft, inputs=inputs or {"numbers": Input("numbers", (0,))}, outputs=outputs)
-
-
-def _moved(read: Input, to: Position) -> Input:
-    old, new = (read.consumed, to.consumed) if read.upstream else (read.offsets, to.offsets)
-    rows = sum(new) - sum(old)
-    return replace(read, offsets=to.offsets, version=to.version, consumed=to.consumed, rows=rows)
+    return replace(draft, inputs={"numbers": Input("numbers", (0,))}, outputs=outputs)
 
 
 def markers_in(messages: Collection[Message]) -> list[str]:

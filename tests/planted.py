@@ -165,8 +165,8 @@ FAULTS = (
     Fault(
         "a record both consumed and in flight is no violation",
         _CUT,
-        "elif sent != consumed + in_flight:",
-        "elif sent > consumed + in_flight:",
+        "elif sent != consumed + gone + in_flight:",
+        "elif sent > consumed + gone + in_flight:",
         CUT,
     ),
     Fault(
@@ -357,8 +357,8 @@ FAULTS = (
     Fault(
         "Spark has work for a marker",
         _STAGE,
-        "return sum(end.consumed) > sum(at.consumed)",
-        "return sum(end.consumed) >= sum(at.consumed)",
+        "return sum(end.consumed) > sum(at.passed)",
+        "return sum(end.consumed) >= sum(at.passed)",
         STAGE,
     ),
     Fault(

@@ -1,0 +1,202 @@
+"""Where a stage that is claimed reads its inputs on from, and what it does not get because Kafka has lost it.
+
+Offsets only go forward. What is lost is refused, unless it is accepted: then the claim passes over all of it at once,
+and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ..snapshot import losses, operations, requests
+from ..store import history
+from ..store.errors import Gone, Refused
+from ..store.manifest import Input, Lost, Manifest
+from ..store.objects import ObjectStore
+
+__all__ = ["Entrance", "Entry", "enter", "tell"]
+
+_log = logging.getLogger("slackwater")
+
+Offsets = Callable[[str], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Gets a topic; gives the earliest and the end offset of each of its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one input is read on from.
+
+    Attributes:
+        at: The input, as the claim is to say it.
+        lost: What the claim passes over.
+        broken: Ids of snapshots that cannot complete then.
+        unseen: What a new stage will not see though nobody lost it on its way, as half a sentence.
+    """
+
+    at: Input
+    lost: Lost | None = None
+    broken: frozenset[str] = frozenset()
+    unseen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Finds the entries of one stage.
+
+    Attributes:
+        store: Where the app lives.
+        app: Its name.
+        stage: The stage's.
+        head: Its newest version, None for a new stage.
+        offsets: Asks Kafka.
+        accept_loss: Whether what is gone may be passed over.
+    """
+
+    store: ObjectStore
+    app: str
+    stage: str
+    head: Manifest | None
+    offsets: Offsets
+    accept_loss: bool
+
+    def topic(self, name: str, topic: str, *, latest: bool) -> Entry:
+        """The entry of a user's topic. Raises `Refused`, or what `offsets` raises."""
+        earliest, ends = self.offsets(topic)
+        if self.head is None:
+            if latest:
+                return Entry(Input(topic, ends))
+            unseen = _windows(topic, ((p, 0, at) for p, at in enumerate(earliest) if at))
+            return Entry(Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else "")
+        known = self.head.inputs[name]
+        at = self._within(topic, known.offsets, ends, "restore it, or start afresh under another app name (--app NAME)")
+        offsets = tuple(map(max, at, earliest))
+        if offsets == at:
+            return Entry(replace(known, offsets=at))
+        gone = _windows(
+            topic, ((p, *each) for p, each in enumerate(zip(at, earliest, strict=True)) if each[0] < each[1])
+        )
+        self._refuse(f"would go on at offsets that are gone from Kafka: {', '.join(gone)}")
+        skipped = [until - start for start, until in zip(at, offsets, strict=True)]
+        before = known.lost + (0,) * (len(at) - len(known.lost))
+        total = tuple(had + more for had, more in zip(before, skipped, strict=True))
+        return Entry(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets))
+
+    def channel(self, name: str, topic: str, upstream: str) -> Entry:
+        """The entry of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
+        # Before the sender's versions: what is deleted later is not judged by older ones.
+        earliest, ends = self.offsets(topic)
+        sender = history.head(self.store, self.app, upstream)
+        if sender is not None and name in sender.outputs:
+            # Those count that the sender knows: others were added by hand and stay empty.
+            count = len(sender.outputs[name].ends)
+            earliest, ends = earliest[:count], ends[:count]
+        if self.head is None:
+            return self._new(name, topic, upstream, earliest)
+        known = self.head.inputs[name]
+        way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
+        known = replace(known, offsets=self._within(topic, known.offsets, ends, way_out))
+        if known.consumed and all(map(int.__ge__, known.offsets, earliest)):
+            return Entry(known)
+        return self._behind(name, known, earliest, "go on at offsets that are") or Entry(known)
+
+    def _new(self, name: str, topic: str, upstream: str, earliest: tuple[int, ...]) -> Entry:
+        """The entry of a stage that has not read the channel yet: where the channel begins."""
+        none = (0,) * len(earliest)
+        first = history.first_version(self.store, self.app, upstream)
+        # A clone's history, and one that was thinned out, does not begin at version 1.
+        before = max(0, first - 1)
+        at = Input(topic, none, upstream, before, consumed=none)
+        if any(earliest) and first and (lost := self._behind(name, at, earliest, "begin without what is")):
+            return lost
+        if before:
+            unseen = f"what {upstream} sent before its v{first}, which is no part of this app's history any more"
+            return Entry(replace(at, consumed=()), unseen=unseen)
+        output = history.read(self.store, self.app, upstream, first).outputs.get(name) if first else None
+        # A topic that is older than the channel has messages that are none of its own.
+        begins = output.ends if output is not None and not (output.rows or output.markers) else none
+        return Entry(replace(at, offsets=begins if first else earliest))
+
+    def _behind(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> Entry | None:
+        """The entry behind a gap; None when no row is lost in one."""
+        newer = history.after(self.store, self.app, at.upstream, at.version)
+        gap = losses.find_gap(name, at, newer, earliest)
+        if gap is None:
+            return None
+        behind, lost = losses.pass_over(at, gap)
+        rows = f"{sum(lost.rows):,} rows " if lost.rows else ""
+        sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
+        self._refuse(f"would {would} gone from Kafka: {', '.join(_windows(at.topic, gap.gone))} ({sent})")
+        return Entry(behind, lost, losses.broken(self.head, name, gap))
+
+    def _within(self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str) -> tuple[int, ...]:
+        """The offsets, with those of partitions that the topic got since. No option goes back behind them."""
+        if len(ends) < len(offsets):
+            raise Refused(
+                f"topic {topic!r} has {len(ends)} partitions; stage {self.stage!r} has read {len(offsets)}: "
+                "it was deleted and made again",
+                hint=way_out,
+            )
+        at = offsets + (0,) * (len(ends) - len(offsets))
+        beyond = _windows(topic, ((p, *each) for p, each in enumerate(zip(ends, at, strict=True)) if each[0] < each[1]))
+        if beyond:
+            raise Refused(
+                f"stage {self.stage!r} has read further than the topic goes: {', '.join(beyond)} "
+                "(where it ends, and where the stage stands): it was deleted and made again",
+                hint=way_out,
+            )
+        return at
+
+    def _refuse(self, what: str) -> None:
+        if not self.accept_loss:
+            raise Gone(
+                f"stage {self.stage!r} {what}",
+                hint="raise the topic's retention and restore it, or go on without these records by --accept-loss",
+            )
+
+
+def enter(store: ObjectStore, draft: Manifest, entries: Mapping[str, Entry], by: str) -> Manifest:
+    """The claim with these entries, by the input's declared name.
+
+    Snapshots that the loss breaks are failed by name before: none is left that would wait for ever.
+    """
+    broken = frozenset(name for entry in entries.values() for name in entry.broken)
+    for request in requests.open_requests(store, draft.app) if broken else ():
+        if request.id in broken:
+            lost = ", ".join(
+                f"{_versions(entry.lost.after + 1, entry.lost.up_to)} of {entry.at.upstream} on {name}"
+                for name, entry in entries.items()
+                if entry.lost is not None and request.id in entry.broken
+            )
+            why = f"stage {draft.stage!r} went on without {lost}, where its marker or records in flight of it were"
+            _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
+            operations.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
+            requests.cancel(store, draft.app, request)
+    return replace(
+        losses.forget(draft, broken),
+        inputs={name: entry.at for name, entry in entries.items()},
+        lost={name: entry.lost for name, entry in entries.items() if entry.lost is not None},
+    )
+
+
+def tell(stage: str, entries: Mapping[str, Entry]) -> None:
+    """Say what a stage will not see, before it starts."""
+    for name, entry in entries.items():
+        if entry.lost is not None:
+            windows = enumerate(zip(entry.lost.starts, entry.lost.ends, strict=True))
+            skipped = _windows(entry.lost.topic, ((p, *each) for p, each in windows if each[0] < each[1]))
+            rows = f" ({sum(entry.lost.rows):,} rows)" if entry.lost.rows else ""
+            _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
+        elif entry.unseen:
+            _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, entry.unseen)
+
+
+def _windows(topic: str, windows: Iterable[tuple[int, int, int]]) -> list[str]:
+    return [f"{topic}[{partition}] {start}..{end}" for partition, start, end in windows]
+
+
+def _versions(first: int, last: int) -> str:
+    return f"v{first}" if first == last else f"v{first} to v{last}"
