@@ -143,7 +143,7 @@ class _Range:
         """Go on at the first offset that is there, and return it; raise `Gone` where nobody allows for that."""
         place = TopicPartition(self.topic, self.partition)
         try:
-            first = self.consumer.get_watermark_offsets(place, timeout=10)[0]
+            first = int(self.consumer.get_watermark_offsets(place, timeout=10)[0])
         except KafkaException:
             first = at
         last = (min(first, self.end) if first > at else self.end) - 1

@@ -128,8 +128,8 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     for name in sorted(earlier.inputs):
         if name in later.inputs:
             steps = earlier.inputs[name], later.inputs[name]
-            wrong = [*_input_differences(*steps, later.kind in _RESTARTS), *_losses(*steps, later.lost.get(name))]
-            yield from (f"{at}, input {name!r}: {each}" for each in wrong)
+            found = (*_input_differences(*steps, later.kind in _RESTARTS), *_losses(*steps, later.lost.get(name)))
+            yield from (f"{at}, input {name!r}: {each}" for each in found)
         elif later.kind not in _RESTARTS:
             yield f"{at} has no input {name!r}; the one before had"
     for name in sorted(later.lost):
