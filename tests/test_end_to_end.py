@@ -18,10 +18,12 @@ from slackwater.pipeline.bucket import EmbeddedBucket
 from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets, topics
 from slackwater.pipeline.metering import StageMeter
+from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
+from slackwater.snapshot.taking import request
 from slackwater.store import codec, history
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound, Refused
+from slackwater.store.errors import Gone, NotFound, Refused
 from slackwater.store.manifest import Stats
 from slackwater.store.open import open_store
 
@@ -282,6 +284,53 @@ def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledge
     assert "--accept-loss" in refused.value.hint
     ledger.catch_up(accept_loss=True)
     assert sum(ledger.table("branches")["n"].to_pylist()) == 1200 - 190
+
+
+def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_and_new(ledger: Ledger) -> None:
+    ledger.send(600)
+    ledger.catch_up("entries", "accounts", "branches", max_records=200)
+    store = open_store(ledger.store)
+    # Versions, and a snapshot's marker, that `accounts` and `latest` have not read.
+    ledger.send(300)
+    ledger.catch_up("entries", max_records=100)
+    asked = request(store, ledger.app, "under-way", "ada@host")
+    ledger.send(300)
+    ledger.catch_up("entries", max_records=100)
+    topic = f"{ledger.app}-by-account-repartition"
+    _, ends = offsets(ledger.kafka, topic)
+    # In one partition it ends within a version.
+    doomed = [TopicPartition(topic, partition, end - (partition == 2)) for partition, end in enumerate(ends)]
+    for deleted in AdminClient(ledger.kafka).delete_records(doomed).values():
+        deleted.result()
+
+    taken = ledger.slackwater("snapshot", "take", ledger.app, "now-and-here", "--instant", check=False)
+    assert taken.returncode == 1
+    assert "records in flight on 'by-account' to 'accounts' cannot be kept: offsets" in taken.stderr
+    assert "start the app (`slackwater run`)" in taken.stderr
+    assert "accept-loss" not in taken.stderr
+    for stage, begins in (("accounts", "go on at offsets that are"), ("latest", "begin without what is")):
+        said = rf"{begins} gone from Kafka: {topic}\[0\] \d+\.\.{ends[0]}, .* rows of entries, v"
+        with pytest.raises(Gone, match=said):
+            ledger.catch_up(stage)
+
+    ledger.send(300)
+    ledger.catch_up(max_records=100, accept_loss=True)
+    commits = json.loads(ledger.slackwater("log", ledger.app, "--json", "--limit", "1000").stdout)
+    claims = {each["stage"]: each for each in commits if each["lost"]}
+    assert [each["stage"] for each in commits if each["lost"]].count("accounts") == len(claims) - 1 == 1
+    lost = {stage: sum(claims[stage]["lost"]["by-account"]["rows"]) for stage in claims}
+    assert lost == {"accounts": 600, "latest": 1200}
+    assert {each["kind"] for each in claims.values()} == {"claim"}
+    assert sum(ledger.table("accounts")["n"].to_pylist()) == 1500 - 600
+    assert sum(ledger.table("branches")["n"].to_pylist()) == 1500 - 600
+    report = ledger.verify(ledger.app)
+    assert {each.receiver: sum(each.lost) for each in report.ledger if each.lost} == lost
+    assert asked not in open_requests(store, ledger.app)
+    assert (
+        "under-way: stage 'accounts' went on without v" in ledger.slackwater("log", ledger.app, "--operations").stdout
+    )
+    ledger.slackwater("snapshot", "take", ledger.app, "again", "--instant")
+    ledger.verify(f"{ledger.app}@again")
 
 
 @pytest.mark.parametrize(
