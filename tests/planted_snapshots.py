@@ -6,6 +6,7 @@ __all__ = ["SNAPSHOT_FAULTS"]
 
 COMPLETER = ("test_completer.py",)
 DIAMOND = ("test_diamond_law.py",)
+LOSSES = ("test_losses.py",)
 FAN_OUT = ("test_clone_fan_out.py",)
 RACES = ("test_clone_races.py",)
 TAKING = ("test_taking.py",)
@@ -16,8 +17,38 @@ _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
 _CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/snapshots.py"
 _CUT, _MOMENTS = "snapshot/cut.py", "snapshot/moments.py"
+_LOSSES, _ENTRIES = "snapshot/losses.py", "pipeline/entries.py"
 
 SNAPSHOT_FAULTS = (
+    # Going on without records that are gone.
+    Fault(
+        "a version that lies partly in a gap is read on at its end",
+        _LOSSES,
+        "if begin < there[partition]}",
+        "if output.ends[partition] <= there[partition]}",
+        LOSSES,
+    ),
+    Fault(
+        "a snapshot whose marker is passed over waits for ever",
+        _LOSSES,
+        "return frozenset(awaited | (gap.markers - recorded.keys()))",
+        "return frozenset(awaited)",
+        LOSSES,
+    ),
+    Fault(
+        "a stage goes on capturing for a snapshot across a gap",
+        _ENTRIES,
+        "losses.forget(draft, broken),",
+        "losses.forget(draft, ()),",
+        LOSSES,
+    ),
+    Fault(
+        "what a claim passes over is not counted",
+        _LOSSES,
+        "consumed=consumed if known else (), lost=total)",
+        "consumed=consumed if known else ())",
+        LOSSES,
+    ),
     # Completing.
     Fault(
         "a snapshot is completed while a stage awaits a marker",
