@@ -1,14 +1,20 @@
-"""What verifying asks of a real broker."""
+"""What verifying and capturing ask of a real broker."""
 
+from dataclasses import replace
 from uuid import uuid4
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.channels import KafkaChannels
-from slackwater.pipeline.wire import marker_header
-from slackwater.store.errors import NotFound
+from slackwater.pipeline.wire import marker_header, split
+from slackwater.snapshot.in_flight import InFlight
+from slackwater.store.errors import Gone, NotFound
 
 pytestmark = pytest.mark.kafka
 
@@ -24,3 +30,36 @@ def test_a_marker_is_told_from_other_messages_and_from_what_is_not_there(kafka: 
     assert channels.marker(topic, 1, 0) is None
     with pytest.raises(NotFound):
         channels.marker("no-such-topic", 0, 0)
+
+
+def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where_there_was_litter(
+    kafka: EmbeddedKafka,
+) -> None:
+    properties = {"bootstrap.servers": kafka.bootstrap}
+    topic = f"lossy-{uuid4().hex[:8]}"
+    kafka_client.create_topic(properties, topic, 1)
+    for header, numbers in ((b"dead", [0]), (b"ours", [1, 2]), (b"ours", [3])):
+        messages = list(split(pa.table({"n": pa.array(numbers, pa.int64())}), np.zeros(len(numbers), np.int32)))
+        records.send(properties, topic, messages, header, patience_s=30)
+    flight = InFlight("c", topic, "up", "down", (0,), (3,), ("ours",), 3, (3,), 0, 2, "n long")
+
+    def delete(before: int) -> None:
+        place = TopicPartition(topic, 0, before)
+        AdminClient(properties).delete_records([place])[place].result()
+
+    def read(what: InFlight) -> list[int]:
+        return [n for table in KafkaChannels(properties, patience_s=30).read(what) for n in table["n"].to_pylist()]
+
+    assert read(flight) == [1, 2, 3]
+    delete(1)
+    assert read(flight) == [1, 2, 3], "nobody misses what a dead attempt left"
+    delete(2)
+    for what in (flight, replace(flight, counts=())):
+        with pytest.raises(Gone, match=rf"offsets 0 to 1 of {topic}\[0\] are gone from Kafka") as gone:
+            read(what)
+        assert "a moment whose records Kafka still has" in gone.value.hint
+        assert "accept-loss" not in gone.value.hint
+    delete(3)
+    with pytest.raises(Gone, match=rf"offsets 0 to 2 of {topic}\[0\] are gone from Kafka"):
+        read(flight)
+    assert read(replace(flight, attempts=(), counts=(0,))) == []
