@@ -390,7 +390,8 @@ class FlightsApp:
             if message.attempt in attempts
             for flight in message.flights
         ]
-        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights), consumed=last.sent)
+        consumed = tuple(sent - lost for sent, lost in zip(last.sent, source.lost or (0,) * len(ends), strict=True))
+        read = replace(source, offsets=ends, version=sent[-1].version, rows=len(flights), consumed=consumed)
         return name, read, flights, markers
 
     def _write(self, stage: str, version: int, flights: list[Flight], markers: set[str]) -> dict[str, Output]:

@@ -221,7 +221,7 @@ class Ledger:
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
         ends = kafka_client.offsets(self.kafka, self.topic)[1]
         return all(
-            read.consumed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
+            read.passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
             for head in heads.values()
             for name, read in head.inputs.items()
         )

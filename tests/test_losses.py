@@ -4,6 +4,7 @@ The plans, arrivals, entries and manifests are the product's; only Kafka is a li
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -11,18 +12,25 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.pipeline.completer import Completer
+from slackwater.pipeline.entries import Entrance, enter
 from slackwater.snapshot import log, operations
+from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.lineage import trace
+from slackwater.snapshot.reachable import Known, StageKnown, reachable
 from slackwater.snapshot.requests import Request, cancel, open_requests
+from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, pin
 from slackwater.snapshot.taking import request
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store import codec, history, keys
+from slackwater.store.commit import claim
 from slackwater.store.errors import Corruption, Gone, Refused
 from slackwater.store.manifest import Manifest
+from slackwater.store.memory import MemoryStore
 
 from .diamonds import APP, SENDER, STAGES, Diamond
+from .histories import FlightsApp, Kafka, flights
 from .test_chandy_lamport_laws import TIMES
 
 
@@ -284,6 +292,54 @@ def test_what_a_claim_says_of_its_loss_is_held_against_the_versions_around_it() 
     back = replace(at, lost=tuple(rows + 1 for rows in at.lost))
     assert "stands on 'even' at counts" in said(replace(head, inputs=head.inputs | {"even": back}))
     assert "only a claim may do that" in said(replace(head, kind="batch"))
+
+
+def test_a_clone_and_a_collection_know_of_the_gap() -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    for _ in range(3):
+        app.send(*flights(10))
+        app.step("legs")
+    topic = "flights-by-aircraft-repartition"
+    earliest = app.kafka.earliest[topic] = app.kafka.ends(topic) or ()
+
+    def cloned(name: str) -> None:
+        clone(app.store, app.name, name, topics={}, channels=app.kafka, by="ada@host")
+
+    def held() -> int:
+        """The first version of `legs` that a collection leaves, when it is to keep one version of each stage."""
+        known = {stage: StageKnown(1, head, head.version + 1) for stage, head in app.heads.items()}
+        read = partial(history.read, app.store, app.name)
+        return reachable(Known(10**15, known), Retention(versions=1), read).first("legs")
+
+    stood = app.heads["aircraft"].inputs["by-aircraft"]
+    with pytest.raises(Refused, match=topic):
+        cloned("too-late")
+    assert held() == stood.version
+
+    def build(draft: Manifest) -> Manifest:
+        entrance = Entrance(app.store, app.name, "aircraft", draft, lambda _: (earliest, earliest), accept_loss=True)
+        return enter(app.store, draft, {"by-aircraft": entrance.channel("by-aircraft", topic, "legs")}, "test:1")
+
+    app.heads["aircraft"] = claim(
+        app.store, app.name, "aircraft", writer="w", by="test:1", now_ms=app.clock.tick("aircraft"), build=build
+    )
+    passed = app.heads["aircraft"].inputs["by-aircraft"]
+    assert (passed.version, sum(passed.lost)) == (app.heads["legs"].version, 30)
+    app.step_all()
+    assert held() >= passed.version > stood.version
+    app.send(*flights(10))
+    app.step("legs")
+    cloned("staging")
+    made = FlightsApp(app.store, app.kafka, "staging", clock=app.clock)
+    for each in (app, made):
+        each.run(flights(20))
+        report = verify(app.store, each.name, now_ms=10**15, deep=True)
+        assert report.differences == ()
+        (books,) = (entry for entry in report.ledger if entry.lost)
+        assert (books.channel, sum(books.lost), books.difference) == ("by-aircraft", 30, 0)
+    assert app.state["carriers"].keys() == made.state["carriers"].keys()
+    assert sum(total[0] for total in made.state["aircraft"].values()) == 40 + 10 + 40
 
 
 operations_of_an_app = st.one_of(

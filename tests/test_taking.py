@@ -192,7 +192,7 @@ class Misplaced(Logs):
     """Reads every record in flight as one of partition 0."""
 
     def __init__(self, logs: Logs) -> None:
-        self.topics, self.lost = logs.topics, 0
+        self.topics, self.lost, self.earliest = logs.topics, 0, logs.earliest
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         for table in super().read(in_flight):
