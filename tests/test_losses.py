@@ -12,7 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.pipeline.completer import Completer
-from slackwater.pipeline.entries import Entrance, enter
+from slackwater.pipeline.entries import Entrance, Entry, enter
 from slackwater.snapshot import log, operations
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
@@ -340,6 +340,30 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
         assert (books.channel, sum(books.lost), books.difference) == ("by-aircraft", 30, 0)
     assert app.state["carriers"].keys() == made.state["carriers"].keys()
     assert sum(total[0] for total in made.state["aircraft"].values()) == 40 + 10 + 40
+
+
+def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_and_one_of_a_whole_app_sees_all() -> (
+    None
+):
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host")
+
+    def entry(name: str, earliest: tuple[int, int] = (0, 0)) -> Entry:
+        topic = f"{name}-by-aircraft-repartition"
+        ends = app.kafka.ends(topic) or ()
+        entrance = Entrance(app.store, name, "late", None, lambda _: (earliest, ends), accept_loss=False)
+        return entrance.channel("by-aircraft", topic, "legs")
+
+    whole, cloned = entry("flights"), entry("staging")
+    assert (whole.at.version, whole.at.offsets, whole.at.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")
+    begins = app.heads["legs"].version
+    assert (cloned.at.version, cloned.at.offsets, cloned.at.consumed) == (begins - 1, (0, 0), ())
+    assert cloned.unseen == f"what legs sent before its v{begins}, which is no part of this app's history any more"
+    with pytest.raises(
+        Gone, match=r"would begin without what is gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows of legs, v1 to v"
+    ):
+        entry("flights", (1, 0))
 
 
 operations_of_an_app = st.one_of(
