@@ -127,7 +127,7 @@ class Entrance:
         if gap is None:
             return None
         behind, lost = losses.pass_over(at, gap)
-        rows = f"{sum(lost.rows):,} rows " if lost.rows else ""
+        rows = f"{_rows(lost)} " if lost.rows else ""
         sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
         self._refuse(f"would {would} gone from Kafka: {', '.join(_windows(at.topic, gap.gone))} ({sent})")
         return Entry(behind, lost, losses.broken(self.head, name, gap))
@@ -188,7 +188,7 @@ def tell(stage: str, entries: Mapping[str, Entry]) -> None:
         if entry.lost is not None:
             windows = enumerate(zip(entry.lost.starts, entry.lost.ends, strict=True))
             skipped = _windows(entry.lost.topic, ((p, *each) for p, each in windows if each[0] < each[1]))
-            rows = f" ({sum(entry.lost.rows):,} rows)" if entry.lost.rows else ""
+            rows = f" ({_rows(entry.lost)})" if entry.lost.rows else ""
             _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
         elif entry.unseen:
             _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, entry.unseen)
@@ -196,6 +196,11 @@ def tell(stage: str, entries: Mapping[str, Entry]) -> None:
 
 def _windows(topic: str, windows: Iterable[tuple[int, int, int]]) -> list[str]:
     return [f"{topic}[{partition}] {start}..{end}" for partition, start, end in windows]
+
+
+def _rows(lost: Lost) -> str:
+    count = sum(lost.rows)
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _versions(first: int, last: int) -> str:

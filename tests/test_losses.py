@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.pipeline.completer import Completer
 from slackwater.pipeline.entries import Entrance, Entry, enter
+from slackwater.pipeline.failures import translate
 from slackwater.snapshot import log, operations
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
@@ -361,9 +362,19 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
     assert (cloned.at.version, cloned.at.offsets, cloned.at.consumed) == (begins - 1, (0, 0), ())
     assert cloned.unseen == f"what legs sent before its v{begins}, which is no part of this app's history any more"
     with pytest.raises(
-        Gone, match=r"would begin without what is gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows of legs, v1 to v"
+        Gone, match=r"would begin without what is gone from Kafka: .*\[0\] 0\.\.1 \(\d+ rows? of legs, v1 to v"
     ):
         entry("flights", (1, 0))
+
+
+def test_a_batch_that_finds_records_gone_names_the_option_of_run() -> None:
+    text = (
+        "PySparkRuntimeError: ...\n  slackwater.store.errors.Gone: offsets 3 to 5 of t[0] are gone from Kafka\n at org"
+    )
+    error = translate("late", text)
+    assert isinstance(error, Gone)
+    assert error.message == "stage 'late': offsets 3 to 5 of t[0] are gone from Kafka"
+    assert "--accept-loss" in error.hint
 
 
 operations_of_an_app = st.one_of(
