@@ -43,9 +43,11 @@ def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where
         records.send(properties, topic, messages, header, patience_s=30)
     flight = InFlight("c", topic, "up", "down", (0,), (3,), ("ours",), 3, (3,), 0, 2, "n long")
 
+    admin = AdminClient(properties)
+
     def delete(before: int) -> None:
         place = TopicPartition(topic, 0, before)
-        AdminClient(properties).delete_records([place])[place].result()
+        admin.delete_records([place])[place].result()
 
     def read(what: InFlight) -> list[int]:
         return [n for table in KafkaChannels(properties, patience_s=30).read(what) for n in table["n"].to_pylist()]

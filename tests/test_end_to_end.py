@@ -300,7 +300,8 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
     _, ends = offsets(ledger.kafka, topic)
     # In one partition it ends within a version.
     doomed = [TopicPartition(topic, partition, end - (partition == 2)) for partition, end in enumerate(ends)]
-    for deleted in AdminClient(ledger.kafka).delete_records(doomed).values():
+    admin = AdminClient(ledger.kafka)
+    for deleted in admin.delete_records(doomed).values():
         deleted.result()
 
     taken = ledger.slackwater("snapshot", "take", ledger.app, "now-and-here", "--instant", check=False)
