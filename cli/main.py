@@ -25,6 +25,7 @@ VERBS = (
     "bisect",
     "clone",
     "rescale",
+    "retire",
     "compact",
     "gc",
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from ..snapshot.clone import channel_topic
+from ..snapshot.retire import bring_back
 from ..store import commit, history, ttl
 from ..store.errors import NotFound, Refused
 from ..store.manifest import Input, Manifest, Output, Table
@@ -18,6 +20,8 @@ from .app import App, Repartition, Stage, Topic
 from .schemas import Shape
 
 __all__ = ["Claimer", "check_topics"]
+
+_log = logging.getLogger("slackwater")
 
 
 def check_topics(kafka: Mapping[str, str], stages: tuple[Stage, ...]) -> None:
@@ -69,6 +73,8 @@ class Claimer:
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` does."""
+        if bring_back(self.store, self.app.name, stage.name, by=self.by):
+            _log.warning("stage %s/%s was retired and is back: it goes on where it stopped", self.app.name, stage.name)
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
@@ -127,10 +133,22 @@ class Claimer:
             consumed = (0,) * len(earliest) if from_the_start else ()
             return Input(topic, ends if latest else earliest, upstream, max(0, before), consumed=consumed)
         known = head.inputs[name]
+        if upstream and head.retired:
+            self._check_kept(stage, known)
         wanted = known.offsets + (0,) * (len(ends) - len(known.offsets))
         offsets = self._still_there(stage, topic, wanted, earliest, ends)
         # What was skipped is not there to be counted.
         return replace(known, offsets=offsets, consumed=known.consumed if offsets == wanted else ())
+
+    def _check_kept(self, stage: Stage, known: Input) -> None:
+        """See that what a stage that was retired has still to read was not collected meanwhile."""
+        first = history.first_version(self.store, self.app.name, known.upstream)
+        if known.version + 1 < first:
+            raise Refused(
+                f"stage {stage.name!r} was retired when it had read {known.upstream} up to v{known.version}, and the "
+                f"history of {known.upstream} begins at v{first} by now (slackwater gc): it cannot go on",
+                hint="give the stage a new name to start afresh",
+            )
 
     def _partitions(self, sender: str, channel: str, *, default: int) -> int:
         """How many partitions the writer of a channel writes to, once it has begun."""

@@ -36,6 +36,9 @@ MARGIN_MS = MIN_AGE_MS
 """Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
 (`store.merging`): with less, its first SST could go before a version names it."""
 
+_SILENT_MS = 3_600_000
+"""A stage that has not committed for so long may be gone from the program."""
+
 T = TypeVar("T")
 
 
@@ -61,6 +64,8 @@ class StageCollected:
     """Of the SSTs that stay, those that nothing names, and that may yet be named."""
     rules: dict[str, int]
     """Versions that stay by rule, each counted once."""
+    held_up_by: tuple[str, ...] = ()
+    """Stages that have not read some of these versions, and have committed nothing for an hour or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +243,7 @@ def _said(seen: Survey, plan: Reachable, names: Collection[str], stage: str, doo
         kept_bytes=sum(info.size_bytes for info in stay),
         waiting_ssts=sum(1 for info in stay if info.key not in names),
         rules=plan.counts(stage),
+        held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
 
 

@@ -1,6 +1,6 @@
 """Structs to bytes and back: JSON with a format version, so that an old program knows what it cannot read.
 
-An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
+An object is `{"format": 2, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
 ignore what they do not know. Whatever a reader must not ignore, or must carry on into the next manifest, needs the
 next format.
 
@@ -18,8 +18,8 @@ from .errors import Corruption
 
 __all__ = ["FORMAT", "decode", "encode"]
 
-FORMAT = 1
-"""The newest format this program writes and reads."""
+FORMAT = 2
+"""The newest format this program writes and reads. Since 2 a version may be of kind "retire"."""
 
 _PUT_BACK = "put the object back from a backup or an older version of it"
 

@@ -3,7 +3,8 @@
 Version N is committed by creating manifest N where there is none. Whoever creates it has won; numbers have no
 gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
 committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
-number or an earlier one, so it fails and finds the newer epoch there. A rescale is a claim by nobody who goes on.
+number or an earlier one, so it fails and finds the newer epoch there. A rescale, or retiring a stage, is a claim by
+nobody who goes on.
 """
 
 from collections.abc import Callable
@@ -13,11 +14,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from . import boundary, codec, history, keys
-from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound
+from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from .manifest import Kind, Manifest
 from .objects import ObjectStore
 
-__all__ = ["claim", "commit", "successor"]
+__all__ = ["claim", "commit", "is_retired", "successor"]
 
 _CLAIM_ATTEMPTS = 100
 """Lost races, to writers that commit or claim at the same moment, before a claim gives up."""
@@ -34,9 +35,12 @@ def successor(
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
+        Refused: the stage is retired, and `kind` does not bring it back.
     """
     if head.epoch > epoch:
         raise _fenced(head, epoch)
+    if head.retired and kind != "claim":
+        raise is_retired(head)
     return replace(
         head,
         version=head.version + 1,
@@ -101,7 +105,7 @@ def claim(
     writer: str,
     by: str,
     now_ms: int,
-    kind: Literal["claim", "rescale"] = "claim",
+    kind: Literal["claim", "rescale", "retire"] = "claim",
     build: Callable[[Manifest], Manifest] | None = None,
     known: int = 0,
 ) -> Manifest:
@@ -123,6 +127,7 @@ def claim(
 
     Raises:
         CommitConflict: others kept winning the race for the next number.
+        Refused: the stage is retired, and this is no claim that brings it back.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the claim may have been committed.
         ValueError: `build` changed who or what the claim is, or made it one that could not be read again.
@@ -152,6 +157,14 @@ def claim(
         else:
             break
     return claimed
+
+
+def is_retired(head: Manifest) -> Refused:
+    """The error for a change of a stage that has no part in its app any more."""
+    return Refused(
+        f"stage {head.app}/{head.stage} is retired since v{head.version}: nothing of it is changed any more",
+        hint="a program that has the stage brings it back: slackwater run FILE",
+    )
 
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
@@ -202,6 +215,8 @@ def _fenced(newer: Manifest, epoch: int) -> Fenced:
     done, hint = "taken over", "let the newer runner go on, or stop it and start this one again"
     if newer.kind == "rescale":
         done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
+    if newer.kind == "retire":
+        done, hint = "retired", "take it out of the program; a program that has it brings it back where it stopped"
     return Fenced(
         f"stage {newer.app}/{newer.stage} was {done}: v{newer.version} has epoch {newer.epoch}, "
         f"written by {_author(newer)}; this writer has epoch {epoch} and must stop",

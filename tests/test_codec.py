@@ -42,10 +42,10 @@ def test_an_app_is_read_as_it_was_written(value: AppInfo) -> None:
 @given(MANIFESTS)
 def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
     data = codec.encode(value)
-    assert data.startswith(b'{"format":1,')
+    assert data.startswith(b'{"format":%d,' % codec.FORMAT)
     found = json.loads(data)
     assert len(found.pop("xxh3_128")) == 32
-    assert found == {"format": 1, **json.loads(msgspec.json.encode(value))}
+    assert found == {"format": codec.FORMAT, **json.loads(msgspec.json.encode(value))}
 
 
 @given(st.dictionaries(st.text(), st.integers(0, 100)), st.randoms())
@@ -110,9 +110,9 @@ def test_a_struct_without_fields_is_read_as_it_was_written() -> None:
 
 def test_a_newer_format_is_not_guessed_at() -> None:
     with pytest.raises(Corruption) as caught:
-        codec.decode(b'{"format":2,"name":["made","of","parts"]}', AppInfo, key="x/app.json")
+        codec.decode(b'{"format":3,"name":["made","of","parts"]}', AppInfo, key="x/app.json")
     assert caught.value.object_key == "x/app.json"
-    assert str(caught.value) == "object 'x/app.json' has format 2; this slackwater reads formats up to 1"
+    assert str(caught.value) == "object 'x/app.json' has format 3; this slackwater reads formats up to 2"
     assert "upgrade" in caught.value.hint
 
 
