@@ -28,6 +28,7 @@ VERBS = (
     "retire",
     "compact",
     "gc",
+    "app",
 )
 """In the order of `--help`. Each is the `app` of the module of its name, imported when it is asked for."""
 

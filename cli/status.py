@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Corruption, SlackwaterError, Usage
+from ..store.errors import Corruption, Refused, SlackwaterError, Usage
 from . import humane, options
 from .output import Output, Part, output_for
 from .settings import Settings, load
@@ -115,7 +115,7 @@ def _look(
     for name in names:
         try:
             found.append(overview(store, name, ends, in_detail=app_name is not None))
-        except Corruption as error:
+        except (Corruption, Refused) as error:  # refused: an app that is being removed
             if app_name:
                 raise
             damaged.append(f"{name}: {error.message} ({error.hint})")

@@ -30,7 +30,7 @@ from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 from .survey import Survey, many, named, survey
 
-__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look"]
+__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look", "storage_clock_ms"]
 
 MARGIN_MS = MIN_AGE_MS
 """Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
@@ -162,7 +162,7 @@ def collect(
 def look(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = None) -> Survey:
     """What there is of an app; arguments and errors as of `collect`."""
     apps.read_app(store, app)
-    clock_ms = time.time_ns() // 1_000_000 if dry_run else _clock(store, app)
+    clock_ms = time.time_ns() // 1_000_000 if dry_run else storage_clock_ms(store, app)
     counted_from_ms = clock_ms if now_ms is None else now_ms
     try:
         return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
@@ -171,7 +171,7 @@ def look(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = No
         return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
 
 
-def _clock(store: ObjectStore, app: str) -> int:
+def storage_clock_ms(store: ObjectStore, app: str) -> int:
     """Storage's time. This machine's may be wrong by years, and would take everything for old."""
     key = keys.collection(app)
     store.put(key, b'{"format":1}')

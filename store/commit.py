@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from . import boundary, codec, history, keys
 from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from .manifest import Kind, Manifest
-from .objects import ObjectStore
+from .objects import ObjectStore, exists
 
-__all__ = ["claim", "commit", "is_retired", "successor"]
+__all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
 
 _CLAIM_ATTEMPTS = 100
 """Lost races, to writers that commit or claim at the same moment, before a claim gives up."""
@@ -60,8 +60,8 @@ def successor(
 def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Make a manifest its stage's version, durably. One request, unless the number is taken.
 
-    One more, a listing, where this process has not committed the version before within the last half hour: a writer
-    that was away for so long could re-create a number that others have used and garbage collection has freed.
+    Two more, a listing and a byte, where this process has not seen the number free within the last half minute: a
+    writer that was away could re-create one that others have used and that is gone with its app, or collected.
 
     After `Unavailable` the outcome is not known: calling this again with the very same manifest settles it.
 
@@ -167,6 +167,21 @@ def is_retired(head: Manifest) -> Refused:
     )
 
 
+def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
+    """See that a version of this stage is there, on which a writer builds. One request for a byte.
+
+    Raises:
+        Fenced: it is gone, and so is its app, or all of the history up to it; the writer must stop.
+    """
+    if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
+        raise Fenced(
+            f"stage {manifest.app}/{manifest.stage} was removed, or taken over long ago: its v{version} is gone; "
+            "this writer must stop",
+            version=version,
+            hint=f"`slackwater status {manifest.app}` shows whether there is such an app",
+        )
+
+
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
     """Undo a create under a number that was used and collected while this writer was away."""
     if boundary.sights(store).is_fresh(manifest.app, manifest.stage, manifest.version):
@@ -180,6 +195,12 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
             version=manifest.version,
             hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
         )
+    if manifest.version > 1 and manifest.kind != "clone":
+        try:
+            check_there(store, manifest, manifest.version - 1)
+        except Fenced:
+            store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
+            raise
 
 
 def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:
