@@ -74,15 +74,12 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
     for request in asked:
         if now_ms - request.created_ms < _ANSWERED_MS:
             continue
-        silent = {
-            stage: f"{stage} (last commit {humane.when(answer.head_ms, now_ms)})"
-            for stage, answer in answers(store, app_name, request).items()
-            if answer.version is None and answer.asked and answer.head_ms < request.created_ms
-        }
-        if silent:
+        found = answers(store, app_name, request)
+        if silent := _perhaps_gone(found):
+            shown = ", ".join(f"{stage} (last commit {humane.when(found[stage].head_ms, now_ms)})" for stage in silent)
             yield (
-                f"snapshot {request.name} waits for {', '.join(silent.values())}, "
-                f"which {'does' if len(silent) == 1 else 'do'} not answer: {ask_whether_gone(app_name, list(silent))}"
+                f"snapshot {request.name} waits for {shown}, which {'does' if len(silent) == 1 else 'do'} not answer: "
+                f"{ask_whether_gone(app_name, silent)}"
             )
 
 
@@ -150,6 +147,13 @@ def _withdrawn(store: "ObjectStore", app_name: str, asked: "Request") -> bool:
     return snapshot is None or snapshot.id != asked.id
 
 
+def _perhaps_gone(found: "Mapping[str, Answer]") -> list[str]:
+    """The stages that were asked and do not answer, while others do: where none does, the app does not run at all."""
+    if all(answer.version is None for answer in found.values()):
+        return []
+    return [stage for stage, answer in found.items() if answer.version is None and answer.asked]
+
+
 def _dropped(store: "ObjectStore", app_name: str, name: str) -> Refused:
     from ..snapshot.operations import list_operations
 
@@ -174,7 +178,7 @@ def _unanswered(app_name: str, name: str, found: "Mapping[str, Answer]", timeout
         f"{stage} awaits the marker on {', '.join(answer.awaited)}" for stage, answer in found.items() if answer.awaited
     ]
     who = "; ".join(missing) if missing else "no stage of it has committed a version yet"
-    asked = [stage for stage, answer in found.items() if answer.version is None and answer.asked]
+    asked = _perhaps_gone(found)
     return Unavailable(
         f"snapshot {name!r} of {app_name} was not complete after {timeout_s:g} s and is withdrawn: {who}",
         hint=f"is every stage running? (`slackwater status {app_name}`) "
