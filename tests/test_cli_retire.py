@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from slackwater.cli import main
+from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.requests import Request
 from slackwater.snapshot.taking import request
 from slackwater.store import codec, keys
@@ -15,6 +17,7 @@ from slackwater.store.open import open_store
 from typer.testing import CliRunner, Result
 
 from .histories import FlightsApp, Kafka, flights
+from .running import eventually
 
 pytestmark = pytest.mark.usefixtures("isolated")
 
@@ -163,3 +166,39 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
     result = slackwater("app", "rm", "flights", "--dry-run")
     assert result.exit_code == 1
     assert "app 'staging' lives from flights" in result.stderr
+
+
+@pytest.mark.kafka
+def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
+    kafka: EmbeddedKafka, app: FlightsApp, tmp_path: Path
+) -> None:
+    from slackwater.pipeline import kafka as client
+    from slackwater.pipeline.groups import announce
+
+    brokers = {"bootstrap.servers": kafka.bootstrap}
+    topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
+    for topic in (*topics, "flights"):
+        client.create_topic(brokers, topic, 1)
+    for stage in app.heads:
+        announce(brokers, "flights", stage, {"flights": (0,)})
+    assert groups(kafka) >= {f"slackwater-flights-{stage}" for stage in app.heads}
+    done("retire", "flights/carriers", "--kafka", kafka.bootstrap)
+    assert "slackwater-flights-carriers" not in groups(kafka)
+    for stage in ("aircraft", "legs"):
+        done("retire", f"flights/{stage}")
+    aged(tmp_path)
+    assert "left in Kafka" in done("app", "rm", "flights", "--kafka", kafka.bootstrap)
+    assert topics <= client.topics(brokers).keys()
+    # It is not too late for that.
+    for _ in range(2):
+        said = done("app", "rm", "flights", "--topics", "--kafka", kafka.bootstrap)
+        assert "done already" in said
+        assert "removed from Kafka its topics flights-by-aircraft-repartition" in said
+    eventually(lambda: not topics & client.topics(brokers).keys(), "the topics are gone")
+    assert "flights" in client.topics(brokers)
+    assert not {group for group in groups(kafka) if group.startswith("slackwater-flights-")}
+
+
+def groups(kafka: EmbeddedKafka) -> set[str]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    return {one.group_id for one in admin.list_consumer_groups().result().valid}
