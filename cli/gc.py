@@ -8,6 +8,7 @@ import typer
 from ..store.errors import Usage
 from . import humane, options
 from .output import Part, output_for
+from .retire import ask_whether_gone
 from .settings import load
 from .tables import Grid, Title
 
@@ -126,6 +127,12 @@ def _parts(done: "Collected") -> Iterator[Part]:
     for each in done.stages:
         rules = ", ".join(f"{humane.count(number)} {words[rule]}" for rule, number in each.rules.items())
         yield f"{each.stage} keeps {rules}"
+    for each in done.stages:
+        for reader in each.held_up_by:
+            yield (
+                f"{each.stage} keeps versions for {reader}, which has not committed for an hour or more: "
+                f"{ask_whether_gone(done.app, [reader])}"
+            )
     if done.records:
         yield f"{humane.plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:

@@ -92,7 +92,7 @@ def _lost(entry: "Entry") -> "Iterator[str]":
 
 def _work(entry: "Entry") -> tuple[str, str]:
     """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    if entry.kind in ("compaction", "rescale"):
+    if entry.kind in ("compaction", "rescale", "retire"):
         return "-", "-"
     return humane.count(entry.rows_in), humane.duration(entry.duration_ms)
 

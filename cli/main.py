@@ -25,8 +25,10 @@ VERBS = (
     "bisect",
     "clone",
     "rescale",
+    "retire",
     "compact",
     "gc",
+    "app",
 )
 """In the order of `--help`. Each is the `app` of the module of its name, imported when it is asked for."""
 

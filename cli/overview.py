@@ -80,6 +80,8 @@ class StageOverview:
     ssts: int
     bytes: int
     inputs: tuple[InputOverview, ...]
+    retired: bool
+    """Whether it has no part in the app any more; then it has no lag."""
     figures: TableFigures | None
     """Only in detail, and of a stage with a table."""
 
@@ -147,6 +149,7 @@ def _stage(
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(_input(name, head, heads, ends_of) for name in head.inputs),
+        retired=head.retired,
         figures=figures,
     )
 
@@ -177,7 +180,9 @@ def _ratio(part: int, whole: int) -> float | None:
 
 def _input(name: str, head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets) -> InputOverview:
     source = head.inputs[name]
-    if source.upstream:
+    if head.retired:
+        ends = None
+    elif source.upstream:
         sender = heads.get(source.upstream)
         ends = sender.outputs[name].ends if sender and name in sender.outputs else None
     else:

@@ -10,7 +10,7 @@ from . import humane, options
 from .output import Part, output_for
 from .settings import load
 from .tables import Grid
-from .waiting import await_answers, withdrawn_on_failure
+from .waiting import await_answers, waiting_for, withdrawn_on_failure
 
 if TYPE_CHECKING:
     from ..snapshot.in_flight import InFlight
@@ -93,7 +93,10 @@ def list_(app_name: options.App, store: options.Store = None, as_json: options.J
 
     opened = load(store=store).open_store()
     taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
-    output_for(json=as_json).show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
+    output = output_for(json=as_json)
+    output.show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
+    for sentence in waiting_for(opened, app_name, asked):
+        output.note(sentence)
 
 
 @app.command(epilog=options.examples("slackwater snapshot show flights before-deploy"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Corruption, SlackwaterError, Usage
+from ..store.errors import Corruption, Refused, SlackwaterError, Usage
 from . import humane, options
 from .output import Output, Part, output_for
 from .settings import Settings, load
@@ -101,24 +101,29 @@ def status(
 def _look(
     store: "ObjectStore", settings: Settings, app_name: str | None
 ) -> tuple[tuple["AppOverview", ...], tuple[str, ...], tuple[str, ...]]:
-    """The apps, what of them cannot be read, and why the lag of users' topics is missing, if it is."""
+    """The apps, what of them cannot be read, and other notes: snapshots that wait, why users' lag is missing."""
+    from ..snapshot.requests import open_requests
     from ..store.apps import list_apps
     from .overview import overview
+    from .waiting import waiting_for
 
     ends = _EndOffsets(settings)
     names = (app_name,) if app_name else list_apps(store)
     found: list[AppOverview] = []
     damaged: list[str] = []
+    unanswered: list[str] = []
     for name in names:
         try:
             found.append(overview(store, name, ends, in_detail=app_name is not None))
-        except Corruption as error:
+        except (Corruption, Refused) as error:  # refused: an app that is being removed
             if app_name:
                 raise
             damaged.append(f"{name}: {error.message} ({error.hint})")
             continue
         damaged += found[-1].damaged
-    return tuple(found), tuple(damaged), (ends.silence,) if ends.silence else ()
+        if found[-1].requested and not found[-1].damaged:
+            unanswered += waiting_for(store, name, open_requests(store, name))
+    return tuple(found), tuple(damaged), (*unanswered, *((ends.silence,) if ends.silence else ()))
 
 
 def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
@@ -201,7 +206,9 @@ def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
         str(stage.ssts) if has_table else "-",
         humane.size(stage.bytes) if has_table else "-",
         # A clone may read another topic than the program names.
-        ", ".join(
+        "retired"
+        if stage.retired
+        else ", ".join(
             f"{source.name if source.upstream else source.topic} {_number(source.lag)}" for source in stage.inputs
         ),
     )
@@ -227,7 +234,7 @@ def _ratio(value: float | None, shape: str) -> str:
 
 def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:
     for stage in each.stages:
-        for source in stage.inputs:
+        for source in () if stage.retired else stage.inputs:
             ends = source.ends or ()
             for partition in range(max(len(source.offsets), len(ends))):
                 # A partition added since the last commit has not been read at all.

@@ -1,7 +1,7 @@
 """Waiting for the stages' answers to a request for a snapshot, with their progress in one place."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..store.errors import Refused, Unavailable
 from . import humane
 from .output import Output, Progress
+from .retire import ask_whether_gone
 from .tables import Grid
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from ..snapshot.taking import Answer
     from ..store.objects import ObjectStore
 
-__all__ = ["await_answers", "withdrawn_on_failure"]
+__all__ = ["await_answers", "waiting_for", "withdrawn_on_failure"]
 
 _POLL_S = 0.1
 _LOOKS_A_SECOND = 10
+_ANSWERED_MS = 10_000
+"""By then a stage that runs has answered, as a rule."""
 _GRACE_S = 3.0
 """How long the app itself may take to write a snapshot that every stage has answered; after that it is written here."""
 
@@ -61,6 +64,23 @@ def await_answers(
                 raise _unanswered(app_name, asked.name, found, timeout_s)
             time.sleep(_POLL_S)
     raise AssertionError("count() ended")
+
+
+def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]") -> Iterator[str]:
+    """A sentence for each snapshot under way that waits for stages which do nothing."""
+    from ..snapshot.taking import answers
+
+    now_ms = humane.now_ms()
+    for request in asked:
+        if now_ms - request.created_ms < _ANSWERED_MS:
+            continue
+        found = answers(store, app_name, request)
+        if silent := _perhaps_gone(found):
+            shown = ", ".join(f"{stage} (last commit {humane.when(found[stage].head_ms, now_ms)})" for stage in silent)
+            yield (
+                f"snapshot {request.name} waits for {shown}, which {'does' if len(silent) == 1 else 'do'} not answer: "
+                f"{ask_whether_gone(app_name, silent)}"
+            )
 
 
 @contextmanager
@@ -127,6 +147,13 @@ def _withdrawn(store: "ObjectStore", app_name: str, asked: "Request") -> bool:
     return snapshot is None or snapshot.id != asked.id
 
 
+def _perhaps_gone(found: "Mapping[str, Answer]") -> list[str]:
+    """The stages that were asked and do not answer, while others do: where none does, the app does not run at all."""
+    if all(answer.version is None for answer in found.values()):
+        return []
+    return [stage for stage, answer in found.items() if answer.version is None and answer.asked]
+
+
 def _dropped(store: "ObjectStore", app_name: str, name: str) -> Refused:
     from ..snapshot.operations import list_operations
 
@@ -151,8 +178,10 @@ def _unanswered(app_name: str, name: str, found: "Mapping[str, Answer]", timeout
         f"{stage} awaits the marker on {', '.join(answer.awaited)}" for stage, answer in found.items() if answer.awaited
     ]
     who = "; ".join(missing) if missing else "no stage of it has committed a version yet"
+    asked = _perhaps_gone(found)
     return Unavailable(
         f"snapshot {name!r} of {app_name} was not complete after {timeout_s:g} s and is withdrawn: {who}",
         hint=f"is every stage running? (`slackwater status {app_name}`) "
-        "--timeout waits longer, --instant needs no running app",
+        "--timeout waits longer, --instant needs no running app"
+        + (f"; {ask_whether_gone(app_name, asked)}" if asked else ""),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ..snapshot.clone import channel_topic
+from ..snapshot.retire import bring_back
 from ..store import commit, history, ttl
 from ..store.errors import NotFound, Refused
 from ..store.manifest import Manifest, Output, Table
@@ -20,6 +22,8 @@ from .entries import Entrance, Entry, enter, tell
 from .schemas import Shape
 
 __all__ = ["Claimer", "check_topics"]
+
+_log = logging.getLogger("slackwater")
 
 
 def check_topics(kafka: Mapping[str, str], stages: tuple[Stage, ...]) -> None:
@@ -71,6 +75,8 @@ class Claimer:
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` does."""
+        if bring_back(self.store, self.app.name, stage.name, by=self.by):
+            _log.warning("stage %s/%s was retired and is back: it goes on where it stopped", self.app.name, stage.name)
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None

@@ -267,6 +267,9 @@ class Committer:
         began = boundary.sights(self._store).now()
         newer = list(history.after(self._store, head.app, head.stage, head.version))
         last = newer[-1].version if newer else head.version
+        if not newer and not boundary.sights(self._store).is_fresh(head.app, head.stage, last + 1):
+            # A process that was asleep may find the number free because all there was is gone.
+            commit.check_there(self._store, head, last)
         boundary.sights(self._store).saw_free(head.app, head.stage, last + 1, began)
         ours = takewhile(lambda found: found.kind == "compaction" and found.epoch == head.epoch, newer)
         compactions = list(ours)

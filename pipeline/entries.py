@@ -97,6 +97,8 @@ class Entrance:
         if self.head is None:
             return self._new(name, topic, upstream, earliest)
         known = self.head.inputs[name]
+        if self.head.retired:
+            self._check_kept(known)
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
         known = replace(known, offsets=self._within(topic, known.offsets, ends, way_out))
         if known.consumed and all(map(int.__ge__, known.offsets, earliest)):
@@ -131,6 +133,16 @@ class Entrance:
         sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
         self._refuse(f"would {would} gone from Kafka: {', '.join(_windows(at.topic, gap.gone))} ({sent})")
         return Entry(behind, lost, losses.broken(self.head, name, gap))
+
+    def _check_kept(self, known: Input) -> None:
+        """See that what a stage that was retired has still to read was not collected meanwhile."""
+        first = history.first_version(self.store, self.app, known.upstream)
+        if known.version + 1 < first:
+            raise Refused(
+                f"stage {self.stage!r} was retired when it had read {known.upstream} up to v{known.version}, and the "
+                f"history of {known.upstream} begins at v{first} by now (slackwater gc): it cannot go on",
+                hint="give the stage a new name to start afresh",
+            )
 
     def _within(self, topic: str, offsets: tuple[int, ...], ends: tuple[int, ...], way_out: str) -> tuple[int, ...]:
         """The offsets, with those of partitions that the topic got since. No option goes back behind them."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from confluent_kafka import KafkaException
 
-from .kafka import commit_offsets
+from .kafka import commit_offsets, delete_groups
 
-__all__ = ["Announcer", "announce", "group_of"]
+__all__ = ["Announcer", "announce", "forget", "group_of"]
 
 Positions = Mapping[str, tuple[int, ...]]
 """Offsets by topic."""
@@ -45,3 +45,12 @@ class Announcer:
             if self._announced.get(stage) != topics:
                 announce(self._kafka, self._app, stage, topics, wait=False)
                 self._announced[stage] = topics
+
+
+def forget(kafka: Mapping[str, str], app: str, stage: str) -> None:
+    """Remove the group of a stage that is gone; no error when there is none, or Kafka does not let us.
+
+    Raises:
+        Unavailable: Kafka did not answer.
+    """
+    delete_groups(kafka, [group_of(app, stage)])

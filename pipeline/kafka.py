@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
@@ -12,7 +13,16 @@ from ..store.errors import NotFound, Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server, unavailable
 from .outage import Patience
 
-__all__ = ["commit_offsets", "create_topic", "end_offsets", "offsets", "topics", "wait_for"]
+__all__ = [
+    "commit_offsets",
+    "create_topic",
+    "delete_groups",
+    "delete_topics",
+    "end_offsets",
+    "offsets",
+    "topics",
+    "wait_for",
+]
 
 
 _PASSING = (
@@ -23,6 +33,7 @@ _PASSING = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
+_SILENT = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT)
 
 
 def _admin(kafka: Kafka) -> AdminClient:
@@ -102,7 +113,7 @@ def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float 
         code = error.args[0].code()
         if code == KafkaError.TOPIC_ALREADY_EXISTS:
             return
-        if code in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
+        if code in _SILENT:
             raise unavailable(kafka, error) from None
         raise Refused(f"{server(kafka)} refuses to create topic {topic!r}: {error.args[0].str()}") from None
     # Brokers hear of it a little later than its maker, and whoever asks them meanwhile hears that there is none.
@@ -130,6 +141,38 @@ def commit_offsets(kafka: Kafka, group: str, positions: Mapping[str, tuple[int, 
         for partition, offset in enumerate(offsets)
     ]
     consumer.commit(offsets=places, asynchronous=not wait)
+
+
+def delete_groups(kafka: Kafka, groups: Sequence[str], *, timeout_s: float = 10) -> None:
+    """Remove consumer groups; those that are not there, or that Kafka does not let us remove, stay as they are.
+
+    Raises `Unavailable`.
+    """
+    if groups:
+        _each(kafka, _admin(kafka).delete_consumer_groups(list(groups), request_timeout=timeout_s))
+
+
+def delete_topics(kafka: Kafka, names: Sequence[str], *, timeout_s: float = 30) -> tuple[str, ...]:
+    """Remove topics; no error for those that are not there. Returns those that Kafka does not let us remove.
+
+    Raises `Unavailable`.
+    """
+    return _each(kafka, _admin(kafka).delete_topics(list(names), request_timeout=timeout_s)) if names else ()
+
+
+def _each(kafka: Kafka, asked: Mapping[str, Future[object]]) -> tuple[str, ...]:
+    """Wait for all of these; returns those that were refused, without those that are gone already."""
+    refused = []
+    for name, answer in asked.items():
+        try:
+            answer.result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code in _SILENT:
+                raise unavailable(kafka, error) from None
+            if code not in (*GONE, KafkaError.GROUP_ID_NOT_FOUND):
+                refused.append(name)
+    return tuple(refused)
 
 
 def wait_for(kafka: Kafka, patience_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,11 +17,13 @@ from pathlib import Path
 from ulid import ULID
 
 from ..snapshot.clone import unfinished
+from ..snapshot.retire import absent
 from ..store import apps
 from ..store.cache import SstCache
 from ..store.counting import CountingStore
 from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
+from ..store.objects import ObjectStore
 from ..store.open import open_store
 from . import kafka as kafka_client
 from .app import App, Stage
@@ -42,6 +45,7 @@ from .watch import Watch
 
 __all__ = ["Options", "run"]
 
+_log = logging.getLogger("slackwater")
 _INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
 
 
@@ -109,6 +113,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             by=f"{socket.gethostname()}:{os.getpid()}",
             accept_loss=options.accept_loss,
         )
+        _tell_absent(store, app)
         any_claimer.create_channels(stages)
         claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
         for stage in stages:
@@ -163,6 +168,19 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         look()
         starting.close()
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
+
+
+def _tell_absent(store: ObjectStore, app: App) -> None:
+    """Say which stages the app has and the program has not: snapshots and garbage collection wait for them."""
+    if names := absent(store, app.name, app.stages.keys()):
+        verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
+        _log.warning(
+            "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s",
+            app.name,
+            " and ".join(names),
+            "it" if len(names) == 1 else "them",
+            verbs,
+        )
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:

@@ -4,6 +4,7 @@ The predicate is a query that returns rows when something is wrong. It is asked 
 ahead of what its senders sent, so a wrong answer is wrong state, never a torn look at a running app.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -134,6 +135,7 @@ def bisect(
             )
     low = resolve(store, good, now_ms=moment_ms) if good else first_cut(store, app)
     high = resolve(store, bad or app, now_ms=moment_ms)
+    low = _without_retired(store, low, high, where, bad or app)
     # Commits are compared, so each is seen as it was committed: no row expires between two of them.
     low, high = replace(low, seen_ms=0), replace(high, seen_ms=0)
     first = {stage: history.first_version(store, app, stage) for stage in high.stages}
@@ -306,6 +308,28 @@ def _is_condition(con: duckdb.DuckDBPyConnection, text: str) -> bool:
     except duckdb.Error:
         return False
     return True
+
+
+def _without_retired(store: ObjectStore, low: Cut, high: Cut, where: str, bad: str) -> Cut:
+    """The good cut without the stages that were retired in between: these have no part in the answer.
+
+    Raises:
+        Refused: the predicate names the table of one.
+    """
+    gone = set()
+    for stage in sorted(low.stages.keys() - high.stages.keys()):
+        head = history.head(store, low.app, stage)
+        then = history.latest_at(store, low.app, stage, high.time_ms)
+        if not any(found is not None and found.retired for found in (head, then)):
+            continue
+        gone.add(stage)
+        if stage in low.tables and re.search(rf"\b{re.escape(stage)}\b", where, re.IGNORECASE):
+            last = head.version - 1 if head is not None and head.retired else low.stages[stage].version
+            raise Refused(
+                f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
+                hint=f"search up to a moment that has it: --bad {low.app}/{stage}@v{last}",
+            )
+    return replace(low, stages={stage: found for stage, found in low.stages.items() if stage not in gone})
 
 
 def _unsteady() -> Refused:

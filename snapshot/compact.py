@@ -7,6 +7,7 @@ from functools import partial
 
 from ..store import history
 from ..store.cache import SstCache
+from ..store.commit import is_retired
 from ..store.errors import Refused, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
@@ -49,10 +50,11 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
 
     Raises:
         NotFound: there is no such app or stage.
-        Refused: a stage that is wanted keeps no table.
+        Refused: a stage that is wanted keeps no table, or is retired.
         Unavailable: storage did not answer.
     """
-    return tuple(merge for head in _tables_of(store, app, wanted) for merge in _due(head, full))
+    tables = (head for head in _tables_of(store, app, wanted) if not head.retired)
+    return tuple(merge for head in tables for merge in _due(head, full))
 
 
 def _due(head: Manifest, full: bool) -> Iterator[Merge]:
@@ -141,6 +143,8 @@ def _tables_of(
     names = dict.fromkeys(name for each in wanted or ("",) for name in stages_of(store, app, each))
     heads = [head for name in names if (head := history.head(store, app, name)) is not None]
     for head in heads:
+        if wanted and all_have_one and head.retired:
+            raise is_retired(head)
         if wanted and all_have_one and head.table is None:
             raise Refused(
                 f"stage {app}/{head.stage} keeps no table, so there is nothing to compact",

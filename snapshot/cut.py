@@ -10,7 +10,7 @@ from ..store import boundary, history
 from ..store.errors import Corruption, NotFound, SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
-from .moments import cut_around, cut_of_time, newest_cut, stages_of
+from .moments import cut_around, cut_of_time, newest_cut, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .snapshots import of_snapshot, read_snapshot
 from .timeline import newest_first
@@ -116,9 +116,14 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
     match ref.moment:
         case Latest():
             cut = newest_cut(store, ref.app, stages)
+            if ref.stage and ref.stage not in cut.stages and (head := history.head(store, ref.app, ref.stage)):
+                cut = cut_around(store, stages, head)  # retired: as the app was then
         case AtTime(time_ms):
             pinned = history.latest_at(store, ref.app, ref.stage, time_ms) if ref.stage else None
-            cut = cut_of_time(store, ref.app, stages, time_ms, pinned)
+            if pinned is not None and pinned.retired:
+                cut = cut_around(store, stages, pinned)
+            else:
+                cut = cut_of_time(store, ref.app, stages, time_ms, pinned)
         case Back(commits):
             cut = cut_around(store, stages, _back(store, ref, chosen, commits))
         case Version(version):
@@ -157,6 +162,13 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
             ref.text,
             found=f"{where} has no version yet",
             hint="`slackwater run` starts it",
+        )
+    if not ref.stage and (last := retired_since(store, ref.app, stages)):
+        return NotFound(
+            "moment",
+            ref.text,
+            found=f"every stage of {ref.app} was retired by {_shown(last)}",
+            hint=f"{ref.app}/STAGE is the last of a stage; {ref.app}@{_shown(last - 1)} is before that",
         )
     if limit is not None and lost:
         whole, left = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]

@@ -30,11 +30,14 @@ from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 from .survey import Survey, many, named, survey
 
-__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look"]
+__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look", "storage_clock_ms"]
 
 MARGIN_MS = MIN_AGE_MS
 """Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
 (`store.merging`): with less, its first SST could go before a version names it."""
+
+_SILENT_MS = 3_600_000
+"""A stage that has not committed for so long may be gone from the program."""
 
 T = TypeVar("T")
 
@@ -61,6 +64,8 @@ class StageCollected:
     """Of the SSTs that stay, those that nothing names, and that may yet be named."""
     rules: dict[str, int]
     """Versions that stay by rule, each counted once."""
+    held_up_by: tuple[str, ...] = ()
+    """Stages that have not read some of these versions, and have committed nothing for an hour or more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +162,7 @@ def collect(
 def look(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = None) -> Survey:
     """What there is of an app; arguments and errors as of `collect`."""
     apps.read_app(store, app)
-    clock_ms = time.time_ns() // 1_000_000 if dry_run else _clock(store, app)
+    clock_ms = time.time_ns() // 1_000_000 if dry_run else storage_clock_ms(store, app)
     counted_from_ms = clock_ms if now_ms is None else now_ms
     try:
         return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
@@ -166,7 +171,7 @@ def look(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = No
         return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
 
 
-def _clock(store: ObjectStore, app: str) -> int:
+def storage_clock_ms(store: ObjectStore, app: str) -> int:
     """Storage's time. This machine's may be wrong by years, and would take everything for old."""
     key = keys.collection(app)
     store.put(key, b'{"format":1}')
@@ -238,6 +243,7 @@ def _said(seen: Survey, plan: Reachable, names: Collection[str], stage: str, doo
         kept_bytes=sum(info.size_bytes for info in stay),
         waiting_ssts=sum(1 for info in stay if info.key not in names),
         rules=plan.counts(stage),
+        held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
 
 

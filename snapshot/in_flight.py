@@ -54,14 +54,17 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
 def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:
     """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
 
-    Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept.
+    Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept; for one whose
+    reader was retired nothing, as nobody waits for it.
 
     Raises:
         NotFound: a manifest of the sender in between is gone.
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
-    if channel.input is None:
+    if channel.input is None and _given_up(store, cut, channel):
+        after, starts, passed = sender.version, output.ends, output.sent
+    elif channel.input is None:
         after = history.first_version(store, cut.app, channel.sender) - 1
         starts = passed = (0,) * len(output.ends)
     else:
@@ -91,3 +94,16 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
         up_to=up_to,
         schema=output.schema,
     )
+
+
+def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
+    """Whether a stage read the channel that was retired by then, or is now."""
+    for stage in history.list_stages(store, cut.app):
+        head = history.head(store, cut.app, stage) if stage not in cut.stages else None
+        source = head.inputs.get(channel.name) if head is not None else None
+        if head is None or source is None or source.upstream != channel.sender:
+            continue
+        then = history.latest_at(store, cut.app, stage, cut.time_ms)
+        if head.retired or (then is not None and then.retired):
+            return True
+    return False

@@ -6,7 +6,8 @@ An object that nothing names yet may be about to be named. When that is over, is
   merge goes into the next one, and after a claim the former writer cannot commit. So an SST is litter once its stage
   has committed a batch or a claim at least the margin after the SST was written. A stage that has not committed since
   keeps its SSTs, however old. Versions of kind "compaction" prove nothing: they may come amidst a batch. And merges,
-  which are not part of a batch, are given up long before the margin is over.
+  which are not part of a batch, are given up long before the margin is over. Of a retired stage nothing is named any
+  more: there, an SST is litter once it is as old as the margin.
 - Records in flight are litter when no snapshot names them, nobody asks for a snapshot of their name, and nothing was
   added beside them for the margin.
 - A write in parts is litter when it was begun before the margin.
@@ -26,10 +27,15 @@ __all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]
 
 
 def last_word_ms(survey: Survey, stage: str) -> int:
-    """When, by storage's clock, the stage last committed what names all that was finished before; 0: never."""
+    """When, by storage's clock, the stage last committed what names all that was finished before; 0: never.
+
+    Of a retired stage now: until it comes back, nothing is named that is not.
+    """
     there = survey.known.stages.get(stage)
     if there is None:
         return 0
+    if there.head.retired:
+        return survey.clock_ms
     for version in range(there.head.version, there.first - 1, -1):
         if survey.read(stage, version).kind in ("batch", "claim"):
             return survey.manifests[stage][version].modified_ms

@@ -1,7 +1,12 @@
-"""Consistent cuts of an app's history: the newest, that of a time, that around a commit, the first."""
+"""Consistent cuts of an app's history: the newest, that of a time, that around a commit, the first.
+
+A stage that was retired by then is in none of them, but in those that are asked for by one of its own versions.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
+
+from msgspec.structs import replace
 
 from ..store import apps, boundary, history
 from ..store.boundary import Boundary, Moment
@@ -11,7 +16,7 @@ from ..store.objects import ObjectStore
 from .consistency import lower_receivers, raise_senders
 from .topology import Cut
 
-__all__ = ["cut_around", "cut_of_time", "first_cut", "newest_cut", "stages_of"]
+__all__ = ["cut_around", "cut_of_time", "first_cut", "newest_cut", "retired_since", "stages_of"]
 
 
 def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
@@ -26,6 +31,12 @@ def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
     if only and only not in stages:
         raise NotFound(f"stage of app {app!r}", only, stages)
     return (only,) if only else stages
+
+
+def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
+    """When the last of these stages was retired, milliseconds since 1970 UTC; 0 while one is not, or none has begun."""
+    heads = [head for stage in stages if (head := history.head(store, app, stage)) is not None]
+    return max((head.time_ms for head in heads), default=0) if all(head.retired for head in heads) else 0
 
 
 def first_cut(store: ObjectStore, app: str) -> Cut:
@@ -46,7 +57,7 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
     """The newest version of every stage, made consistent."""
     heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
-    return Cut(app, raise_senders(heads, _reader(store, app)))
+    return Cut(app, raise_senders(_active(heads), _reader(store, app)))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
@@ -85,16 +96,29 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
         found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)
         if not _whole(limit, found):
             return Cut(app, {})
+    found = _active(found) | {commit.stage: commit}
     return Cut(app, raise_senders(found, _reader(store, app)))
 
 
 def _as_of(
     store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int
 ) -> tuple[dict[str, Manifest], Boundary | None]:
-    """Each stage's version of a time, where its history is whole, and what says from where on it is."""
+    """Each stage's version of a time, where its history is whole, and what says from where on it is.
+
+    Of stages that were retired by then, neither.
+    """
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     # After the versions: what was collected while they were searched is said there.
-    return found, boundary.newest(store, app)
+    limit, there = boundary.newest(store, app), _active(found)
+    if limit is not None:
+        first = {stage: version for stage, version in limit.first.items() if stage in there or stage not in found}
+        limit = replace(limit, first=first)
+    return there, limit
+
+
+def _active(found: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """These versions without those at which their stage is retired."""
+    return {stage: manifest for stage, manifest in found.items() if not manifest.retired}
 
 
 def _held(store: ObjectStore, found: Mapping[str, Manifest], pinned: Manifest) -> dict[str, Manifest]:

@@ -8,6 +8,8 @@ reasons. Of every stage stays
 - before that, single versions: those of snapshots (a clone's pin is one) and of the moments that a thinned history
   keeps.
 
+A retired stage has the same history, but holds up nobody else's: what it has not read, nobody will read.
+
 With a cut stays what its channels need: the sender's versions between what was consumed and what was sent, and, up
 through all channels, the versions that mark how far each was read. So records in flight, clones and lineage of whatever
 stays can be told for as long as it stays.
@@ -24,7 +26,7 @@ from .consistency import raise_senders
 from .retention import Retention
 from .snapshots import Snapshot
 from .timeline import newest_where
-from .topology import order
+from .topology import consumed, order
 
 __all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]
 
@@ -40,6 +42,8 @@ class Reason:
     """`head`, `retention`, `versions`, `hourly`, `daily`, `young`, `unread`, `request`, `snapshot` or `clone`."""
     detail: str
     """The same as half a sentence."""
+    reader: str = ""
+    """For `unread`, the stage that has not read it; empty while none has begun to."""
 
 
 _EVERYTHING = Reason("retention", "no rule of retention is set: everything stays")
@@ -142,6 +146,18 @@ class Reachable:
                 found[reasons[0].rule] = found.get(reasons[0].rule, 0) + 1
         return found
 
+    def held_up_by(self, stage: str, silent_ms: int) -> tuple[str, ...]:
+        """The readers for which alone versions of a stage stay: they are behind, and committed nothing for so long."""
+        known = self.known.stages
+        others = min(version for version, reason in self.wholes[stage] if reason.rule != "unread")
+        names = {reason.reader for version, reason in self.wholes[stage] if reason.reader and version < others}
+        return tuple(
+            name
+            for name in sorted(names)
+            if consumed(known[name].head)[stage] < known[stage].head.version
+            and known[name].head.time_ms <= self.known.now_ms - silent_ms
+        )
+
     def boundary(self, number: int, by: str, *, final: bool) -> Boundary:
         """What may exist from now on."""
         first, kept = {}, {}
@@ -191,7 +207,7 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
         if known.young <= head.version:
             mine.append((known.young, Reason("young", "it is less than an hour old")))
         for name in sorted(head.outputs):
-            if (stage, name) not in reads:
+            if (stage, name) not in reads and not head.retired:
                 mine.append((known.first, Reason("unread", f"no stage has begun to read the channel {name}")))
         recorded = Reason("request", "a snapshot under way has recorded it")
         mine += ((version, recorded) for version in head.recorded.values())
@@ -202,11 +218,13 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
                     wanted[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
     for receiver in reversed(order(heads)):
         _clamp(found, receiver, wanted[receiver])
+        if heads[receiver].retired:
+            continue
         start = found.first(receiver)
         for source in read(receiver, start).inputs.values():
             if source.upstream in wanted:
                 detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
-                wanted[source.upstream].append((source.version, Reason("unread", detail)))
+                wanted[source.upstream].append((source.version, Reason("unread", detail, receiver)))
 
 
 def _clamp(found: Reachable, stage: str, wanted: Iterable[tuple[int, Reason]]) -> None:
@@ -245,6 +263,7 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
     if known.last is not None and not known.last.first.keys() <= at.keys():
         moment = known.last.at(time_ms)
         return dict(moment.stages) if moment else {}
+    at = {stage: manifest for stage, manifest in at.items() if not manifest.retired}
     return {stage: manifest.version for stage, manifest in raise_senders(at, read).items()}
 
 

@@ -61,7 +61,7 @@ def rescale(
     Raises:
         Usage: no table can have so many, or so few.
         NotFound: there is no such app or stage; the nearest names are told.
-        Refused: the stage keeps no table.
+        Refused: the stage keeps no table, or is retired.
         CommitConflict: others kept winning the race for the next version.
         Unavailable: storage did not answer; the rescale may have been committed.
     """
@@ -70,6 +70,8 @@ def rescale(
     head = history.head(store, app, stage)
     if head is None or head.table is None:
         raise _no_table(app, stage)
+    if head.retired:
+        raise commit.is_retired(head)
     before, version = head.table.partitions, head.version
     if before != partitions:
         version += 1

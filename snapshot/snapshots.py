@@ -20,6 +20,7 @@ __all__ = [
     "Snapshot",
     "SnapshotKind",
     "check_removable",
+    "clone_lives",
     "create",
     "find_snapshot",
     "list_snapshots",
@@ -143,17 +144,22 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
 
     Raises:
         NotFound: there is no such app or snapshot.
-        Refused: a clone lives from it, or may live under a root of which nothing is to be seen here; unless `force`.
+        Refused: a clone lives from it, or a clone of that one, or may live under a root of which nothing is to be seen
+            here; unless `force`.
         Unavailable: the clone's store did not answer.
     """
     snapshot = read_snapshot(store, app, name)
-    if snapshot.kind == "clone" and not force and _clone_lives(store, snapshot):
+    if snapshot.kind == "clone" and not force and clone_lives(store, snapshot):
         under = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
         raise Refused(
             f"app {snapshot.clone!r}{under} is a clone that lives from snapshot {name!r} of {app}: "
             "without it, its state may be collected",
             hint=f"remove the app {snapshot.clone} first, or say --force",
         )
+    if snapshot.kind == "clone" and not force:
+        from .users import check_pin_unused  # which needs this module
+
+        check_pin_unused(store, snapshot)
     return snapshot
 
 
@@ -247,6 +253,7 @@ def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
     A collection lists snapshots after it has written what it is about to take; this looks there after the snapshot is
     written. So one of the two sees the other.
     """
+    history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
     limit = boundary.newest(store, written.app)
     for stage, version in written.stages.items():
         if limit is not None and not limit.allows(stage, version):
@@ -296,7 +303,7 @@ def taken(written: Snapshot) -> Refused:
     )
 
 
-def _clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
+def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
     """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
     elsewhere = snapshot.clone_root not in ("", store.url)
     target = open_store(snapshot.clone_root) if elsewhere else store

@@ -101,7 +101,7 @@ class StageCompactor:
         todo: set[int] | None = None
         while not self._stop.is_set():
             head = self._head()
-            if head.table is None:
+            if head.table is None or head.retired:
                 return
             if full and todo is None:
                 todo = set(range(head.table.partitions))
@@ -154,6 +154,8 @@ class StageCompactor:
         taken = Stats()
         for attempt in range(1, _ATTEMPTS + 1):
             head = self._head()
+            if head.retired:
+                return None
             ssts = apply(head.ssts, there)
             before, after = set(head.ssts), set(ssts)
             # Unlike one that does not fit, whose inputs stay, or went before.

@@ -17,6 +17,7 @@ from ..store.manifest import Manifest, Span
 from ..store.objects import ObjectStore
 from .capture import Captured, ChannelReader, capture, discard
 from .in_flight import InFlight, in_flight
+from .moments import retired_since
 from .refs import check_snapshot_name
 from .requests import Request, check_not_asked, open_requests
 from .snapshots import Snapshot, create, find_snapshot, taken
@@ -35,6 +36,9 @@ class Answer:
     """The channels whose marker has not arrived; empty when it has finished, or has not begun."""
     head_ms: int
     """When it last committed anything."""
+    asked: bool = True
+    """Whether the request has reached it: it reads topics alone, or a stage before it has sent it a marker. So when it
+    does not answer, that is because it does not run."""
 
     @property
     def finished(self) -> bool:
@@ -48,10 +52,15 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     Raises:
         Usage: no snapshot can have this name.
         NotFound: there is no such app.
-        Refused: the name is taken, or asked for already.
+        Refused: the name is taken, or asked for already; or every stage of the app is retired.
     """
     check_snapshot_name(name)
     apps.read_app(store, app)
+    if retired_since(store, app, history.list_stages(store, app)):
+        raise Refused(
+            f"every stage of {app} is retired: none would answer",
+            hint=f"a program that has the stages brings them back; {app}/STAGE is the last of one",
+        )
     if (written := find_snapshot(store, app, name)) is not None:
         raise taken(written)
     check_not_asked(store, app, name)
@@ -65,12 +74,15 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
 def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]:
     """What each stage has answered. Reads each head once.
 
-    A stage that never committed a version has no part in any cut and is left out.
+    A stage that never committed a version has no part in any cut and is left out, and so is one that is retired.
     """
-    return {
-        stage: Answer(head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms)
-        for stage, head in _heads(store, app).items()
-    }
+    heads = _heads(store, app)
+    found = {}
+    for stage, head in heads.items():
+        senders = {source.upstream for source in head.inputs.values() if source.upstream}
+        asked = not senders or any(name in heads and request.id in heads[name].recorded for name in senders)
+        found[stage] = Answer(head.recorded.get(request.id), head.awaited.get(request.id, ()), head.time_ms, asked)
+    return found
 
 
 def try_complete(
@@ -156,7 +168,7 @@ def _show(span: Span | None) -> str:
 
 def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
     heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
-    return {stage: head for stage, head in heads.items() if head is not None}
+    return {stage: head for stage, head in heads.items() if head is not None and not head.retired}
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:

@@ -131,5 +131,5 @@ def violations(stages: Mapping[str, Manifest]) -> tuple[str, ...]:
 
 
 def carries_data(manifest: Manifest) -> bool:
-    """Whether this version read any record: claims, compactions, rescales and commits for a marker alone do not."""
+    """Whether this version read any record: nothing but a batch does, and none for a marker alone."""
     return manifest.kind == "batch" and any(source.rows for source in manifest.inputs.values())

@@ -5,7 +5,7 @@ from .errors import NotFound, ObjectExists, ObjectNotFound, Refused
 from .manifest import AppInfo
 from .objects import ObjectStore
 
-__all__ = ["create_app", "ensure_app", "find_app", "list_apps", "read_app"]
+__all__ = ["being_removed", "create_app", "ensure_app", "find_app", "list_apps", "read_app"]
 
 
 def create_app(store: ObjectStore, info: AppInfo) -> None:
@@ -13,7 +13,7 @@ def create_app(store: ObjectStore, info: AppInfo) -> None:
 
     Raises:
         Usage: the name cannot stand in an object key.
-        Refused: an app of this name exists, or the storage does not honour conditional puts.
+        Refused: an app of this name exists, or is being removed, or the storage does not honour conditional puts.
         Unavailable: storage did not answer; the app may have been created.
     """
     existing = _create(store, info)
@@ -65,6 +65,14 @@ def list_apps(store: ObjectStore) -> tuple[str, ...]:
     return tuple(names)
 
 
+def being_removed(app: str) -> Refused:
+    """The error for an app of which nobody knows how much is left."""
+    return Refused(
+        f"app {app!r} is being removed: that was begun, and has not ended",
+        hint=f"`slackwater app rm {app}` goes on with it; then the name is free",
+    )
+
+
 def _read(store: ObjectStore, name: str) -> AppInfo:
     key = keys.app_info(keys.check_name("app", name))
     return codec.decode(store.get(key), AppInfo, key=key)
@@ -74,6 +82,8 @@ def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     """Write the identity unless there is one; return the stored one."""
     key = keys.app_info(keys.check_name("app", info.name))
     data = codec.encode(info)
+    if keys.REMOVING in store.list_folders(keys.stages(info.name)):
+        raise being_removed(info.name)
     try:
         store.put_if_absent(key, data)
     except ObjectExists:

@@ -22,14 +22,29 @@ from . import codec, keys
 from .errors import ObjectExists, ObjectNotFound, Refused
 from .objects import ObjectStore, documents
 
-__all__ = ["MIN_AGE_MS", "Boundary", "Moment", "Sights", "all_of", "newest", "overtaken", "propose", "settle", "sights"]
+__all__ = [
+    "MIN_AGE_MS",
+    "SETTLED_MS",
+    "Boundary",
+    "Moment",
+    "Sights",
+    "all_of",
+    "newest",
+    "overtaken",
+    "propose",
+    "settle",
+    "sights",
+]
 
 MIN_AGE_MS = 3_600_000
 """A version younger than this, by storage's clock, is never collected."""
 
-_UNCHECKED_S = MIN_AGE_MS / 2_000
-"""For so long after a writer saw that a number was free, nobody can have taken, and collected, it. Half of what the
-other side keeps: two clocks that measure spans do not differ by more."""
+_UNCHECKED_S = 30.0
+"""For so long after a writer saw that a number was free, nobody can have taken it and deleted it again."""
+
+SETTLED_MS = 45_000
+"""What takes a stage over to remove it stays for at least so long. More than `_UNCHECKED_S`: two clocks that measure
+spans do not differ by half."""
 
 
 class Moment(Struct, frozen=True):
@@ -146,8 +161,9 @@ def _seconds() -> float:
 class Sights:
     """When this process last saw that a stage's next number was free.
 
-    A version can only be collected once it is `MIN_AGE_MS` old. So a writer that has seen the number free half an
-    hour ago or less cannot re-create a collected one; all others must look at the boundary after their create.
+    A version can only be collected once it is `MIN_AGE_MS` old, and removed with its app once it is `SETTLED_MS` old.
+    So a writer that saw the number free half a minute ago or less cannot re-create one that is gone; all others must
+    look after their create. A runner looks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = _seconds) -> None:

@@ -1,6 +1,6 @@
 """Structs to bytes and back: JSON with a format version, so that an old program knows what it cannot read.
 
-An object is `{"format": 1, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
+An object is `{"format": 2, "xxh3_128": "...", ...fields}`. Within a format, fields with defaults may be added: readers
 ignore what they do not know. Whatever a reader must not ignore, or must carry on into the next manifest, needs the
 next format.
 
@@ -19,8 +19,8 @@ from .errors import Corruption
 __all__ = ["FORMAT", "decode", "encode"]
 
 FORMAT = 2
-"""The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over:
-who overlooks them takes them for read."""
+"""The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
+which who overlooks them takes for read, and with versions that retire a stage."""
 
 _PUT_BACK = "put the object back from a backup or an older version of it"
 

@@ -3,7 +3,8 @@
 Version N is committed by creating manifest N where there is none. Whoever creates it has won; numbers have no
 gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
 committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
-number or an earlier one, so it fails and finds the newer epoch there. A rescale is a claim by nobody who goes on.
+number or an earlier one, so it fails and finds the newer epoch there. A rescale, or retiring a stage, is a claim by
+nobody who goes on.
 """
 
 from collections.abc import Callable
@@ -13,11 +14,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from . import boundary, codec, history, keys
-from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound
+from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from .manifest import Kind, Manifest
-from .objects import ObjectStore
+from .objects import ObjectStore, exists
 
-__all__ = ["claim", "commit", "successor"]
+__all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
 
 _CLAIM_ATTEMPTS = 100
 """Lost races, to writers that commit or claim at the same moment, before a claim gives up."""
@@ -34,9 +35,12 @@ def successor(
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
+        Refused: the stage is retired, and `kind` does not bring it back.
     """
     if head.epoch > epoch:
         raise _fenced(head, epoch)
+    if head.retired and kind != "claim":
+        raise is_retired(head)
     return replace(
         head,
         version=head.version + 1,
@@ -57,8 +61,8 @@ def successor(
 def commit(store: ObjectStore, manifest: Manifest) -> None:
     """Make a manifest its stage's version, durably. One request, unless the number is taken.
 
-    One more, a listing, where this process has not committed the version before within the last half hour: a writer
-    that was away for so long could re-create a number that others have used and garbage collection has freed.
+    Two more, a listing and a byte, where this process has not seen the number free within the last half minute: a
+    writer that was away could re-create one that others have used and that is gone with its app, or collected.
 
     After `Unavailable` the outcome is not known: calling this again with the very same manifest settles it.
 
@@ -102,7 +106,7 @@ def claim(
     writer: str,
     by: str,
     now_ms: int,
-    kind: Literal["claim", "rescale"] = "claim",
+    kind: Literal["claim", "rescale", "retire"] = "claim",
     build: Callable[[Manifest], Manifest] | None = None,
     known: int = 0,
 ) -> Manifest:
@@ -124,6 +128,7 @@ def claim(
 
     Raises:
         CommitConflict: others kept winning the race for the next number.
+        Refused: the stage is retired, and this is no claim that brings it back.
         Corruption: the head cannot be read.
         Unavailable: storage did not answer; the claim may have been committed.
         ValueError: `build` changed who or what the claim is, or made it one that could not be read again.
@@ -155,6 +160,29 @@ def claim(
     return claimed
 
 
+def is_retired(head: Manifest) -> Refused:
+    """The error for a change of a stage that has no part in its app any more."""
+    return Refused(
+        f"stage {head.app}/{head.stage} is retired since v{head.version}: nothing of it is changed any more",
+        hint="a program that has the stage brings it back: slackwater run FILE",
+    )
+
+
+def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
+    """See that a version of this stage is there, on which a writer builds. One request for a byte.
+
+    Raises:
+        Fenced: it is gone, and so is its app, or all of the history up to it; the writer must stop.
+    """
+    if not exists(store, keys.manifest(manifest.app, manifest.stage, version)):
+        raise Fenced(
+            f"stage {manifest.app}/{manifest.stage} was removed, or taken over long ago: its v{version} is gone; "
+            "this writer must stop",
+            version=version,
+            hint=f"`slackwater status {manifest.app}` shows whether there is such an app",
+        )
+
+
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
     """Undo a create under a number that was used and collected while this writer was away."""
     if boundary.sights(store).is_fresh(manifest.app, manifest.stage, manifest.version):
@@ -168,6 +196,12 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
             version=manifest.version,
             hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
         )
+    if manifest.version > 1 and manifest.kind != "clone":
+        try:
+            check_there(store, manifest, manifest.version - 1)
+        except Fenced:
+            store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
+            raise
 
 
 def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:
@@ -203,6 +237,8 @@ def _fenced(newer: Manifest, epoch: int) -> Fenced:
     done, hint = "taken over", "let the newer runner go on, or stop it and start this one again"
     if newer.kind == "rescale":
         done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
+    if newer.kind == "retire":
+        done, hint = "retired", "take it out of the program; a program that has it brings it back where it stopped"
     return Fenced(
         f"stage {newer.app}/{newer.stage} was {done}: v{newer.version} has epoch {newer.epoch}, "
         f"written by {_author(newer)}; this writer has epoch {epoch} and must stop",

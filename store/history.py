@@ -166,8 +166,15 @@ def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
 
 
 def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Names of the app's stages, in order; empty when there is none, also for an app that does not exist."""
-    return tuple(store.list_folders(keys.stages(app)))
+    """Names of the app's stages, in order; empty when there is none, also for an app that does not exist.
+
+    Raises:
+        Refused: the app is being removed.
+    """
+    found = tuple(store.list_folders(keys.stages(app)))
+    if keys.REMOVING in found:
+        raise apps.being_removed(app)
+    return found
 
 
 def _get(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:

@@ -5,6 +5,7 @@ import re
 from .errors import Refused, Usage
 
 __all__ = [
+    "REMOVING",
     "app_info",
     "boundaries",
     "boundary",
@@ -16,6 +17,8 @@ __all__ = [
     "manifest",
     "manifests",
     "operations",
+    "removed",
+    "removing",
     "request",
     "requests",
     "snapshot",
@@ -31,6 +34,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 # Listings are XML, which cannot say control characters; lone surrogates are not text.
 _UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_SEGMENT_BYTES = 255
+
+REMOVING = "_removing"
+"""The folder among an app's stages that says that it is being removed: no stage can have this name."""
 
 
 def check_name(what: str, name: str) -> str:
@@ -85,6 +91,16 @@ def boundary(app: str, number: int) -> str:
 def collection(app: str) -> str:
     """What a collection writes first, to learn the time of storage's clock."""
     return f"{app}/gc.json"
+
+
+def removing(app: str) -> str:
+    """The note that the app is being removed. It lies among the stages, so that whoever lists them sees it."""
+    return f"{app}/stages/{REMOVING}/app.json"
+
+
+def removed(app: str) -> str:
+    """The note that there was an app of this name, and who removed it."""
+    return f"{app}/removed.json"
 
 
 def stages(app: str) -> str:

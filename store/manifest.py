@@ -27,9 +27,9 @@ __all__ = [
     "Ttl",
 ]
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale"]
-"""Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, or its number of state
-partitions was changed."""
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire"]
+"""Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
+partitions was changed, or it was retired."""
 
 
 class Column(Struct, frozen=True):
@@ -278,6 +278,14 @@ class Manifest(Struct, frozen=True):
     def row_seq(self) -> int:
         """`_seq` of the rows that this version wrote. It grows from batch to batch, and is never above the version."""
         return self.seq or self.version
+
+    @property
+    def retired(self) -> bool:
+        """Whether the stage has no part in its app at this version.
+
+        Cuts, snapshots and lag leave it out. Only a claim may follow, which brings the stage back.
+        """
+        return self.kind == "retire"
 
 
 class Origin(Struct, frozen=True):

@@ -141,6 +141,27 @@ SNAPSHOT_FAULTS = (
         "            except Unavailable as error:\n                requests.cancel(self._store, self._app, request)\n",
         COMPLETER,
     ),
+    Fault(
+        "a snapshot waits for a stage that is retired",
+        _TAKING,
+        "if head is not None and not head.retired}",
+        "if head is not None}",
+        ("test_retire.py",),
+    ),
+    Fault(
+        "moments after a stage was retired have it still",
+        _MOMENTS,
+        "for stage, manifest in found.items() if not manifest.retired}",
+        "for stage, manifest in found.items()}",
+        ("test_retire.py",),
+    ),
+    Fault(
+        "records that a retired stage has not read are kept for nobody",
+        _IN_FLIGHT,
+        "    if channel.input is None and _given_up(store, cut, channel):",
+        "    if channel.input is None and False:",
+        ("test_retire.py",),
+    ),
     # Records in flight.
     Fault(
         "the last records in flight are not kept",

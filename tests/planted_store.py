@@ -7,6 +7,7 @@ __all__ = ["STORE_FAULTS"]
 MODEL = ("test_state_model.py",)
 """Everything that can be done to a store, beside a dictionary."""
 DAMAGE = ("test_damage.py",)
+RETIRE = ("test_retire.py",)
 
 _COMMIT, _COMPACTION, _RUNS, _INDEX = "store/commit.py", "store/compaction.py", "store/runs.py", "store/index.py"
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
@@ -38,6 +39,48 @@ STORE_FAULTS = (
         "    if limit is not None and not limit.allows(manifest.stage, manifest.version):",
         "    if limit is not None and manifest.version > limit.first.get(manifest.stage, 0):",
         MODEL,
+    ),
+    Fault(
+        "a batch follows on the version that retires its stage",
+        _COMMIT,
+        '    if head.retired and kind != "claim":',
+        '    if head.retired and kind == "rescale":',
+        RETIRE,
+    ),
+    Fault(
+        "a writer that was asleep writes to an app that was removed",
+        _COMMIT,
+        '    if manifest.version > 1 and manifest.kind != "clone":',
+        "    if manifest.version > 1 and limit is not None:",
+        ("test_removal.py",),
+    ),
+    Fault(
+        "an app is removed from under the runner that holds it",
+        "snapshot/removal.py",
+        "    while (left_s := ",
+        "    while False and (left_s := ",
+        ("test_removal.py",),
+    ),
+    Fault(
+        "a stage that was claimed while its app is removed goes with it",
+        "snapshot/removal.py",
+        "        if head is not None and not head.retired:",
+        "        if head is not None and head.version == 0:",
+        ("test_removal.py",),
+    ),
+    Fault(
+        "a clone of a clone loses what the first app keeps for it",
+        "snapshot/users.py",
+        "            if objects & kept:",
+        "            if objects < kept:",
+        ("test_removal.py",),
+    ),
+    Fault(
+        "a retired stage holds up the history of its senders",
+        "snapshot/reachable.py",
+        "        if heads[receiver].retired:\n            continue\n",
+        "",
+        RETIRE,
     ),
     Fault(
         "a version is committed that nobody can read",
@@ -268,7 +311,7 @@ STORE_FAULTS = (
     Fault(
         "the snapshot that a clone lives from can be removed",
         _SNAPSHOTS,
-        '    if snapshot.kind == "clone" and not force and _clone_lives(store, snapshot):',
+        '    if snapshot.kind == "clone" and not force and clone_lives(store, snapshot):',
         '    if snapshot.kind == "clone" and not force and not snapshot.stages:',
         MODEL,
     ),

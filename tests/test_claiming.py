@@ -1,5 +1,6 @@
 """Claiming a stage whose topics were changed behind the app's back."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +17,9 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
 from slackwater.pipeline.schemas import Shape
 from slackwater.snapshot import log
+from slackwater.snapshot.gc import collect
+from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.retire import absent, retire
 from slackwater.store.apps import ensure_app
 from slackwater.store.errors import Gone, Refused
 from slackwater.store.local import LocalStore
@@ -112,3 +116,33 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
         with pytest.raises(Refused, match=rf"further than the topic goes: {events}\[0\] 0\.\.3, .* made again") as no:
             claimer.check(old, shape)
         assert "accept-loss" not in no.value.hint
+
+
+def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    app, store = sw.App(f"a{uuid4().hex[:8]}"), LocalStore(tmp_path)
+    events = f"events-{app.name}"
+    app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
+    sender = app.stages["same"]
+    reader = app.stages["reader"] = replace(sender, name="reader", reads=("by-n",), writes=())
+    kafka_client.create_topic(client, events, 1)
+    ensure_app(store, AppInfo(app.name, 1))
+    claimer = Claimer(store, client, app, {}, "w", "test", accept_loss=False)
+    shape = Shape({}, ROWS, (), None, None)
+    claimer.create_channels((sender,))
+    for stage in (sender, reader):
+        claimer.claim(stage, shape, 1)
+    retire(store, app.name, "reader", by="ada@host", now_ms=2)
+    assert absent(store, app.name, {"same"}) == ()
+    back = claimer.claim(reader, shape, 3)
+    assert (back.kind, back.retired, back.epoch) == ("claim", False, 3)
+    retire(store, app.name, "reader", by="ada@host", now_ms=4)
+    for now_ms in range(5, 9):
+        claimer.claim(sender, shape, now_ms)
+    for path in tmp_path.rglob("*.json"):
+        os.utime(path, (1, 1))
+    assert collect(store, app.name, Retention(versions=1), by="test").objects
+    with pytest.raises(Refused, match=r"'reader' was retired when it had read same up to v0, and the history of same"):
+        claimer.check(reader, shape)

@@ -184,7 +184,7 @@ def test_receivers_of_one_channel_each_go_on_from_where_they_were() -> None:
     app.send(*flights(3))
     app.step("legs")
     head = app.heads["aircraft"]
-    second = {"stage": "second", "outputs": {}, "table": None, "ssts": ()}
+    second = {"stage": "second", "version": 1, "outputs": {}, "table": None, "ssts": ()}
     app.commit(Manifest(**{name: getattr(head, name) for name in head.__struct_fields__} | second))
     app.step("aircraft")
     app.send(*flights(2))

@@ -42,10 +42,10 @@ def test_an_app_is_read_as_it_was_written(value: AppInfo) -> None:
 @given(MANIFESTS)
 def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
     data = codec.encode(value)
-    assert data.startswith(b'{"format":2,')
+    assert data.startswith(b'{"format":%d,' % codec.FORMAT)
     found = json.loads(data)
     assert len(found.pop("xxh3_128")) == 32
-    assert found == {"format": 2, **json.loads(msgspec.json.encode(value))}
+    assert found == {"format": codec.FORMAT, **json.loads(msgspec.json.encode(value))}
 
 
 @given(st.dictionaries(st.text(), st.integers(0, 100)), st.randoms())

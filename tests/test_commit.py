@@ -69,7 +69,7 @@ def test_the_first_commit_of_a_process_also_looks_whether_its_number_was_collect
     commit(any_store, manifest(1))
     store = CountingStore(any_store)
     commit(store, manifest(2))
-    assert store.counts == {"put_if_absent": 1, "list": 1}
+    assert store.counts == {"put_if_absent": 1, "list": 1, "get_range": 1}
 
 
 def test_a_version_that_is_taken_is_a_conflict(any_store: ObjectStore) -> None:

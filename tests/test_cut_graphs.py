@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
-from slackwater.snapshot.moments import first_cut
+from slackwater.snapshot.moments import first_cut, newest_cut
 from slackwater.snapshot.refs import AtTime, Ref, Version
+from slackwater.snapshot.retire import retire
 from slackwater.snapshot.topology import Cut, channels, consumed, violations
 from slackwater.store import apps, history
-from slackwater.store.commit import commit
+from slackwater.store.commit import claim, commit
 from slackwater.store.manifest import AppInfo, Input, Manifest, Output
 from slackwater.store.memory import MemoryStore
 
@@ -26,6 +27,8 @@ class App:
     skew_ms: dict[str, int]
     store: MemoryStore = field(default_factory=MemoryStore)
     heads: dict[str, Manifest] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    """Stages that were retired, whether they are back or not."""
     now_ms: int = 1_000_000
 
     def __post_init__(self) -> None:
@@ -34,6 +37,8 @@ class App:
     def step(self, stage: str, choices: list[int]) -> None:
         """One commit: each input read up to some version, rows sent to both partitions, perhaps none."""
         self.now_ms += 10
+        if stage in self.heads and self.heads[stage].retired:
+            self.come_back(stage)
         head = self.heads.get(stage)
         inputs = {}
         for position, upstream in enumerate(self.inputs[stage]):
@@ -60,16 +65,37 @@ class App:
                 )
         version, time_ms = (head.version + 1, head.time_ms + 1) if head else (1, 0)
         time_ms = max(time_ms, self.now_ms + self.skew_ms[stage])
-        manifest = Manifest("app", stage, version, 1, "w", time_ms, "batch", inputs=inputs, outputs=outputs)
+        epoch = head.epoch if head else 1
+        manifest = Manifest("app", stage, version, epoch, "w", time_ms, "batch", inputs=inputs, outputs=outputs)
         commit(self.store, manifest)
         self.heads[stage] = manifest
+
+    def retire(self, stage: str) -> None:
+        """Take the stage out of the app, if nobody reads it any more and it was in it."""
+        self.now_ms += 10
+        readers = [reader for reader, upstream in self.inputs.items() if stage in upstream and reader in self.heads]
+        if stage not in self.heads or any(not self.heads[reader].retired for reader in readers):
+            return
+        if not self.heads[stage].retired:
+            retire(self.store, "app", stage, by="test", now_ms=self.now_ms + self.skew_ms[stage])
+            self.heads[stage] = self.head(stage)
+            self.left.add(stage)
+
+    def come_back(self, stage: str) -> None:
+        now_ms = self.now_ms + self.skew_ms[stage]
+        self.heads[stage] = claim(self.store, "app", stage, writer="w", by="test", now_ms=now_ms)
+
+    def head(self, stage: str) -> Manifest:
+        head = history.head(self.store, "app", stage)
+        assert head is not None
+        return head
 
     def sent(self, stage: str, channel: str, version: int) -> Output:
         return history.read(self.store, "app", stage, version).outputs[channel]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> App:
+def histories(draw: st.DrawFn, *, retiring: bool = False) -> App:
     names = "abcdefgh"[: draw(st.integers(2, 8))]
     inputs = {
         name: tuple(sorted(draw(st.sets(st.sampled_from(names[:number]), max_size=3)))) if number else ()
@@ -78,6 +104,8 @@ def histories(draw: st.DrawFn) -> App:
     app = App(inputs, {name: draw(st.sampled_from((0, 0, 35, -35))) for name in names})
     for stage in draw(st.lists(st.sampled_from(names), min_size=1, max_size=40)):
         app.step(stage, draw(st.lists(st.integers(0, 7), min_size=2, max_size=3)))
+        if retiring and draw(st.booleans()):
+            app.retire(draw(st.sampled_from(names)))
     return app
 
 
@@ -85,6 +113,11 @@ def check(app: App, cut: Cut) -> None:
     assert violations(cut.stages) == ()
     flying = {(flight.channel, flight.receiver): flight for flight in in_flight(app.store, cut)}
     for channel in channels(cut):
+        if channel.input is None and channel.name.partition("-")[2] in app.left:
+            # Nobody read it yet, or nobody did any more.
+            gone = app.heads[channel.name.partition("-")[2]].retired
+            assert not (gone and (channel.name, "") in flying)
+            continue
         sent = cut.stages[channel.sender].outputs[channel.name].sent
         consumed = channel.input.consumed if channel.input else NONE
         flight = flying.get((channel.name, channel.receiver))
@@ -118,6 +151,28 @@ def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.Data
     cut = cut_at(app.store, Ref(text="app/stage@v", app="app", stage=stage, moment=Version(version)))
     assert cut.stages[stage].version == version
     check(app, cut)
+
+
+@settings(max_examples=60)
+@given(histories(retiring=True), st.data())
+def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_or_needed(
+    app: App, data: st.DataObject
+) -> None:
+    moment = data.draw(st.integers(1_000_000, app.now_ms + 50))
+    stage = data.draw(st.sampled_from(["", *sorted(app.heads)]))
+    version = data.draw(st.integers(1, app.heads[stage].version)) if stage else 0
+    ref = Ref("ref", "app", stage, Version(version) if stage else AtTime(moment))
+    try:
+        cut = cut_at(app.store, ref)
+    except LookupError:
+        return  # before the history begins, or after all are retired
+    check(app, cut)
+    needed = {(up, read) for manifest in cut.stages.values() for up, read in consumed(manifest).items()}
+    for name, manifest in cut.stages.items():
+        assert not manifest.retired or (name, manifest.version) in {*needed, (stage, version)}
+    now = newest_cut(app.store, "app", tuple(app.heads))
+    assert {name for name, head in app.heads.items() if not head.retired} <= now.stages.keys()
+    check(app, now)
 
 
 @settings(max_examples=50)

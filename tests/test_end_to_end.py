@@ -18,6 +18,7 @@ from slackwater.pipeline.bucket import EmbeddedBucket
 from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets, topics
 from slackwater.pipeline.metering import StageMeter
+from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.snapshot.taking import request
@@ -84,6 +85,35 @@ def test_an_idle_app_answers_a_snapshot_at_once(ledger: Ledger) -> None:
         app.await_commit("branches")
         ledger.slackwater("snapshot", "take", ledger.app, "idle", "--timeout", "20")
     assert sum(ledger.table("branches", f"{ledger.app}@idle")["n"].to_pylist()) == 500
+
+
+def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_retired(ledger: Ledger) -> None:
+    ledger.send(500)
+    ledger.catch_up()
+    ledger.variant = "without latest"
+    ledger.send(500)
+    with ledger.running() as app:
+        app.await_commit("branches")
+        held_up = ledger.slackwater("snapshot", "take", ledger.app, "held-up", "--timeout", "5", check=False)
+        assert held_up.returncode == 1
+        verb = f"slackwater retire {ledger.app}/latest"
+        assert f"is latest still in the program? if it is gone for good: `{verb}`" in held_up.stderr
+        ledger.slackwater(*verb.split()[1:])
+        ledger.slackwater("snapshot", "take", ledger.app, "at-once", "--timeout", "20")
+        said = app.errors.read_text()
+        assert f"{ledger.app} has latest, which this program has not" in said
+        assert verb in said
+    assert read_snapshot(open_store(ledger.store), ledger.app, "at-once").stages.keys() == {
+        "entries",
+        "accounts",
+        "branches",
+    }
+    ledger.verify(f"{ledger.app}@at-once")
+    assert sum(ledger.table("branches", f"{ledger.app}@at-once")["n"].to_pylist()) == 1_000
+    # The old program has it again: it goes on where it stopped.
+    ledger.catch_up()
+    ledger.check_tables()
+    assert "latest" in resolve(open_store(ledger.store), ledger.app, now_ms=0).stages
 
 
 def test_kafkas_own_tools_see_how_far_each_stage_has_read(ledger: Ledger) -> None:

@@ -10,6 +10,7 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.in_flight import InFlight, in_flight
 from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.retire import retire
 from slackwater.snapshot.snapshots import list_snapshots, of_snapshot, pin, remove
 from slackwater.store import history, keys
 from slackwater.store.errors import NotFound
@@ -81,6 +82,25 @@ class Collection(RuleBasedStateMachine):
         stage = data.draw(st.sampled_from(STAGES))
         app.claim(stage)
         self.remember(app, stage)
+
+    @rule(data=st.data(), stages=st.integers(1, 3))
+    def retire(self, data: st.DataObject, stages: int) -> None:
+        """The last stages are retired, what there is is collected, and their program is run again."""
+        app = self.any_app(data)
+        gone = STAGES[::-1][:stages]
+        for stage in gone:
+            retire(self.store, app.name, stage, by="test", now_ms=app.clock.tick(stage))
+            head = history.head(self.store, app.name, stage)
+            assert head is not None
+            self.states[app.name, stage, head.version] = dict(app.state[stage])
+        collect(self.store, app.name, Retention(), by="test")
+        with suppress(NotFound):  # all of them are retired
+            assert resolve(self.store, app.name, now_ms=self.store.clock_ms).stages.keys().isdisjoint(gone)
+        for stage in reversed(gone):
+            last = resolve(self.store, f"{app.name}/{stage}", now_ms=self.store.clock_ms).stages[stage]
+            assert rows_of(self.store, last) == app.state[stage]
+            app.claim(stage)
+            self.remember(app, stage)
 
     @rule(minutes=st.sampled_from([10, 70, 200]))
     def wait(self, minutes: int) -> None:

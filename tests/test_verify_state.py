@@ -344,7 +344,7 @@ def test_a_clone_does_not_say_how_much_it_copied_for_each_reader_of_a_channel() 
     app.send(*flights(3))
     app.step("legs")
     head = app.heads[STAGE]
-    second = {"stage": "second", "outputs": {}, "table": None, "ssts": ()}
+    second = {"stage": "second", "version": 1, "outputs": {}, "table": None, "ssts": ()}
     app.commit(Manifest(**{name: getattr(head, name) for name in head.__struct_fields__} | second))
     app.step(STAGE)
     app.send(*flights(2))

@@ -64,9 +64,11 @@ def accounts(entries: DataFrame) -> DataFrame:
     return entries
 
 
-@app.stage(reads="by-account", state=sw.upsert(by="seq"), partitions=2)
-def latest(entries: DataFrame) -> DataFrame:
-    return entries
+if VARIANT != "without latest":
+
+    @app.stage(reads="by-account", state=sw.upsert(by="seq"), partitions=2)
+    def latest(entries: DataFrame) -> DataFrame:
+        return entries
 
 
 @app.stage(

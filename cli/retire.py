@@ -1,0 +1,100 @@
+"""`slackwater retire`: an app goes on without a stage that is gone from its program."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..store.errors import Unavailable, Usage
+from . import humane, options
+from .output import Part, output_for
+from .settings import Settings, load
+
+if TYPE_CHECKING:
+    from ..snapshot.retire import Retired
+
+__all__ = ["app", "ask_whether_gone"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog=options.examples(
+        "slackwater retire flights/carriers --dry-run",
+        "slackwater retire flights/carriers",
+    )
+)
+def retire(
+    stage: Annotated[
+        str, typer.Argument(metavar="APP/STAGE", help="The stage that is gone from the program.", show_default=False)
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")
+    ] = False,
+    store: options.Store = None,
+    kafka: options.Kafka = None,
+    as_json: options.Json = False,
+) -> None:
+    """Let an app go on without a stage that is gone from its program.
+
+    From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
+    for it to read. Its history and its table stay. A runner that has the stage stops; a program that has it brings it
+    back, and it goes on where it stopped.
+    """
+    from ..snapshot.operations import whoami
+    from ..snapshot.retire import retire as change
+
+    app_name, _, stage_name = stage.partition("/")
+    if not stage_name:
+        raise Usage(
+            f"{stage!r} names no stage; expected APP/STAGE",
+            hint=f"`slackwater status {app_name}` shows the stages",
+        )
+    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
+    done = change(settings.open_store(), app_name, stage_name, by=whoami(), now_ms=humane.now_ms(), dry_run=dry_run)
+    output.show({**asdict(done), "dry_run": dry_run}, *_words(done, dry_run, options.said(store)))
+    if not dry_run and (trouble := _forget_group(settings, app_name, stage_name)):
+        output.note(trouble)
+
+
+def ask_whether_gone(app_name: str, stages: Sequence[str]) -> str:
+    """The question about stages that do not answer, with what to type when they are gone; receivers first."""
+    gone = " and ".join(f"`slackwater retire {app_name}/{stage}`" for stage in stages)
+    subject = f"{', '.join(stages)} still in the program? if {'it is' if len(stages) == 1 else 'one is'} gone for good"
+    return f"{'is' if len(stages) == 1 else 'are'} {subject}: {gone}"
+
+
+def _forget_group(settings: Settings, app_name: str, stage: str) -> str:
+    """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
+    if not settings.brokers:
+        return ""
+    from ..pipeline.groups import forget, group_of
+
+    try:
+        forget(settings.kafka(), app_name, stage)
+    except Unavailable as error:
+        return f"the consumer group {group_of(app_name, stage)} is still there: {error.message}"
+    return ""
+
+
+def _words(done: "Retired", dry_run: bool, flags: str) -> Iterator[Part]:
+    stage = f"{done.app}/{done.stage}"
+    if done.already:
+        yield f"{stage} is retired since v{done.version}: done already"
+        return
+    last = f"it last committed {humane.when(done.last_ms, humane.now_ms())}, by {done.last_by or 'nobody known'}"
+    if dry_run:
+        yield f"would retire {stage} with v{done.version}"
+        yield f"{last}; a runner that has it would stop"
+    else:
+        yield f"retired {stage} with v{done.version}; its history stays, and so does its table" + (
+            f" ({humane.plural(done.ssts, 'SST')})" if done.ssts else ""
+        )
+        yield f"{last}; a runner that has it stops within seconds, with all stages that it runs"
+    if done.snapshots:
+        yield f"snapshots under way do not wait for it {'then' if dry_run else 'any more'}: {', '.join(done.snapshots)}"
+    for sender, versions in done.unread.items():
+        yield f"it has not read {humane.plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
+    if not dry_run:
+        yield f'see its last state: slackwater query {stage}{flags} "SELECT …"; a program that has it brings it back'
