@@ -1,6 +1,7 @@
-"""Consistent cuts of an app's history: the newest, that of a time, that around a commit, the first."""
+"""Consistent cuts of an app's history: the newest, that of a time, that of a commit."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from ..store import apps, boundary, history
@@ -9,9 +10,10 @@ from ..store.errors import NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .consistency import lower_receivers, raise_senders
-from .topology import Cut
+from .line import Line
+from .topology import Cut, Thinned
 
-__all__ = ["cut_around", "cut_of_time", "first_cut", "newest_cut", "stages_of"]
+__all__ = ["cut_around", "cut_of_time", "heads_of", "line_of", "newest_cut", "stages_of"]
 
 
 def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
@@ -28,18 +30,13 @@ def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
     return (only,) if only else stages
 
 
-def first_cut(store: ObjectStore, app: str) -> Cut:
-    """The cut with the first kept version of every stage, senders raised as far as consistency needs it.
-
-    Stages begin at different times, so this is no moment of the clock, yet nothing in the app's history
-    precedes it.
+def line_of(store: ObjectStore, app: str) -> Line:
+    """The app's line up to now.
 
     Raises:
         NotFound: there is no such app.
     """
-    firsts = ((stage, history.first_version(store, app, stage)) for stage in stages_of(store, app))
-    stages = {stage: history.read(store, app, stage, version) for stage, version in firsts if version}
-    return Cut(app, raise_senders(stages, _reader(store, app)))
+    return Line(store, newest_cut(store, app, stages_of(store, app)))
 
 
 def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
@@ -49,52 +46,52 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
     return Cut(app, raise_senders(heads, _reader(store, app)))
 
 
-def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
-    """Every stage as of `time_ms`, made consistent; `pinned`, a version of then, is in the cut exactly as it is.
+def heads_of(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Mapping[str, Manifest]:
+    """Where a walk along the line begins: the newest cut; of one stage its newest version, whatever the others are."""
+    if len(stages) > 1:
+        return newest_cut(store, app, stages).stages
+    return {stage: head for stage in stages if (head := history.head(store, app, stage))}
+
+
+def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int) -> Cut:
+    """Every stage as of `time_ms`, made consistent: the commits of the app's line with an effective time up to that.
 
     Where the history is not whole any more, the newest cut left that is as old; empty without one.
     """
-    found, limit = _as_of(store, app, stages, time_ms)
-    if pinned is not None:
-        found = _held(store, found, pinned)
+    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    # After the versions: what was collected while they were searched is said there.
+    limit = boundary.newest(store, app)
     if limit is not None and not _whole(limit, found):
-        return _of_moment(store, app, limit.at(time_ms))
+        return _of_moment(store, app, limit.at(time_ms), time_ms)
     return Cut(app, raise_senders(found, _reader(store, app)))
 
 
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
-    """The cut with `commit` exactly as it is, and every other stage as of its time, made consistent.
+    """The prefix of the app's line that ends with `commit`.
 
     Where the history is not whole any more, a cut of another time that has this commit: of those left the nearest, else
     that in which every stage has its first version of the whole history. Empty without one.
     """
     app = commit.app
-    found, limit = _as_of(store, app, stages, commit.time_ms)
-    found = _held(store, found, commit)
-    if limit is not None and not _whole(limit, found):
-        # No moment with this commit is earlier than the commit, so the oldest is the nearest.
-        having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
-        if (moment := next(having, None)) is not None:
-            return _of_moment(store, app, moment)
-        firsts = {
-            stage: history.read(store, app, stage, first)
-            for stage, first in limit.first.items()
-            if stage not in found or found[stage].version < first
-        }
-        # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)
-        if not _whole(limit, found):
-            return Cut(app, {})
-    return Cut(app, raise_senders(found, _reader(store, app)))
-
-
-def _as_of(
-    store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int
-) -> tuple[dict[str, Manifest], Boundary | None]:
-    """Each stage's version of a time, where its history is whole, and what says from where on it is."""
-    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
-    # After the versions: what was collected while they were searched is said there.
-    return found, boundary.newest(store, app)
+    found = Line(store, newest_cut(store, app, stages)).up_to(commit)
+    limit = boundary.newest(store, app)
+    if limit is None or _whole(limit, found.stages):
+        return found
+    # No moment with this commit is earlier than the commit, so the oldest is the nearest.
+    having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
+    if (moment := next(having, None)) is not None:
+        return _of_moment(store, app, moment, commit.time_ms)
+    firsts = {
+        stage: history.read(store, app, stage, first)
+        for stage, first in limit.first.items()
+        if stage not in found.stages or found.stages[stage].version < first
+    }
+    # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
+    raised = _held(store, raise_senders({**found.stages, **firsts}, _reader(store, app)), commit)
+    if not _whole(limit, raised):
+        return Cut(app, {})
+    cut = Cut(app, raise_senders(raised, _reader(store, app)))
+    return replace(cut, thinned=Thinned(commit.time_ms, cut.time_ms))
 
 
 def _held(store: ObjectStore, found: Mapping[str, Manifest], pinned: Manifest) -> dict[str, Manifest]:
@@ -108,9 +105,12 @@ def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
     return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
 
 
-def _of_moment(store: ObjectStore, app: str, moment: Moment | None) -> Cut:
-    versions = moment.stages if moment else {}
-    return Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
+def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: int) -> Cut:
+    if moment is None:
+        return Cut(app, {})
+    stages = {stage: history.read(store, app, stage, version) for stage, version in moment.stages.items()}
+    same = moment.time_ms <= asked_ms <= moment.until_ms
+    return Cut(app, stages, thinned=None if same else Thinned(asked_ms, moment.time_ms))
 
 
 def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:

@@ -2,20 +2,26 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
-from slackwater.snapshot.moments import first_cut
+from slackwater.snapshot.moments import line_of
 from slackwater.snapshot.refs import AtTime, Ref, Version
 from slackwater.snapshot.topology import Cut, channels, consumed, violations
 from slackwater.store import apps, history
 from slackwater.store.commit import commit
-from slackwater.store.manifest import AppInfo, Input, Manifest, Output
+from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.memory import MemoryStore
+
+from .histories import write_columns
 
 PARTITIONS = 2
 NONE = (0,) * PARTITIONS
+TABLE = Table((Column("key", "string"),), (Column("n", "int64"),), 1, "versions by key")
 
 
 @dataclass
@@ -27,6 +33,10 @@ class App:
     store: MemoryStore = field(default_factory=MemoryStore)
     heads: dict[str, Manifest] = field(default_factory=dict)
     now_ms: int = 1_000_000
+    tables: bool = False
+    """Whether the stages keep tables: of some keys, the number of the version that wrote each last."""
+    written: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    """The keys that a version of a stage wrote."""
 
     def __post_init__(self) -> None:
         apps.create_app(self.store, AppInfo("app", 1))
@@ -45,7 +55,8 @@ class App:
                 version = read.version + choices[position % len(choices)] % (ahead + 1)
                 if version > read.version:
                     sent = self.sent(upstream, name, version)
-                    read = Input("t", sent.ends, upstream, version, consumed=sent.sent)
+                    rows = sum(sent.sent) - sum(read.consumed)
+                    read = Input("t", sent.ends, upstream, version, rows=rows, consumed=sent.sent)
             inputs[name] = read
         outputs = {}
         for reader, upstream in self.inputs.items():
@@ -61,22 +72,31 @@ class App:
         version, time_ms = (head.version + 1, head.time_ms + 1) if head else (1, 0)
         time_ms = max(time_ms, self.now_ms + self.skew_ms[stage])
         manifest = Manifest("app", stage, version, 1, "w", time_ms, "batch", inputs=inputs, outputs=outputs)
+        if self.tables:
+            keys = self.written[stage, version] = tuple(sorted({f"k{choice % 3}" for choice in choices if choice < 6}))
+            ssts = (*self.write(stage, version, keys), *(head.ssts if head else ()))
+            manifest = replace(manifest, table=TABLE, ssts=ssts)
         commit(self.store, manifest)
         self.heads[stage] = manifest
+
+    def write(self, stage: str, version: int, keys: tuple[str, ...]) -> list[Sst]:
+        columns = {"n": np.full(len(keys), version)}
+        names = pa.array(keys, pa.string())
+        return write_columns(self.store, "app", stage, version, names, columns, table=TABLE) if keys else []
 
     def sent(self, stage: str, channel: str, version: int) -> Output:
         return history.read(self.store, "app", stage, version).outputs[channel]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> App:
+def histories(draw: st.DrawFn, *, tables: bool = False) -> App:
     names = "abcdefgh"[: draw(st.integers(2, 8))]
     inputs = {
         name: tuple(sorted(draw(st.sets(st.sampled_from(names[:number]), max_size=3)))) if number else ()
         for number, name in enumerate(names)
     }
-    app = App(inputs, {name: draw(st.sampled_from((0, 0, 35, -35))) for name in names})
-    for stage in draw(st.lists(st.sampled_from(names), min_size=1, max_size=40)):
+    app = App(inputs, {name: draw(st.sampled_from((0, 0, 35, -35))) for name in names}, tables=tables)
+    for stage in draw(st.lists(st.sampled_from(names), min_size=1, max_size=25 if tables else 40)):
         app.step(stage, draw(st.lists(st.integers(0, 7), min_size=2, max_size=3)))
     return app
 
@@ -124,4 +144,4 @@ def test_any_version_of_any_stage_is_in_a_consistent_cut(app: App, data: st.Data
 @given(histories())
 def test_the_newest_and_the_first_cut_of_any_graph_are_consistent(app: App) -> None:
     check(app, resolve(app.store, "app@now", now_ms=app.now_ms))
-    check(app, first_cut(app.store, "app"))
+    check(app, line_of(app.store, "app").beginning())
