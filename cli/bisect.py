@@ -95,6 +95,8 @@ def bisect(
         )
     if out is not None and verdict.keys is not None:
         values.write(verdict.keys.flat(), out)
+    elif out is not None:
+        output.note(f"note: {verdict.stage} keeps no table, so no key turned bad, and {out} is not written")
     output.show(_data(verdict, out), *_parts(verdict, out, opened, options.said(store)))
     if verdict.more_rows:
         output.note(

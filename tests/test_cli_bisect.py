@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from slackwater.cli import main
+from slackwater.cli.settings import Settings
 from slackwater.pipeline import channels
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
@@ -133,6 +134,22 @@ def test_when_the_query_names_no_key_the_keys_that_the_commit_changed_are_called
     assert not verdict["keys_named"]
     assert [key["key"]["tail"] for key in verdict["keys"]] == sorted(key["key"]["tail"] for key in verdict["keys"])
     assert len(verdict["keys"]) == 8
+
+
+def test_a_stage_without_a_table_has_no_keys_to_write(
+    app: FlightsApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Settings, "open_channels", lambda _settings: app.kafka)
+    for _ in range(2):
+        app.send(*flights(6, delay=99))
+        app.step("legs")
+    result = slackwater(
+        "bisect", "flights", "--where", "FROM inflight('by-aircraft') WHERE delay = 99", "--out", "keys.csv"
+    )
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("legs v")
+    assert "legs keeps no table, so no key turned bad, and keys.csv is not written" in result.stderr
+    assert not (tmp_path / "keys.csv").exists()
 
 
 def test_a_file_whose_name_says_no_format_is_refused_before_the_search(app: FlightsApp) -> None:
