@@ -87,10 +87,13 @@ def bisect(
     # After the ends, so that they lie on it. What the app commits from now on does not move it.
     line = line_of(store, app)
     lost = _lost(store, line, asked)
-    low = line.within(asked[good]) if good else line.beginning()
+    begin = line.beginning()
+    low = line.within(asked[good]) if good else begin
     high = line.around(asked[bad]) if bad else line.heads
     asks = names_channels(where)
     watched = frozenset(line.heads.stages) if asks else named_tables(where, line.heads)
+    if lost and not Between(line, begin, low, watched, asks).ordered():
+        low = begin  # the prefix within a snapshot may lie where history is not whole
     between = Between(line, low, high, watched, asks)
     if not between.ordered():
         raise Refused(
@@ -98,9 +101,9 @@ def bisect(
             hint="good must be the earlier of the two",
         )
     search = _Search(store, cache, where, between, on_step, reader)
-    search.check_ends(_End(good, asked), _End(bad, asked))
-    verdict = search.run()
-    return replace(verdict, asked=asked, begins=search.ref(low) if lost and not good else "")
+    begins = search.ref(low) if lost and not good else ""
+    search.check_ends(_End(good, asked), _End(bad, asked), begins)
+    return replace(search.run(), asked=asked, begins=begins)
 
 
 def _lost(store: ObjectStore, line: Line, asked: Mapping[str, Cut]) -> bool:
@@ -108,9 +111,9 @@ def _lost(store: ObjectStore, line: Line, asked: Mapping[str, Cut]) -> bool:
     limit = boundary.newest(store, line.heads.app)
     lost = [stage for stage, first in (limit.first if limit else {}).items() if first > 1]
     for ref, cut in asked.items():
-        for stage, head in line.heads.stages.items():
+        for stage in line.heads.stages:
             first, at = line.first(stage), cut.stages.get(stage)
-            if (at is None and stage in lost) or (at is not None and at.version < first <= head.version):
+            if (at is None and stage in lost) or (at is not None and at.version < first):
                 left = f"{stage}@v{at.version} is left, but from there" if at else f"of {stage} nothing is left, and"
                 raise Refused(
                     f"{ref} lies where the history of {cut.app} was thinned out: {left} "
@@ -155,7 +158,8 @@ class _Search:
         self._judged: dict[tuple[frozenset[object], ...], Step] = {}
         """The evaluations, by what decides them."""
 
-    def check_ends(self, good: _End, bad: _End) -> None:
+    def check_ends(self, good: _End, bad: _End, begins: str) -> None:
+        """Raise `Refused` unless the ends are good and bad; `begins` is where thinned history begins to be whole."""
         low, high, app = self._between.low, self._between.high, self._between.high.app
         if not self._is_bad(high, 1 + _halvings(self._between)):
             raise Refused(
@@ -165,6 +169,12 @@ class _Search:
             )
         if not self._is_bad(low, _halvings(self._between)):
             return
+        if begins:
+            raise Refused(
+                f"the predicate returns rows already at {begins}: before that, the history of {app} was thinned out",
+                hint="`slackwater query` tells at which of the moments that are left it returned none; "
+                "the search goes from a later --good only",
+            )
         if good.text is None:
             raise Refused(
                 f"the predicate returns rows already at the beginning of the history of {app}",

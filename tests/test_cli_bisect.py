@@ -236,6 +236,9 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
     begins = from_json("bisect", "flights", *where)["begins"]
     assert begins.startswith("flights/")
     assert f"note: the history of flights before {begins} was thinned out by gc; it is not searched" in said.stderr
+    already = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 300")
+    assert already.exit_code == 1
+    assert f"already at {begins}: before that, the history of flights was thinned out" in already.stderr
     early = at(boundary_of(thinned).moments[0].time_ms)
     refused = slackwater("bisect", "flights", *where, "--good", f"flights@{early}")
     assert refused.exit_code == 1
