@@ -12,7 +12,6 @@ a commit is `app/stage@vN`. What a stage has consumed only grows, so a place on 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from heapq import heappop, heappush
 
 from ..store import boundary, history
 from ..store.boundary import Boundary
@@ -169,53 +168,27 @@ def newest_first(
     """
     limit = boundary.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(order(heads))}
-    walk = _Walk(heads)
-    while walk.ahead:
-        commit, time_ms = max(walk.ready(), key=lambda each: (each[1], ranks[each[0].stage]))
+    ahead, last_ms = dict(heads), max((head.time_ms for head in heads.values()), default=0)
+
+    def place(commit: Manifest) -> tuple[int, int]:
+        # All that depends on it has come, and the last that came is the earliest of what has. So its effective time is
+        # that of the last, if that is before its own.
+        return min(commit.time_ms, last_ms), ranks[commit.stage]
+
+    while ahead:
+        # What something left depends on cannot be next.
+        free = [each for each in ahead.values() if not _is_needed(each, ahead.values())]
+        commit = max(free or ahead.values(), key=place)
+        last_ms = min(commit.time_ms, last_ms)
         yield commit
-        walk.pass_over(commit, time_ms, _earlier(store, commit, limit, thinned))
-
-
-class _Walk:
-    """What is left of the line while it is walked from its end.
-
-    Commits that something left depends on cannot be next. Of the others all that depends on them has been passed, so
-    their effective times are known.
-    """
-
-    def __init__(self, heads: Mapping[str, Manifest]) -> None:
-        self.ahead = dict(heads)
-        """The newest commit of each stage that is left."""
-        self._reads: dict[str, list[tuple[int, int]]] = {stage: [] for stage in heads}
-        """Of each sender: up to which version a commit had consumed it (negative, for the heap), and when."""
-        self._bound_ms: dict[str, int] = {}
-        """The earliest effective time of what depends on the stage's next commit, as far as it was passed."""
-
-    def ready(self) -> Iterable[tuple[Manifest, int]]:
-        """The commits that may be next, with their effective times; never none."""
-        free = [commit for commit in self.ahead.values() if not self._is_needed(commit)]
-        return [(commit, self._effective_ms(commit)) for commit in free or self.ahead.values()]
-
-    def pass_over(self, commit: Manifest, time_ms: int, earlier: Manifest | None) -> None:
-        """This commit was next, and `earlier` is its stage's one before."""
-        self._bound_ms[commit.stage] = time_ms
-        for sender, version in consumed(commit).items():
-            heappush(self._reads.setdefault(sender, []), (-version, time_ms))
-        if earlier is None:
-            del self.ahead[commit.stage]
+        if earlier := _earlier(store, commit, limit, thinned):
+            ahead[commit.stage] = earlier
         else:
-            self.ahead[commit.stage] = earlier
+            del ahead[commit.stage]
 
-    def _is_needed(self, commit: Manifest) -> bool:
-        return any(consumed(other).get(commit.stage, 0) >= commit.version for other in self.ahead.values())
 
-    def _effective_ms(self, commit: Manifest) -> int:
-        bound_ms = self._bound_ms.get(commit.stage, commit.time_ms)
-        reads = self._reads[commit.stage]
-        while reads and -reads[0][0] >= commit.version:
-            bound_ms = min(bound_ms, heappop(reads)[1])
-        self._bound_ms[commit.stage] = bound_ms
-        return min(bound_ms, commit.time_ms)
+def _is_needed(commit: Manifest, others: Iterable[Manifest]) -> bool:
+    return any(consumed(other).get(commit.stage, 0) >= commit.version for other in others)
 
 
 def _earlier(store: ObjectStore, manifest: Manifest, limit: Boundary | None, thinned: bool) -> Manifest | None:

@@ -256,8 +256,8 @@ SNAPSHOT_FAULTS = (
     Fault(
         "the log follows each commit's own time",
         _LINE,
-        "        while reads and -reads[0][0] >= commit.version:\n",
-        "        while False:\n",
+        "        return min(commit.time_ms, last_ms), ranks[commit.stage]\n",
+        "        return commit.time_ms, ranks[commit.stage]\n",
         ("test_line.py",),
     ),
     Fault(

@@ -91,6 +91,15 @@ def test_the_log_is_the_line_from_its_end(app: App) -> None:
         assert own == [commit.version for commit in reversed(line) if commit.stage == stage]
 
 
+def test_senders_that_one_receiver_pulled_forward_come_by_name_not_by_their_own_times() -> None:
+    app = App({"a": (), "b": (), "c": ("a", "b")}, {"a": 0, "b": 0, "c": -35})
+    for stage in "bac":
+        app.step(stage, [7, 7])
+    line, times = the_line(app)
+    assert ([commit.stage for commit in line], len(set(times))) == (["a", "b", "c"], 1)
+    assert [entry.stage for entry in entries(app.store, "app", 9)] == ["c", "b", "a"]
+
+
 @settings(max_examples=100)
 @given(histories())
 def test_commits_back_count_on_the_line(app: App) -> None:
