@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..store.errors import NotFound, Usage
-from . import humane, options
+from . import humane, options, thinned
 from .output import Part, output_for
 from .settings import load
 from .tables import Grid, Title
@@ -84,7 +84,9 @@ def clone(
     if not dry_run:
         record(opened, plan.source.app, "clone", f"{source} as {name}{f' in {to}' if to else ''}", by)
         record(target, name, "clone", f"from {source} in {opened.url}", by)
-    output_for(json=as_json).show(_data(plan, dry_run), *_parts(plan, source, options.said(to or store), dry_run))
+    output = output_for(json=as_json)
+    thinned.tell(output, source, plan.source.thinned)
+    output.show(_data(plan, dry_run), *_parts(plan, source, options.said(to or store), dry_run))
 
 
 def _topics(pairs: Sequence[str]) -> dict[str, str]:
@@ -102,7 +104,12 @@ def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
     return {
         "app": plan.info,
         "store": plan.target_root,
-        "source": {"app": plan.source.app, "versions": plan.source.versions, "time_ms": plan.source.time_ms},
+        "source": {
+            "app": plan.source.app,
+            "versions": plan.source.versions,
+            "time_ms": plan.source.time_ms,
+            "thinned_out": plan.source.thinned,
+        },
         "topics": plan.topics,
         "in_flight": plan.in_flight,
         "resumed": plan.resumed,

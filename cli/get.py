@@ -4,13 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import humane, options
+from . import humane, options, thinned
 from .output import Output, output_for
 from .settings import load
 from .tables import Grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from ..snapshot.topology import Thinned
 
 __all__ = ["app"]
 
@@ -54,12 +56,13 @@ def get(
     cut, damage = resolve_around(opened, ref, now_ms=humane.now_ms())
     if damage is not None:
         output.note(f"only {', '.join(cut.stages)} is read, by itself: {damage.message}")
+    thinned.tell(output, ref, cut.thinned)
     opened.reset()
     with telling_if_collected(opened, cut):
         row = lookup.get(opened, cut, table, [None if value == _NULL else value for value in key])
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
     read = {"requests": opened.requests, "bytes": opened.bytes_read, "table_bytes": state_bytes}
-    _show(output, row, read, f"table {table} of {cut.ref} has no key {' '.join(key)}")
+    _show(output, row, read, cut.thinned, f"table {table} of {cut.ref} has no key {' '.join(key)}")
     if verbose:
         output.note(
             f"read {humane.size(read['bytes'])} of {humane.size(state_bytes)} "
@@ -69,11 +72,11 @@ def get(
         raise typer.Exit(1)
 
 
-def _show(output: Output, row: "pa.Table", read: dict[str, int], absent: str) -> None:
+def _show(output: Output, row: "pa.Table", read: dict[str, int], instead: "Thinned | None", absent: str) -> None:
     from . import values
 
     (found,) = values.rows(row) or (None,)
-    data: dict[str, Any] = {"found": found is not None, "row": found, "read": read}
+    data: dict[str, Any] = {"found": found is not None, "row": found, "read": read, "thinned_out": instead}
     if found is None:
         output.show(data)
         output.note(absent)

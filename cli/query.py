@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..store.errors import Usage
-from . import humane, options
+from . import humane, options, thinned
 from .output import Output, Part, output_for
 from .settings import Settings, load
 from .tables import Grid
@@ -63,7 +63,7 @@ def query(
     """
     settings, output, text = load(store=store, kafka=kafka), output_for(json=as_json), _sql(sql, file)
     if text is None:
-        output.show(*_tables(settings.open_store(), ref))
+        output.show(*_tables(output, settings.open_store(), ref))
         return
     from . import values
 
@@ -72,9 +72,10 @@ def query(
     cut, rows = _run(settings, output, ref, text)
     if out is not None:
         values.write(rows, out)
-        output.show({"file": str(out), "rows": rows.num_rows}, f"{humane.plural(rows.num_rows, 'row')} in {out}")
+        written = {"file": str(out), "rows": rows.num_rows, "thinned_out": cut.thinned}
+        output.show(written, f"{humane.plural(rows.num_rows, 'row')} in {out}")
     elif as_json:
-        output.show({"app": cut.app, "versions": cut.versions, **values.for_json(rows)})
+        output.show({"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, **values.for_json(rows)})
     else:
         output.show(None, values.grid(rows, limit or None))
         if 0 < limit < rows.num_rows:
@@ -100,30 +101,33 @@ def _decoded(text: bytes, where: str) -> str:
 
 
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
-    from ..snapshot.channel_tables import channel_tables, names_channels
-    from ..snapshot.cut import resolve_around, telling_if_collected
-    from ..snapshot.tables import connect, named_tables, run_query
+    from ..snapshot.answers import answer, later_stages
+    from ..snapshot.channel_tables import names_channels
+    from ..snapshot.cut import resolve_around
 
     store = settings.open_store()
     cut, damage = resolve_around(store, ref, now_ms=humane.now_ms())
+    thinned.tell(output, ref, cut.thinned)
     if damage is not None:
         output.note(f"only {', '.join(cut.stages)} is shown, by itself: {damage.message}")
-    only = named_tables(sql, cut)
-    flying = channel_tables(store, cut, sql, settings.open_channels()) if names_channels(sql) else None
-    with (
-        closing(settings.open_cache()) as cache,
-        telling_if_collected(store, cut),
-        connect(store, cache, cut, only=only, channels=flying) as connection,
-    ):
-        return cut, run_query(connection, sql)
+    # A stage that could not be read is none that has not begun.
+    later = later_stages(store, cut) if damage is None else {}
+    not_yet = [name for name, head in later.items() if head.table is not None and name.casefold() in sql.casefold()]
+    reader = settings.open_channels() if names_channels(sql) else None
+    with closing(settings.open_cache()) as cache:
+        rows = answer(store, cache, cut, sql, later=later, reader=reader)
+    for name in not_yet:
+        output.note(f"note: {name} had no version yet at {ref}: it has no rows there")
+    return cut, rows
 
 
-def _tables(store: "ObjectStore", ref: str) -> tuple[object, Part]:
+def _tables(output: Output, store: "ObjectStore", ref: str) -> tuple[object, Part]:
     """The tables at a ref, for machines and for people."""
     from ..snapshot.cut import resolve
 
     cut = resolve(store, ref, now_ms=humane.now_ms())
-    found = [_describe(name, manifest) for name, manifest in cut.tables.items()]
+    thinned.tell(output, ref, cut.thinned)
+    found = [_describe(name, manifest) | {"thinned_out": cut.thinned} for name, manifest in cut.tables.items()]
     if not found:
         return found, f"{cut.ref} has no table: none of its stages keeps state"
     rows = (

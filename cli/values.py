@@ -1,6 +1,6 @@
 """Arrow tables as words for people, as JSON, and as files."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ..store.errors import Refused, Usage
 from ..store.python_values import python_rows, python_values
 from .tables import Grid
 
-__all__ = ["check_ending", "for_json", "grid", "rows", "word", "write"]
+__all__ = ["check_ending", "for_json", "grid", "rows", "stream", "word", "write"]
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
@@ -54,6 +54,11 @@ def for_json(table: pa.Table) -> dict[str, Any]:
     names = _unique(table.column_names)
     columns = [{"name": name, "type": str(kind)} for name, kind in zip(names, table.schema.types, strict=True)]
     return {"columns": columns, "rows": msgspec.Raw(b"".join(_json(table)))}
+
+
+def stream(objects: Iterable[dict[str, Any]]) -> msgspec.Raw:
+    """Objects of Python values as one array of JSON, encoded one by one. Binary values are hexadecimal."""
+    return msgspec.Raw(b"[" + b",".join(_encoder.encode(_hexadecimal(each)) for each in objects) + b"]")
 
 
 def check_ending(path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import humane, options
+from . import humane, options, thinned
 from .output import Part, output_for
 from .settings import load
 from .tables import Grid, Title
@@ -53,6 +53,7 @@ def verify(
     opened, reader = settings.open_store(), settings.open_channels() if deep else None
     with output.progress() as tell:
         report = prove(opened, ref, now_ms=humane.now_ms(), deep=deep, reader=reader, tell=_seldom(tell))
+    thinned.tell(output, ref, report.thinned_out)
     output.show(_data(report), *_parts(report))
     if not report.consistent:
         raise typer.Exit(1)

@@ -1,93 +1,42 @@
-"""Find the commit that made something wrong: a binary search over consistent cuts with a SQL predicate.
+"""Find the commit that made something wrong: a binary search over the app's line with a SQL predicate.
 
-The predicate is a query that returns rows when something is wrong. It is asked at cuts in which no stage is
-ahead of what its senders sent, so a wrong answer is wrong state, never a torn look at a running app.
+The predicate is a query that returns rows when something is wrong. It is asked at prefixes of the line (`line`), which
+are consistent cuts that a ref names: so a wrong answer is wrong state, never a torn look at a running app, and whoever
+types the ref gets the same answer.
 """
 
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from math import ceil, log2
 
 import duckdb
 import pyarrow as pa
 
-from ..store import history
+from ..store import boundary
 from ..store.cache import SstCache
 from ..store.errors import Refused, Usage
+from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
+from .answers import answer
 from .capture import ChannelReader
-from .channel_tables import channel_tables, names_channels
-from .cut import resolve, telling_if_collected
-from .lineage import Lineage, trace
-from .moments import first_cut
+from .channel_tables import names_channels
+from .cut import resolve
+from .line import Line
+from .lineage import trace
+from .moments import line_of, with_retired
 from .narrowing import Between
 from .refs import parse
-from .tables import connect, named_tables, run_query
+from .tables import named_tables
 from .topology import Cut
-from .turned import KeyChange, turned_keys
+from .turned import turned_keys
+from .verdict import MAX_ROWS, Step, Verdict
 
-__all__ = ["KeyChange", "Step", "Verdict", "bisect"]
+__all__ = ["Step", "Verdict", "bisect"]
 
-_MAX_ROWS = 1000
-"""Rows of the predicate's result that are looked at: enough to name keys, and DuckDB may stop there."""
 _PROBES = 2
-"""Cuts looked at after the search on each side, for a history that was bad, then good, then bad again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One evaluation of the predicate."""
-
-    number: int
-    """From 1."""
-    total: int
-    """How many there will be, as far as one can tell."""
-    cut: Cut
-    bad: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The commit between the last good and the first bad cut, which differ by it alone."""
-
-    app: str
-    where: str
-    stage: str
-    """The stage whose commit made it bad."""
-    good: Cut
-    bad: Cut
-    good_version: int
-    """The version of `stage` before; 0 when it had none."""
-    bad_version: int
-    good_time_ms: int
-    """When `good_version` was committed; 0 when there is none."""
-    bad_time_ms: int
-    lineage: Lineage
-    """The input windows behind `bad_version`."""
-    rows: pa.Table
-    """What the predicate returns at the first bad cut, up to 1,000 rows."""
-    keys: tuple[KeyChange, ...]
-    """Up to ten keys that turned bad: those the predicate names, else those the commit wrote."""
-    evaluations: int
-    non_monotone: tuple[Step, ...] = ()
-    """Evaluations against the order: good after the first bad cut, or bad before the last good one. Empty as
-    far as could be seen when the history went from good to bad once; otherwise the verdict is one of several
-    changes."""
-
-    @property
-    def good_ref(self) -> str:
-        """A ref to the last good moment, empty when the stage had no version before."""
-        return f"{self.app}/{self.stage}@v{self.good_version}" if self.good_version else ""
-
-    @property
-    def bad_ref(self) -> str:
-        """A ref to the first bad moment."""
-        return f"{self.app}/{self.stage}@v{self.bad_version}"
+"""Prefixes looked at after the search on each side, for a history that was bad, then good, then bad again."""
 
 
 def bisect(
@@ -102,11 +51,12 @@ def bisect(
     now_ms: int | None = None,
     reader: ChannelReader | None = None,
 ) -> Verdict:
-    """The first commit, between two moments, at which `where` returns rows.
+    """The first commit of the app's line, between two moments, at which `where` returns rows.
 
-    Tables that had no version yet at a cut are empty there. Versions whose tables hold the same rows are not
+    Tables that had no version yet at a moment are empty there. Versions whose tables hold the same rows are not
     evaluated twice, nor those of tables that `where` does not name, so there are O(log versions) evaluations
-    per table.
+    per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
+    back, the bad one forward.
 
     Args:
         store: where the app lives.
@@ -133,31 +83,63 @@ def bisect(
                 f"{text} is a moment of app {other!r}; expected one of {app!r}",
                 hint=f"did you mean {app}@{text}" if text == other else "",
             )
-    low = resolve(store, good, now_ms=moment_ms) if good else first_cut(store, app)
-    high = resolve(store, bad or app, now_ms=moment_ms)
-    low = _without_retired(store, low, high, where, bad or app)
-    # Commits are compared, so each is seen as it was committed: no row expires between two of them.
-    low, high = replace(low, seen_ms=0), replace(high, seen_ms=0)
-    first = {stage: history.first_version(store, app, stage) for stage in high.stages}
-    for ref, cut in ((good, low), (bad, high)):
-        if before := [stage for stage, m in cut.stages.items() if m.version < first.get(stage, 0)]:
-            stage = before[0]
-            raise Refused(
-                f"{ref} lies where the history of {app} was thinned out: {stage}@v{cut.stages[stage].version} is left, "
-                f"but from there to v{first[stage]} versions were collected, and the search needs them all",
-                hint=f"choose moments from {app}/{stage}@v{first[stage]} on; leave --good away to search all of those",
-            )
+    asked = {text: resolve(store, text, now_ms=moment_ms) for text in (good, bad) if text}
+    # After the ends, so that they lie on it. What the app commits from now on does not move it.
+    line = line_of(store, app)
+    asked = {text: with_retired(line, cut) for text, cut in asked.items()}
+    lost = _lost(store, line, asked)
+    begin = line.beginning()
+    low = line.within(asked[good]) if good else begin
+    high = line.around(asked[bad]) if bad else line.heads
     asks = names_channels(where)
-    watched = frozenset(high.stages) if asks else named_tables(where, high)
-    between = Between(low, high, partial(history.read, store, app), first, watched, asks)
+    watched = frozenset(line.heads.stages) if asks else named_tables(where, line.heads)
+    if not asks:
+        _check_not_retired(watched, high, bad or app)
+    if lost and not Between(line, begin, low, watched, asks).ordered():
+        low = begin  # the prefix within a snapshot may lie where history is not whole
+    between = Between(line, low, high, watched, asks)
     if not between.ordered():
         raise Refused(
             f"the good moment {good or f'(the beginning of {app})'} is not before the bad one, {bad or app}",
             hint="good must be the earlier of the two",
         )
     search = _Search(store, cache, where, between, on_step, reader)
-    search.check_ends(good, bad)
-    return search.run()
+    begins = search.ref(low) if lost and not good else ""
+    search.check_ends(_End(good, asked), _End(bad, asked), begins)
+    return replace(search.run(), asked=asked, begins=begins)
+
+
+def _lost(store: ObjectStore, line: Line, asked: Mapping[str, Cut]) -> bool:
+    """Whether garbage collection took some of the app's history; raises `Refused` for an end that lies there."""
+    limit = boundary.newest(store, line.heads.app)
+    lost = [stage for stage, first in (limit.first if limit else {}).items() if first > 1]
+    for ref, cut in asked.items():
+        for stage in line.heads.stages:
+            first, at = line.first(stage), cut.stages.get(stage)
+            if (at is None and stage in lost) or (at is not None and at.version < first):
+                left = f"{stage}@v{at.version} is left, but from there" if at else f"of {stage} nothing is left, and"
+                raise Refused(
+                    f"{ref} lies where the history of {cut.app} was thinned out: {left} "
+                    f"to v{first} versions were collected, and the search needs them all",
+                    hint=f"choose moments from {cut.app}/{stage}@v{first} on; leave --good away to search all of those",
+                )
+    return bool(lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of the search, as it was asked for; no text for the default."""
+
+    text: str | None
+    asked: Mapping[str, Cut]
+
+    def said(self, prefix: Cut, ref: str, default: str) -> str:
+        """How messages call it: by what was typed, unless the search uses another moment."""
+        if self.text is None:
+            return default
+        if self.asked[self.text].versions == prefix.versions:
+            return self.text
+        return f"{ref or 'the beginning'}, the moment of the app's line next to {self.text}"
 
 
 class _Search:
@@ -176,77 +158,92 @@ class _Search:
         self._between = between
         self._on_step = on_step
         self._reader = reader
-        self._steps: list[Step] = []
-        # Tables without a version yet are shown empty, with the columns they were to have.
-        self._tables = {
-            name: manifest.table for name, manifest in between.high.tables.items() if manifest.table is not None
-        }
-        self._bad_rows = pa.table({})
-        """What the predicate returned at the earliest bad cut so far."""
+        self._judged: dict[tuple[frozenset[object], ...], Step] = {}
+        """The evaluations, by what decides them."""
 
-    def check_ends(self, good: str | None, bad: str | None) -> None:
-        app = self._between.high.app
-        if not self._ask(self._between.high, 1 + _halvings(self._between)):
+    def check_ends(self, good: _End, bad: _End, begins: str) -> None:
+        """Raise `Refused` unless the ends are good and bad; `begins` is where thinned history begins to be whole."""
+        low, high, app = self._between.low, self._between.high, self._between.high.app
+        if not self._is_bad(high, 1 + _halvings(self._between)):
             raise Refused(
-                f"the predicate returns no rows at {bad or f'{app}@now'}: nothing is wrong there",
+                f"the predicate returns no rows at {bad.said(high, self.ref(high), f'{app}@now')}: "
+                "nothing is wrong there",
                 hint="give --bad a moment at which it returns rows; `slackwater query` shows what it returns",
             )
-        if not self._ask(self._between.low, _halvings(self._between)):
+        if not self._is_bad(low, _halvings(self._between)):
             return
-        if good is None:
+        if begins:
+            raise Refused(
+                f"the predicate returns rows already at {begins}: before that, the history of {app} was thinned out",
+                hint="`slackwater query` tells at which of the moments that are left it returned none; "
+                "the search goes from a later --good only",
+            )
+        if good.text is None:
             raise Refused(
                 f"the predicate returns rows already at the beginning of the history of {app}",
                 hint="give --good a later moment, or a predicate that was not true from the start",
             )
         earlier = self._earlier()
         raise Refused(
-            f"the predicate returns rows already at {good}: it is not good there",
+            f"the predicate returns rows already at {good.said(low, self.ref(low), '')}: it is not good there",
             hint=f"try --good {earlier}" if earlier else "leave --good away to search all of it",
         )
 
     def run(self) -> Verdict:
         between = self._between
-        # Cuts known to be good, and to be bad, each nearer to the verdict than the one before it.
+        # Prefixes known to be good, and to be bad, each nearer to the verdict than the one before it.
         good, bad = [between.low], [between.high]
-        while (cut := between.middle()) is not None:
-            if self._is_bad(cut, between):
+        while (cut := self._next(between)) is not None:
+            if self._is_bad(cut, _halvings(between) - 1):
                 between = replace(between, high=cut)
                 bad.append(cut)
             else:
                 between = replace(between, low=cut)
                 good.append(cut)
-        if not between.differing():
-            raise _unsteady()
-        rows = self._bad_rows
-        stage, last_good, first_bad = between.last_step()
-        if first_bad.stages[stage].kind not in ("batch", "clone"):
-            raise _unsteady()  # claims, compactions and rescales change no row
+        commit = between.only()
+        if commit is None or commit.kind in ("claim", "compaction", "rescale", "retire"):
+            raise _unsteady()  # these change no row
+        last_good, first_bad = between.line.before(commit), between.line.up_to(commit)
         contradictions = tuple(self._contradictions(good, bad))
-        before, after = last_good.stages.get(stage), first_bad.stages[stage]
+        rows = self._evaluate(first_bad, MAX_ROWS + 1)
+        if not rows.num_rows:
+            raise _unsteady()
+        before, previous = last_good.stages.get(commit.stage), between.whole.last(last_good)
         return Verdict(
-            app=after.app,
+            app=commit.app,
             where=self._where,
-            stage=stage,
+            stage=commit.stage,
             good=last_good,
             bad=first_bad,
+            good_ref=_ref(previous),
+            bad_ref=_ref(commit),
             good_version=before.version if before else 0,
-            bad_version=after.version,
-            good_time_ms=before.time_ms if before else 0,
-            bad_time_ms=after.time_ms,
-            lineage=trace(self._store, before, after),
-            rows=rows,
-            keys=turned_keys(self._store, self._cache, before, after, rows),
-            evaluations=len(self._steps),
+            bad_version=commit.version,
+            good_time_ms=previous.time_ms if previous else 0,
+            bad_time_ms=commit.time_ms,
+            lineage=trace(self._store, before, commit),
+            rows=rows.slice(0, MAX_ROWS),
+            more_rows=rows.num_rows > MAX_ROWS,
+            keys=turned_keys(self._store, self._cache, before, commit, rows.slice(0, MAX_ROWS)),
+            steps=tuple(self._judged.values()),
             non_monotone=contradictions,
         )
 
-    def _is_bad(self, cut: Cut, between: Between) -> bool:
-        """The verdict on a cut between two that are known; with the very rows of one, it is that one's."""
-        if not replace(between, high=cut).differing():
-            return False
-        if not replace(between, low=cut).differing():
-            return True
-        return self._ask(cut, _halvings(between) - 1)
+    def ref(self, cut: Cut) -> str:
+        """A ref to a prefix, empty for the empty one."""
+        return _ref(self._between.whole.last(cut))
+
+    def _next(self, between: Between) -> Cut | None:
+        """The prefix to look at next, None when the first bad commit is found."""
+        if (commit := between.middle()) is not None:
+            return between.line.up_to(commit)
+        if (commit := between.only()) is None:
+            return None
+        # Commits of other watched tables that were undone may lie beside it: then both its sides must be looked at.
+        before, up_to = between.line.before(commit), between.line.up_to(commit)
+        if self._is_bad(before, 0):
+            return before
+        return None if self._is_bad(up_to, 0) else up_to
 
     def _contradictions(self, good: list[Cut], bad: list[Cut]) -> Iterator[Step]:
         """Look into the widest stretches that the search jumped over, where nothing proves the order."""
@@ -254,86 +251,84 @@ class _Search:
         for chain, expected in ((good, False), (bad[::-1], True)):
             gaps = [replace(self._between, low=low, high=high) for low, high in pairwise(chain)]
             gaps.sort(key=lambda gap: sum(gap.length(stage) for stage in gap.differing()), reverse=True)
-            middles = (gap.middle() for gap in gaps[:_PROBES])
-            probes += [(middle, expected) for middle in middles if middle is not None]
+            commits = ((gap, gap.middle()) for gap in gaps[:_PROBES])
+            probes += [(gap.line.up_to(commit), expected) for gap, commit in commits if commit is not None]
         for number, (cut, expected) in enumerate(probes, 1):
-            if self._ask(cut, len(probes) - number) != expected:
-                yield self._steps[-1]
+            if (step := self._judge(cut, len(probes) - number)).bad != expected:
+                yield step
 
-    def _ask(self, cut: Cut, to_come: int) -> bool:
-        """Evaluate the predicate; `to_come` is how many evaluations will follow, as far as one can tell."""
-        flying = channel_tables(self._store, cut, self._where, self._reader) if self._between.channels else None
-        with telling_if_collected(self._store, cut), self._connect(cut, flying) as con:
-            try:
-                rows = run_query(con, self._where, max_rows=_MAX_ROWS)
-            except Usage as error:
-                if isinstance(error.__cause__, duckdb.ParserException) and _is_condition(con, self._where):
-                    error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self._where.strip()}"
-                raise
-        is_bad: bool = rows.num_rows > 0
-        if is_bad:
-            self._bad_rows = rows
-        number = len(self._steps) + 1
-        self._steps.append(Step(number, number + to_come, cut, is_bad))
-        if self._on_step is not None:
-            self._on_step(self._steps[-1])
-        return is_bad
+    def _is_bad(self, cut: Cut, to_come: int) -> bool:
+        return self._judge(cut, to_come).bad
 
-    def _connect(self, cut: Cut, flying: Mapping[str, pa.Table] | None) -> closing[duckdb.DuckDBPyConnection]:
-        only, empty = self._between.watched, self._tables
-        return closing(connect(self._store, self._cache, cut, only=only, empty=empty, channels=flying))
+    def _judge(self, cut: Cut, to_come: int) -> Step:
+        """The verdict on a prefix; `to_come` is how many evaluations will follow, as far as one can tell."""
+        content = self._between.content(cut)
+        if content not in self._judged:
+            is_bad = self._evaluate(cut, 1).num_rows > 0
+            number = len(self._judged) + 1
+            step = self._judged[content] = Step(number, number + to_come, self.ref(cut), cut, is_bad)
+            if self._on_step is not None:
+                self._on_step(step)
+        return self._judged[content]
+
+    def _evaluate(self, cut: Cut, max_rows: int) -> pa.Table:
+        """What the predicate returns at a cut. Tables without a version yet are empty."""
+        later, only = self._between.whole.heads.stages, self._between.watched
+        try:
+            return answer(
+                self._store,
+                self._cache,
+                cut,
+                self._where,
+                later=later,
+                only=only,
+                reader=self._reader,
+                max_rows=max_rows,
+            )
+        except Usage as error:
+            if isinstance(error.__cause__, duckdb.ParserException) and _is_condition(self._where):
+                error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self._where.strip()}"
+            raise
 
     def _earlier(self) -> str:
         """A ref to the middle of what lies before the good end, empty when nothing does."""
-        low = self._between.low
-        before = replace(self._between, low=first_cut(self._store, low.app), high=low)
-        longest = max(before.differing(), key=before.length, default="")
-        if not longest:
-            return ""
-        middle = (before.lowest(longest) + low.stages[longest].version) // 2
-        return f"{low.app}/{longest}@v{max(middle, before.first[longest])}"
+        before = replace(self._between, low=self._between.whole.beginning(), high=self._between.low)
+        return _ref(before.middle()) if before.ordered() else ""
+
+
+def _ref(commit: Manifest | None) -> str:
+    return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
 
 
 def _halvings(between: Between) -> int:
     """How many evaluations it will take from here, as far as one can tell."""
     differing = between.differing()
     longest = max((between.length(stage) for stage in differing), default=1)
-    return ceil(log2(longest)) + ceil(log2(max(len(differing), 1))) + _PROBES
+    return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1))) + _PROBES
 
 
-def _is_condition(con: duckdb.DuckDBPyConnection, text: str) -> bool:
+def _is_condition(text: str) -> bool:
     """Whether the text, which is no query, is what stands behind a query's WHERE."""
-    try:
-        con.extract_statements(f"SELECT 1 WHERE {text}")
-    except duckdb.Error:
-        return False
+    with duckdb.connect() as con:
+        try:
+            con.extract_statements(f"SELECT 1 WHERE {text}")
+        except duckdb.Error:
+            return False
     return True
 
 
-def _without_retired(store: ObjectStore, low: Cut, high: Cut, where: str, bad: str) -> Cut:
-    """The good cut without the stages that were retired in between: these have no part in the answer.
-
-    Raises:
-        Refused: the predicate names the table of one.
-    """
-    gone = set()
-    for stage in sorted(low.stages.keys() - high.stages.keys()):
-        head = history.head(store, low.app, stage)
-        then = history.latest_at(store, low.app, stage, high.time_ms)
-        if not any(found is not None and found.retired for found in (head, then)):
-            continue
-        gone.add(stage)
-        if stage in low.tables and re.search(rf"\b{re.escape(stage)}\b", where, re.IGNORECASE):
-            last = head.version - 1 if head is not None and head.retired else low.stages[stage].version
+def _check_not_retired(watched: Collection[str], high: Cut, bad: str) -> None:
+    """Raise `Refused` when the predicate names the table of a stage that is retired at the bad end."""
+    for stage in sorted(high.stages.keys() & watched):
+        if (last := high.stages[stage]).retired:
             raise Refused(
                 f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
-                hint=f"search up to a moment that has it: --bad {low.app}/{stage}@v{last}",
+                hint=f"search up to a moment that has it: --bad {high.app}/{stage}@v{last.version - 1}",
             )
-    return replace(low, stages={stage: found for stage, found in low.stages.items() if stage not in gone})
 
 
 def _unsteady() -> Refused:
     return Refused(
-        "the predicate returned rows at one cut and none at another whose tables hold the same rows",
+        "the predicate returned rows at one moment and none at another whose tables hold the same rows",
         hint="let it depend on the tables alone: no random(), now() or settings",
     )

@@ -5,11 +5,13 @@ readers shows what each has still to read.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import pyarrow as pa
 
 from ..store.errors import Usage
+from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from . import capture
 from .capture import ADDRESS, ChannelReader
@@ -31,10 +33,17 @@ def names_channels(sql: str) -> bool:
     return re.search(rf"\b{SCHEMA_NAME}\b", sql, re.IGNORECASE) is not None
 
 
-def channel_tables(store: ObjectStore, cut: Cut, sql: str, reader: ChannelReader | None) -> dict[str, pa.Table]:
+def channel_tables(
+    store: ObjectStore,
+    cut: Cut,
+    sql: str,
+    reader: ChannelReader | None,
+    later: Mapping[str, Manifest] = MappingProxyType({}),
+) -> dict[str, pa.Table]:
     """A table for each channel that `sql` may ask for, by the channel's name; without rows where nothing is in flight.
 
-    What a snapshot keeps is read from there; everything else from Kafka.
+    What a snapshot keeps is read from there; everything else from Kafka. Channels that only later versions of stages
+    have, `later`, are without rows.
 
     Raises:
         Usage: records are only in Kafka, and there is no `reader`.
@@ -45,9 +54,13 @@ def channel_tables(store: ObjectStore, cut: Cut, sql: str, reader: ChannelReader
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     found: dict[str, list[pa.Table]] = {}
     edges = channels(cut)
-    named = {edge.name for edge in edges if edge.name.casefold() in sql.casefold()}
+    there = {edge.name for edge in edges}
+    to_come = {name: output for manifest in later.values() for name, output in manifest.outputs.items()}
+    named = {name for name in there | to_come.keys() if name.casefold() in sql.casefold()}
+    # A name may be put together by the query itself: then every channel is there.
+    for name in sorted((named or to_come.keys()) & (to_come.keys() - there)):
+        found[name] = [_empty(to_come[name].schema)]
     for edge in edges:
-        # A name may be put together by the query itself: then every channel is there.
         if named and edge.name not in named:
             continue
         tables = found.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])

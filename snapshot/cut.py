@@ -10,10 +10,10 @@ from ..store import boundary, history
 from ..store.errors import Corruption, NotFound, SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
-from .moments import cut_around, cut_of_time, newest_cut, retired_since, stages_of
+from .line import newest_first
+from .moments import cut_around, cut_of_time, heads_of, newest_cut, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .snapshots import of_snapshot, read_snapshot
-from .timeline import newest_first
 from .topology import Cut, carries_data
 
 __all__ = ["cut_at", "resolve", "resolve_around", "telling_if_collected"]
@@ -123,7 +123,7 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
             if pinned is not None and pinned.retired:
                 cut = cut_around(store, stages, pinned)
             else:
-                cut = cut_of_time(store, ref.app, stages, time_ms, pinned)
+                cut = cut_of_time(store, ref.app, stages, time_ms)
         case Back(commits):
             cut = cut_around(store, stages, _back(store, ref, chosen, commits))
         case Version(version):
@@ -137,7 +137,8 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
     # A clone's first versions bring its data: they are where its history begins.
-    with_data = (m for m in newest_first(store, ref.app, stages) if carries_data(m) or m.kind == "clone")
+    line = newest_first(store, ref.app, heads_of(store, ref.app, stages))
+    with_data = (m for m in line if carries_data(m) or m.kind == "clone")
     found = list(islice(with_data, commits + 1))
     if len(found) <= commits:
         where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app

@@ -1,4 +1,4 @@
-"""The history of an app: the versions of all its stages in one line."""
+"""The history of an app: the versions of all its stages, as they stand on its line."""
 
 import sys
 from collections.abc import Iterable
@@ -7,10 +7,11 @@ from itertools import islice
 
 from ..store.manifest import Kind, Lost, Manifest
 from ..store.objects import ObjectStore
+from .line import newest_first
 from .lineage import Window, direct, losses
-from .moments import stages_of
+from .moments import heads_of, stages_of
 from .snapshots import list_snapshots
-from .timeline import before, newest_first
+from .timeline import before
 
 __all__ = ["Entry", "entries"]
 
@@ -41,7 +42,7 @@ class Entry:
 
 
 def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
-    """The newest `limit` versions of the app, or of one stage, newest first.
+    """The newest `limit` versions of the app, or of one stage, newest first: the app's line from its end.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
     each stage, and the snapshots written since the oldest of them.
@@ -50,7 +51,8 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
         NotFound: there is no such app or stage.
     """
     stages = stages_of(store, app, stage)
-    manifests = tuple(islice(newest_first(store, app, stages, thinned=True), min(limit, sys.maxsize)))
+    line = newest_first(store, app, heads_of(store, app, stages), thinned=True)
+    manifests = tuple(islice(line, min(limit, sys.maxsize)))
     if not manifests:
         return ()
     names = _names(store, app, manifests)

@@ -1,12 +1,11 @@
-"""Consistent cuts of an app's history: the newest, that of a time, that around a commit, the first.
+"""Consistent cuts of an app's history: the newest, that of a time, that of a commit.
 
 A stage that was retired by then is in none of them, but in those that are asked for by one of its own versions.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-
-from msgspec.structs import replace
 
 from ..store import apps, boundary, history
 from ..store.boundary import Boundary, Moment
@@ -14,9 +13,19 @@ from ..store.errors import NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .consistency import lower_receivers, raise_senders
-from .topology import Cut
+from .line import Line
+from .topology import Cut, Thinned
 
-__all__ = ["cut_around", "cut_of_time", "first_cut", "newest_cut", "retired_since", "stages_of"]
+__all__ = [
+    "cut_around",
+    "cut_of_time",
+    "heads_of",
+    "line_of",
+    "newest_cut",
+    "retired_since",
+    "stages_of",
+    "with_retired",
+]
 
 
 def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
@@ -39,86 +48,87 @@ def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
     return max((head.time_ms for head in heads), default=0) if all(head.retired for head in heads) else 0
 
 
-def first_cut(store: ObjectStore, app: str) -> Cut:
-    """The cut with the first kept version of every stage, senders raised as far as consistency needs it.
-
-    Stages begin at different times, so this is no moment of the clock, yet nothing in the app's history
-    precedes it.
+def line_of(store: ObjectStore, app: str) -> Line:
+    """The app's line up to now; the versions that retire a stage lie on it like all others.
 
     Raises:
         NotFound: there is no such app.
     """
-    firsts = ((stage, history.first_version(store, app, stage)) for stage in stages_of(store, app))
-    stages = {stage: history.read(store, app, stage, version) for stage, version in firsts if version}
-    return Cut(app, raise_senders(stages, _reader(store, app)))
+    return Line(store, Cut(app, _heads(store, app, stages_of(store, app))))
 
 
 def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
     """The newest version of every stage, made consistent."""
-    heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
-    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
-    return Cut(app, raise_senders(_active(heads), _reader(store, app)))
+    return _without_retired(store, app, _heads(store, app, stages))
 
 
-def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, pinned: Manifest | None) -> Cut:
-    """Every stage as of `time_ms`, made consistent; `pinned`, a version of then, is in the cut exactly as it is.
+def heads_of(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Mapping[str, Manifest]:
+    """Where a walk along the line begins: the newest versions; of one stage its own, whatever the others are."""
+    if len(stages) > 1:
+        return _heads(store, app, stages)
+    return {stage: head for stage in stages if (head := history.head(store, app, stage))}
+
+
+def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int) -> Cut:
+    """Every stage as of `time_ms`, made consistent: the commits of the app's line with an effective time up to that.
 
     Where the history is not whole any more, the newest cut left that is as old; empty without one.
     """
-    found, limit = _as_of(store, app, stages, time_ms)
-    if pinned is not None:
-        found = _held(store, found, pinned)
+    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    # After the versions: what was collected while they were searched is said there.
+    limit = boundary.newest(store, app)
     if limit is not None and not _whole(limit, found):
-        return _of_moment(store, app, limit.at(time_ms))
-    return Cut(app, raise_senders(found, _reader(store, app)))
+        return _of_moment(store, app, limit.at(time_ms), time_ms)
+    return _without_retired(store, app, found)
 
 
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
-    """The cut with `commit` exactly as it is, and every other stage as of its time, made consistent.
+    """The prefix of the app's line that ends with `commit`.
 
     Where the history is not whole any more, a cut of another time that has this commit: of those left the nearest, else
     that in which every stage has its first version of the whole history. Empty without one.
     """
     app = commit.app
-    found, limit = _as_of(store, app, stages, commit.time_ms)
-    found = _held(store, found, commit)
-    if limit is not None and not _whole(limit, found):
-        # No moment with this commit is earlier than the commit, so the oldest is the nearest.
-        having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
-        if (moment := next(having, None)) is not None:
-            return _of_moment(store, app, moment)
-        firsts = {
-            stage: history.read(store, app, stage, first)
-            for stage, first in limit.first.items()
-            if stage not in found or found[stage].version < first
-        }
-        # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)
-        if not _whole(limit, found):
-            return Cut(app, {})
-    found = _active(found) | {commit.stage: commit}
-    return Cut(app, raise_senders(found, _reader(store, app)))
+    found = Line(store, Cut(app, _heads(store, app, stages))).up_to(commit)
+    limit = boundary.newest(store, app)
+    if limit is None or _whole(limit, found.stages):
+        return _without_retired(store, app, found.stages, commit)
+    # No moment with this commit is earlier than the commit, so the oldest is the nearest.
+    having = (each for each in limit.moments if each.stages.get(commit.stage) == commit.version)
+    if (moment := next(having, None)) is not None:
+        return _of_moment(store, app, moment, commit.time_ms)
+    firsts = {
+        stage: history.read(store, app, stage, first)
+        for stage, first in limit.first.items()
+        if stage not in found.stages or found.stages[stage].version < first
+    }
+    # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
+    raised = _held(store, raise_senders({**found.stages, **firsts}, _reader(store, app)), commit)
+    if not _whole(limit, raised):
+        return Cut(app, {})
+    cut = _without_retired(store, app, raised, commit)
+    return replace(cut, thinned=Thinned(commit.time_ms, cut.time_ms))
 
 
-def _as_of(
-    store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int
-) -> tuple[dict[str, Manifest], Boundary | None]:
-    """Each stage's version of a time, where its history is whole, and what says from where on it is.
-
-    Of stages that were retired by then, neither.
-    """
-    found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
-    # After the versions: what was collected while they were searched is said there.
-    limit, there = boundary.newest(store, app), _active(found)
-    if limit is not None:
-        first = {stage: version for stage, version in limit.first.items() if stage in there or stage not in found}
-        limit = replace(limit, first=first)
-    return there, limit
+def with_retired(line: Line, cut: Cut) -> Cut:
+    """The cut as a place on the line: with the stages that it leaves out because they were retired by then."""
+    absent = line.heads.stages.keys() - cut.stages.keys()
+    then = {stage: history.latest_at(line.store, cut.app, stage, cut.time_ms) for stage in absent}
+    return replace(cut, stages={**cut.stages, **{stage: found for stage, found in then.items() if found is not None}})
 
 
-def _active(found: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """These versions without those at which their stage is retired."""
-    return {stage: manifest for stage, manifest in found.items() if not manifest.retired}
+def _heads(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
+    """The newest version of every stage, retired or not, made consistent."""
+    heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
+    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
+    return raise_senders(heads, _reader(store, app))
+
+
+def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:
+    """The cut of these versions, without those at which their stage is retired; `asked` stays all the same."""
+    there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == asked}
+    # Where clocks differ, a receiver may seem to be there still when its sender is retired.
+    return Cut(app, raise_senders(there, _reader(store, app)))
 
 
 def _held(store: ObjectStore, found: Mapping[str, Manifest], pinned: Manifest) -> dict[str, Manifest]:
@@ -132,9 +142,12 @@ def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
     return all(stage in stages and stages[stage].version >= first for stage, first in limit.first.items())
 
 
-def _of_moment(store: ObjectStore, app: str, moment: Moment | None) -> Cut:
-    versions = moment.stages if moment else {}
-    return Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
+def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: int) -> Cut:
+    if moment is None:
+        return Cut(app, {})
+    stages = {stage: history.read(store, app, stage, version) for stage, version in moment.stages.items()}
+    same = moment.time_ms <= asked_ms <= moment.until_ms
+    return Cut(app, stages, thinned=None if same else Thinned(asked_ms, moment.time_ms))
 
 
 def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:

@@ -1,38 +1,35 @@
-"""Cuts between two cuts: what a binary search over the history of a whole app needs.
+"""The stretch of an app's line between two of its prefixes: what a binary search over it needs."""
 
-Consistent cuts are a lattice: of two, the earlier version of each stage makes a consistent cut, and so does
-the later one. So between an early cut and a late one there is always a consistent cut that has any version we
-like of one stage, until the two differ by a single commit.
-"""
-
-from collections.abc import Callable, Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 from ..store import ttl
 from ..store.manifest import Manifest
-from .consistency import lower_receivers, raise_senders
-from .timeline import newest_where
-from .topology import Cut, descendants, order
+from .line import Line
+from .topology import Cut, order
 
 __all__ = ["Between"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Between:
-    """The stretch of history between two consistent cuts, `low` at or before `high` in every stage.
+    """The commits of a line after the prefix `low`, up to and with the prefix `high`.
 
-    `read` gets a stage's version; `first` is the first version of each stage that is kept. Of the tables of
-    the stages in `watched` only, contents count; those of others may differ. With `channels`, so does how far they
-    have read and written.
+    Of the tables of the stages in `watched` only, contents count; those of others may differ. With `channels`, so does
+    how far they have read and written.
     """
 
+    whole: Line
     low: Cut
     high: Cut
-    read: Callable[[str, int], Manifest]
-    first: dict[str, int]
     watched: frozenset[str]
     channels: bool = False
+
+    @cached_property
+    def line(self) -> Line:
+        """The line, to be asked for what lies in this stretch."""
+        return self.whole.above(self.low)
 
     def ordered(self) -> bool:
         """Whether `low` is nowhere later than `high`."""
@@ -41,13 +38,9 @@ class Between:
             for stage, manifest in self.low.stages.items()
         )
 
-    def lowest(self, stage: str) -> int:
-        """The stage's version in `low`; when it has none there, the number before its first."""
-        return self.low.stages[stage].version if stage in self.low.stages else self.first[stage] - 1
-
     def length(self, stage: str) -> int:
-        """Number of the stage's versions after `low`, up to and with `high`."""
-        return self.high.stages[stage].version - self.lowest(stage)
+        """Number of the stage's versions in this stretch."""
+        return self.high.stages[stage].version - self._lowest(stage)
 
     def differing(self) -> tuple[str, ...]:
         """The watched stages whose table may hold other rows in `high` than in `low`, upstream first."""
@@ -57,68 +50,33 @@ class Between:
             if stage in self.watched and self._content(self.low, stage) != self._content(self.high, stage)
         )
 
-    def middle(self) -> Cut | None:
-        """A consistent cut in the middle; None when at most one commit of one watched stage lies between.
+    def content(self, cut: Cut) -> tuple[frozenset[object], ...]:
+        """What decides the predicate at a cut: the same content, the same answer."""
+        return tuple(self._content(cut, stage) for stage in sorted(self.watched))
 
-        The longest stretch is halved: the stage's middle version, and the other stages as of its time. Where
-        every stretch is a single version, half of the stages take theirs, senders first.
+    def middle(self) -> Manifest | None:
+        """A commit whose prefix lies strictly between; None when at most one commit of a watched table is left.
+
+        The longest stretch of a watched table's versions is halved. Where each of them is a single version, it is the
+        middle one of these.
         """
         differing = self.differing()
-        if not differing:
-            return None
-        longest = max(differing, key=self.length)
-        if self.length(longest) > 1:
-            return self._around(longest)
-        if len(differing) > 1:
-            return self._with(differing[: len(differing) // 2])
-        return None
+        longest = max(differing, key=self.length, default="")
+        if longest and self.length(longest) > 1:
+            return self.line.read(longest, (self._lowest(longest) + self.high.stages[longest].version) // 2)
+        left = self._in_order(self.high.stages[stage] for stage in differing)
+        return left[(len(left) - 1) // 2] if len(left) > 1 else None
 
-    def last_step(self) -> tuple[str, Cut, Cut]:
-        """The stage that differs when `middle` is None, and two consistent cuts that differ by its commit.
+    def only(self) -> Manifest | None:
+        """When `middle` is None, the one commit of a watched table that is left; None without any."""
+        return next((self.high.stages[stage] for stage in self.differing()), None)
 
-        Their watched tables hold what those of `low` and `high` hold, and nothing else of them differs.
-        """
-        (stage,) = self.differing()
-        later = descendants(self.high.stages, stage)
-        shared = {
-            other: (self.low if other in later else self.high).stages.get(other)
-            for other in self.high.stages
-            if other != stage
-        }
-        before = shared | {stage: self.low.stages.get(stage)}
-        after = shared | {stage: self.high.stages[stage]}
-        app = self.high.app
-        return (
-            stage,
-            Cut(app, {name: manifest for name, manifest in before.items() if manifest is not None}),
-            Cut(app, {name: manifest for name, manifest in after.items() if manifest is not None}),
-        )
+    def _in_order(self, commits: Iterable[Manifest]) -> list[Manifest]:
+        return sorted(commits, key=self.line.place)
 
-    def _around(self, stage: str) -> Cut:
-        pinned = self.read(stage, (self.lowest(stage) + self.high.stages[stage].version) // 2)
-        found = {stage: pinned}
-        for other, highest in self.high.stages.items():
-            if other == stage:
-                continue
-            # From the first version that may be taken: one of `low` itself needs no search.
-            reached = newest_where(
-                partial(self.read, other),
-                self.lowest(other) + 1,
-                highest.version,
-                lambda manifest: manifest.time_ms <= pinned.time_ms,
-            )
-            if (manifest := reached or self.low.stages.get(other)) is not None:
-                found[other] = manifest
-        lowered = lower_receivers(found, stage, self.read, self._first_allowed)
-        return Cut(self.high.app, raise_senders(lowered, self.read))
-
-    def _with(self, stages: Collection[str]) -> Cut:
-        """`low`, with these stages as in `high`, and whatever else that needs to be consistent."""
-        taken = dict(self.low.stages) | {stage: self.high.stages[stage] for stage in stages}
-        return Cut(self.high.app, raise_senders(taken, self.read))
-
-    def _first_allowed(self, stage: str) -> int:
-        return max(self.lowest(stage), self.first[stage])
+    def _lowest(self, stage: str) -> int:
+        """The stage's version in `low`; when it has none there, the number before its first."""
+        return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
 
     def _content(self, cut: Cut, stage: str) -> frozenset[object]:
         """The SSTs of a stage's table: the same ones hold the same rows, but for those expired since.

@@ -20,7 +20,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
+from msgspec.structs import replace
+
 from ..store.boundary import Boundary, Moment
+from ..store.errors import Corruption, NotFound
 from ..store.manifest import Manifest
 from .consistency import raise_senders
 from .retention import Retention
@@ -189,7 +192,8 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
             kept.append(_keep(found, versions, Reason(rule, f"the app as it was at {shown}, kept {rule}"), read))
     before = (one for one in kept if any(version < starts[stage] for stage, version in one.stages.items()))
     unique = {tuple(sorted(one.stages.items())): one for one in before}
-    found.moments = tuple(sorted(unique.values(), key=lambda one: (one.time_ms, sorted(one.stages.items()))))
+    lasting = (_lasting(known, one, read) for one in unique.values())
+    found.moments = tuple(sorted(lasting, key=lambda one: (one.time_ms, sorted(one.stages.items()))))
     return found
 
 
@@ -292,6 +296,23 @@ def _keep(found: Reachable, versions: Mapping[str, int], reason: Reason, read: R
         if reason not in mine.get(version, ()):
             mine[version] = (*mine.get(version, ()), reason)
     return Moment(max(manifest.time_ms for manifest in cut.values()), dict(versions))
+
+
+def _lasting(known: Known, moment: Moment, read: Read) -> Moment:
+    """The moment, with the time up to which the app stood there: what is about to go knows it."""
+    for earlier in known.last.moments if known.last is not None else ():
+        if earlier.stages == moment.stages:
+            return earlier
+    following = {stage: moment.stages.get(stage, there.first - 1) + 1 for stage, there in known.stages.items()}
+    later = {stage: version for stage, version in following.items() if version <= known.stages[stage].head.version}
+    try:
+        if later and all(known.exists(*place) for place in later.items()):
+            until_ms = min(read(*place).time_ms for place in later.items()) - 1
+            if until_ms >= moment.time_ms and _cut(known, moment.time_ms, read) == moment.stages:
+                return replace(moment, until_ms=until_ms)
+    except (Corruption, NotFound):
+        pass  # no version of the moment: none that has to stay
+    return moment
 
 
 def _needed(known: Known, cut: Mapping[str, Manifest], read: Read) -> Iterator[tuple[str, int]]:

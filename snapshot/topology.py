@@ -12,6 +12,7 @@ from ..store.manifest import Input, Manifest
 __all__ = [
     "Channel",
     "Cut",
+    "Thinned",
     "carries_data",
     "channels",
     "consumed",
@@ -19,6 +20,16 @@ __all__ = [
     "order",
     "violations",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """What was asked for and what it is answered with, where garbage collection has left another moment only."""
+
+    asked_ms: int
+    """The time that was asked for; for a version, when it was committed."""
+    answered_ms: int
+    """The time of the cut that is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,8 @@ class Cut:
     seen_ms: int = 0
     """When a person looks: rows that expire by write time go on doing so until the next version. 0 to see each version
     as it was committed, whenever one looks."""
+    thinned: Thinned | None = None
+    """Set when the history was thinned out at the moment asked for, and this is not what the whole would have given."""
 
     @property
     def versions(self) -> dict[str, int]:

@@ -1,9 +1,12 @@
 """The keys that a commit turned bad, with their values before and after it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+import duckdb
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -17,10 +20,10 @@ from ..store.python_values import python_rows
 from ..store.types import SEQ, arrow_schema
 from .columns import visible_schema
 
-__all__ = ["MAX_KEYS", "KeyChange", "turned_keys"]
+__all__ = ["KeyChange", "TurnedKeys", "turned_keys"]
 
-MAX_KEYS = 10
-"""Keys that are told."""
+_PIECE = 10_000
+"""Keys that are Python values at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +35,96 @@ class KeyChange:
     after: Mapping[str, object] | None
 
 
+@dataclass(frozen=True, slots=True)
+class TurnedKeys:
+    """Keys of one table, and their rows around a commit."""
+
+    keys: pa.Table
+    before: pa.Table
+    """The visible values before it, nulls where there was no row."""
+    after: pa.Table
+    was: npt.NDArray[np.bool_]
+    """Whether there was a row before it."""
+    is_there: npt.NDArray[np.bool_]
+    """Whether there is one after it."""
+    named: bool
+    """Whether the predicate named these keys, in this order; else they are those that the commit changed, by key."""
+
+    def __len__(self) -> int:
+        return int(self.keys.num_rows)
+
+    def __iter__(self) -> Iterator[KeyChange]:
+        for start in range(0, len(self), _PIECE):
+            keys = python_rows(self.keys.slice(start, _PIECE))
+            # A table may have no columns beside its key; then these have no rows either.
+            sides = (python_rows(side.slice(start, _PIECE)) or [{}] * len(keys) for side in (self.before, self.after))
+            for number, (key, earlier, later) in enumerate(zip(keys, *sides, strict=True), start):
+                yield KeyChange(key, earlier if self.was[number] else None, later if self.is_there[number] else None)
+
+    def changed(self) -> "TurnedKeys":
+        """Those whose row the commit changed, brought or took."""
+        return self._only(np.flatnonzero(self._differs()))
+
+    def flat(self) -> pa.Table:
+        """One row a key: its columns, what became of it, and each value as `before_…` and `after_…`.
+
+        `change` is `new`, `gone`, `changed` or `same`.
+        """
+        words = np.where(self._differs(), "changed", "same")
+        words = np.where(self.was & ~self.is_there, "gone", np.where(~self.was & self.is_there, "new", words))
+        table = self.keys.append_column("change", pa.array(words, pa.string()))
+        for name in self.before.column_names:
+            for side, values in (("before", self.before), ("after", self.after)):
+                table = table.append_column(f"{side}_{name}", values.column(name))
+        return table
+
+    def _only(self, places: npt.NDArray[np.int64]) -> "TurnedKeys":
+        keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
+        return TurnedKeys(keys, before, after, self.was[places], self.is_there[places], self.named)
+
+    def _differs(self) -> npt.NDArray[np.bool_]:
+        """Of each key, whether its rows before and after are different. DuckDB compares values of every type."""
+        sides = pa.table({"was": pa.array(self.was), "is_there": pa.array(self.is_there)})
+        tests = ["was <> is_there"]
+        for number, name in enumerate(self.before.column_names):
+            sides = sides.append_column(f"b{number}", self.before.column(name))
+            sides = sides.append_column(f"a{number}", self.after.column(name))
+            tests.append(f"b{number} IS DISTINCT FROM a{number}")
+        with duckdb.connect() as con:
+            con.register("sides", sides)
+            differs = con.sql(f"SELECT {' OR '.join(tests)} AS differs FROM sides").to_arrow_table()
+        return np.asarray(differs.column("differs").to_numpy(), np.bool_)
+
+
 def turned_keys(
     store: ObjectStore, cache: SstCache, before: Manifest | None, after: Manifest, rows: pa.Table
-) -> tuple[KeyChange, ...]:
-    """Up to ten keys that a commit turned bad, those whose values it changed first.
+) -> TurnedKeys | None:
+    """The keys that a commit turned bad, None for a stage without a table.
 
     Args:
         store: the store of the app.
         cache: where SSTs of a remote store come to lie.
         before: the version before the commit, None when the stage had none.
         after: the version that the commit made.
-        rows: what the predicate returned. If it has all key columns, its keys are meant, else all that were
-            written, and some of those that expired.
+        rows: what the predicate returned. If it has all key columns, its keys are meant, in its order; else all whose
+            row the commit changed, those that expired with it included.
     """
     table = after.table
     if table is None:
-        return ()
+        return None
     keys = _named_keys(rows, table)
+    named = keys is not None
     if keys is None:
-        keys = pa.concat_tables(
-            [_written_keys(store, cache, after, table), _expired_keys(store, cache, before, after, table)]
+        keys = _in_order(
+            pa.concat_tables(
+                [_written_keys(store, cache, after, table), _expired_keys(store, cache, before, after, table)]
+            )
         )
     keys = _once(keys)
-    changes = [
-        KeyChange(key, earlier, later)
-        for key, earlier, later in zip(
-            python_rows(keys),
-            _values(store, cache, before, table, keys),
-            _values(store, cache, after, table, keys),
-            strict=True,
-        )
-    ]
-    changes.sort(key=lambda change: change.before == change.after)
-    return tuple(changes[:MAX_KEYS])
+    earlier, was = _values(store, cache, before, table, keys)
+    later, is_there = _values(store, cache, after, table, keys)
+    found = TurnedKeys(keys, earlier, later, was, is_there, named)
+    return found if named else found.changed()
 
 
 def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
@@ -94,7 +154,7 @@ def _written_keys(store: ObjectStore, cache: SstCache, manifest: Manifest, table
 def _expired_keys(
     store: ObjectStore, cache: SstCache, before: Manifest | None, after: Manifest, table: Table
 ) -> pa.Table:
-    """Some keys with rows that expired from one version to the next; of each SST no more than are told."""
+    """The keys with rows that expired from one version to the next."""
     schema = arrow_schema(table.key)
     found = []
     for sst in before.ssts if before is not None else ():
@@ -102,9 +162,16 @@ def _expired_keys(
             rows = cache.open(store, sst, table).table
             was, now = (stamps.expired(rows, manifest.clock_ms) for manifest in (before, after))
             if was is not None and now is not None:
-                turned = np.flatnonzero(now & ~was)[:MAX_KEYS]
+                turned = np.flatnonzero(now & ~was)
                 found.append(rows.select(schema.names).take(pa.array(turned)))
     return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _in_order(keys: pa.Table) -> pa.Table:
+    """Sorted by key; keys that have no order, such as structs, stay as they come."""
+    with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        return keys.sort_by([(name, "ascending") for name in keys.column_names])
+    return keys
 
 
 def _once(keys: pa.Table) -> pa.Table:
@@ -115,13 +182,12 @@ def _once(keys: pa.Table) -> pa.Table:
 
 def _values(
     store: ObjectStore, cache: SstCache, manifest: Manifest | None, table: Table, keys: pa.Table
-) -> list[dict[str, object] | None]:
-    """The visible values of each key at a version, None where it has no row."""
+) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    """The visible values of each key at a version, nulls where it has no row, and whether it has one."""
+    shown = pa.schema([field for field in visible_schema(table) if field.name not in keys.schema.names])
     if manifest is None:
-        return [None] * keys.num_rows
+        empty = pa.table([pa.nulls(keys.num_rows, field.type) for field in shown], schema=shown)
+        return empty, np.zeros(keys.num_rows, np.bool_)
     hashes = hash_keys(keys, keys.schema.names)
     values, present = multi_get(store, cache, manifest.ssts, table, hashes, keys, clock_ms=manifest.clock_ms)
-    shown = [name for name in visible_schema(table).names if name not in keys.schema.names]
-    return [
-        row if there else None for row, there in zip(python_rows(values.select(shown)), present.tolist(), strict=True)
-    ]
+    return values.select(shown.names), present

@@ -24,7 +24,7 @@ from .in_flight import InFlight
 from .moments import stages_of
 from .refs import Named, Ref, parse
 from .snapshots import Snapshot, read_snapshot
-from .topology import Cut, channels, violations
+from .topology import Cut, Thinned, channels, violations
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,6 +85,8 @@ class Report:
     """To the app's store root."""
     bytes_read: int
     """From the app's store root."""
+    thinned_out: Thinned | None = None
+    """Set when garbage collection has left another moment than the one that was asked for."""
 
     @property
     def consistent(self) -> bool:
@@ -159,12 +161,13 @@ def verify(
         not_reread=tuple(not_reread),
         requests=counting.requests,
         bytes_read=counting.bytes_read,
+        thinned_out=cut.thinned,
     )
 
 
 def _open_cut(store: ObjectStore, ref: Ref, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
     """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
-    snapshot = None
+    snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
     try:
         if isinstance(ref.moment, Named):
@@ -173,10 +176,11 @@ def _open_cut(store: ObjectStore, ref: Ref, found: list[Checked]) -> tuple[Cut, 
             for stage, version in sorted(snapshot.stages.items()):
                 stages |= _read(store, ref.app, stage, version, found)
         else:
-            stages |= cut_at(store, ref).stages
+            at = cut_at(store, ref)
+            stages, thinned = {**at.stages}, at.thinned
     except Corruption as error:
         found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
-    cut = Cut(ref.app, stages, snapshot.name if snapshot else "")
+    cut = Cut(ref.app, stages, snapshot.name if snapshot else "", thinned=thinned)
     if len(stages) == len(snapshot.stages if snapshot else stages):
         found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot

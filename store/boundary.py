@@ -53,6 +53,9 @@ class Moment(Struct, frozen=True):
     time_ms: int
     """When its newest version was committed."""
     stages: dict[str, int]
+    until_ms: int = 0
+    """The last time up to which the app stood there, from `time_ms` on; 0 where it never stood at just this cut, or
+    nobody knows any more. A later time is answered with another moment than the one that it was."""
 
 
 class Boundary(Struct, frozen=True):

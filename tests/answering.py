@@ -8,7 +8,7 @@ from typing import Any
 from slackwater.cli import main
 from typer.testing import CliRunner
 
-__all__ = ["KEPT", "QUESTIONS", "ask", "lasts"]
+__all__ = ["KEPT", "QUESTIONS", "ask", "comparable", "lasts"]
 
 KEPT = Path(__file__).parent / "kept"
 """A folder for each version: `store`, `kafka.json`, `answers.json`. See `tests/keep.py`."""
@@ -55,6 +55,19 @@ def ask(store: Path, words: Sequence[str], cache: Path) -> dict[str, Any]:
     environment = {"SLACKWATER_STORE": str(store), "SLACKWATER_CACHE": str(cache)}
     answered = CliRunner().invoke(main.app, [*words, "--json"], env=environment, catch_exceptions=False)
     return {"exit": answered.exit_code, "answer": json.loads(answered.stdout)}
+
+
+def comparable(words: Sequence[str], answer: Any) -> Any:
+    """An answer without what 0.1.0 answered otherwise, for good reason."""
+    match words[0]:
+        case "bisect":
+            # It named the stage's version before; since then it names the commit before, of whichever stage.
+            good = {name: value for name, value in answer["last_good"].items() if name not in ("ref", "time_ms")}
+            return answer | {"last_good": good}
+        case "log" if "--operations" not in words:
+            # Commits of one millisecond came by name; since then senders come first.
+            return sorted(answer, key=lambda entry: (-entry["time_ms"], entry["stage"], entry["version"]))
+    return answer
 
 
 def lasts(then: Any, now: Any, at: str = "") -> list[str]:

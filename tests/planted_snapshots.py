@@ -16,7 +16,7 @@ TTL_MOMENTS = ("test_ttl_moments.py",)
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
 _CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/snapshots.py"
-_CUT, _MOMENTS = "snapshot/cut.py", "snapshot/moments.py"
+_CUT, _LINE, _MOMENTS = "snapshot/cut.py", "snapshot/line.py", "snapshot/moments.py"
 _LOSSES, _ENTRIES = "snapshot/losses.py", "pipeline/entries.py"
 
 SNAPSHOT_FAULTS = (
@@ -273,23 +273,44 @@ SNAPSHOT_FAULTS = (
     Fault(
         "a time in a thinned history may name a later moment",
         _MOMENTS,
-        "return _of_moment(store, app, limit.at(time_ms))",
-        "return _of_moment(store, app, limit.at(time_ms + 3_600_000))",
+        "return _of_moment(store, app, limit.at(time_ms), time_ms)",
+        "return _of_moment(store, app, limit.at(time_ms + 3_600_000), time_ms)",
         THINNED,
     ),
     Fault(
         "a version of a stage that stands still needs a moment that was kept",
         _MOMENTS,
-        "        found = _held(store, raise_senders(found | firsts, _reader(store, app)), commit)\n",
-        "",
+        "    raised = _held(store, raise_senders({**found.stages, **firsts}, _reader(store, app)), commit)\n",
+        "    raised = found.stages\n",
         THINNED,
     ),
     Fault(
-        "what a version had not sent is consumed in its cut",
+        "another moment of a thinned history passes for the one that was asked for",
         _MOMENTS,
-        "    found = _held(store, found, commit)\n    if limit",
-        "    found[commit.stage] = commit\n    if limit",
-        ("test_cut.py",),
+        "    same = moment.time_ms <= asked_ms <= moment.until_ms\n",
+        "    same = moment.time_ms <= asked_ms\n",
+        ("test_thinned_refs.py",),
+    ),
+    Fault(
+        "a sender whose clock is ahead is not pulled forward to its receivers",
+        _LINE,
+        "        return min(each.time_ms for each in earliest.values())\n",
+        "        return commit.time_ms\n",
+        ("test_line.py",),
+    ),
+    Fault(
+        "of one instant receivers come before their senders",
+        _LINE,
+        "(of_then if each < rank else earlier)",
+        "(of_then if each > rank else earlier)",
+        ("test_line.py",),
+    ),
+    Fault(
+        "the log follows each commit's own time",
+        _LINE,
+        "        return min(commit.time_ms, last_ms), ranks[commit.stage]\n",
+        "        return commit.time_ms, ranks[commit.stage]\n",
+        ("test_line.py",),
     ),
     Fault(
         "a list that is named as the key breaks bisect",

@@ -58,7 +58,7 @@ def is_bad(app: FlightsApp, cache: SstCache, cut: Cut, where: str) -> bool:
 
 
 def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> None:
-    """Whatever was found: a good and a bad consistent cut that differ by one commit."""
+    """Whatever was found: a good and a bad consistent cut that differ by one commit, and that refs name."""
     assert violations(verdict.good.stages) == ()
     assert violations(verdict.bad.stages) == ()
     assert not is_bad(app, cache, verdict.good, verdict.where)
@@ -67,6 +67,8 @@ def assert_proves_itself(app: FlightsApp, cache: SstCache, verdict: Verdict) -> 
     good = verdict.good.versions
     assert good.pop(verdict.stage, 0) == verdict.good_version == verdict.bad_version - 1
     assert good == others
+    assert resolve(app.store, verdict.bad_ref, now_ms=0).versions == verdict.bad.versions
+    assert not verdict.good_ref or resolve(app.store, verdict.good_ref, now_ms=0).versions == verdict.good.versions
 
 
 @pytest.mark.parametrize("bad_from", [0, 1, 9, 22, 23])
@@ -79,11 +81,13 @@ def test_the_commit_that_made_it_wrong_is_found(cache: SstCache, bad_from: int) 
         first_bad - 1,
         first_bad,
     )
+    # Right before it `aircraft` sent on what it read.
+    (sent,) = app.version("carriers", first_bad).inputs.values()
     assert (verdict.good_ref, verdict.bad_ref) == (
-        f"flights/carriers@v{first_bad - 1}",
+        f"flights/aircraft@v{sent.version}",
         f"flights/carriers@v{first_bad}",
     )
-    assert verdict.good_time_ms == app.version("carriers", first_bad - 1).time_ms
+    assert verdict.good_time_ms == app.version("aircraft", sent.version).time_ms
     assert verdict.bad_time_ms == app.version("carriers", first_bad).time_ms
     assert verdict.rows.column("carrier").to_pylist() == ["C1"]
     assert verdict.non_monotone == ()
@@ -156,16 +160,52 @@ def test_the_keys_of_a_commit_that_came_behind_a_compaction_are_told(cache: SstC
     assert verify(app.store, "flights", now_ms=app.clock.now_ms, deep=True).differences == ()
 
 
-def test_at_most_ten_keys_are_told_those_that_changed_first(cache: SstCache) -> None:
+def test_all_keys_that_the_predicate_names_are_told_in_its_order(cache: SstCache) -> None:
     app = FlightsApp(MemoryStore(), Kafka())
     app.send(*(Flight(f"N{n:02}", "C0", 1) for n in range(30)))
     app.step_all()
     app.send(*(Flight(f"N{n:02}", "C0", 1) for n in range(20, 30)))
     app.step_all()
-    verdict = find(app, cache, "FROM aircraft WHERE (SELECT max(flights) FROM aircraft) > 1")
-    assert verdict.rows.num_rows == 30
-    assert {change.key["tail"] for change in verdict.keys} == {f"N{n:02}" for n in range(20, 30)}
-    assert all(change.before != change.after for change in verdict.keys)
+    where = "FROM aircraft WHERE (SELECT max(flights) FROM aircraft) > 1 ORDER BY tail DESC"
+    keys = find(app, cache, where).keys
+    assert keys is not None
+    assert keys.named
+    assert [change.key["tail"] for change in keys] == [f"N{n:02}" for n in reversed(range(30))]
+    changed = keys.changed()
+    assert [change.key["tail"] for change in changed] == [f"N{n:02}" for n in reversed(range(20, 30))]
+    assert all(change.before != change.after for change in changed)
+    assert keys.flat().column_names == [
+        "tail",
+        "change",
+        "before_flights",
+        "after_flights",
+        "before_delay",
+        "after_delay",
+    ]
+    assert keys.flat().column("change").to_pylist() == ["changed"] * 10 + ["same"] * 20
+
+
+def test_a_predicate_that_names_no_key_gets_all_that_the_commit_changed_by_key(cache: SstCache) -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(14))
+    app.send(*(Flight(f"M{n:04}", "C7", 6_000) for n in range(1_500)))
+    app.step_all()
+    keys = find(app, cache, "SELECT count(*) FROM aircraft WHERE delay > 1000 HAVING count(*) > 0").keys
+    assert keys is not None
+    assert not keys.named
+    assert [change.key["tail"] for change in keys] == [f"M{n:04}" for n in range(1_500)]
+    assert set(keys.flat().column("change").to_pylist()) == {"new"}
+
+
+def test_the_planted_key_is_told_beyond_the_first_thousand_rows(cache: SstCache) -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(14))
+    app.send(*(Flight(f"N{n:04}", "C7", 6_000) for n in range(1_500)), Flight("planted", "C7", 9_000_000))
+    app.step_all()
+    verdict = find(app, cache, "SELECT tail FROM aircraft WHERE delay > 1000 ORDER BY delay, tail")
+    assert (verdict.rows.num_rows, verdict.more_rows) == (1_501, False)
+    assert verdict.keys is not None
+    assert [change.key["tail"] for change in verdict.keys][-2:] == ["N1499", "planted"]
 
 
 def test_it_takes_a_logarithm_of_evaluations(cache: SstCache) -> None:
@@ -242,7 +282,8 @@ def test_a_stage_whose_very_first_version_is_wrong_has_no_good_version(cache: Ss
     app.store.delete(manifest("flights", "carriers", 1))  # its history was thinned out
     fresh = CountingStore(app.store)  # nothing read before is remembered for it
     verdict = bisect(fresh, cache, "flights", "FROM carriers", good="flights@before")
-    assert (verdict.good_version, verdict.bad_version, verdict.good_ref) == (0, born.version, "")
+    assert (verdict.good_version, verdict.bad_version) == (0, born.version)
+    assert verdict.good_ref == "flights/aircraft@v2"  # the commit right before, though of another stage
     assert "carriers" not in verdict.good.versions
     assert {change.before for change in verdict.keys} == {None}
 

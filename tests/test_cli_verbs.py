@@ -348,9 +348,10 @@ def test_bisect_names_the_commit_its_input_and_the_keys_that_turned_bad() -> Non
     verdict = from_json("bisect", "flights", "--where", BAD)
     assert verdict["stage"] == "carriers"
     assert (verdict["last_good"]["ref"], verdict["first_bad"]["ref"]) == (
-        "flights/carriers@v5",
+        "flights/aircraft@v6",
         "flights/carriers@v6",
     )
+    assert verdict["last_good"]["version"] == 5
     (window,) = verdict["source_windows"]
     assert (window["topic"], window["end"] - window["start"]) == ("flights", 1)
     (key,) = verdict["keys"]
@@ -365,8 +366,8 @@ def test_bisect_lays_out_the_verdict_and_what_to_type_next() -> None:
     assert result.stdout.startswith("carriers v6 is the first bad commit of flights\n")
     assert "\nlast good" in result.stdout
     assert "flights-by-carrier-repartition[" in result.stdout
-    assert f"slackwater query flights/carriers@v5 '{BAD}'" in result.stdout
-    assert "slackwater clone flights/carriers@v5 flights-staging" in result.stdout
+    assert f"slackwater query flights/aircraft@v6 '{BAD}'" in result.stdout
+    assert "slackwater clone flights/aircraft@v6 flights-staging" in result.stdout
     assert "good" in result.stderr.splitlines()[1]
 
 

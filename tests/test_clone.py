@@ -8,7 +8,7 @@ from slackwater.snapshot.clone import ClonePlan, clone, finish_clone, unfinished
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.lineage import trace
-from slackwater.snapshot.moments import first_cut
+from slackwater.snapshot.moments import line_of
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.topology import violations
 from slackwater.store import apps, history
@@ -135,7 +135,7 @@ def test_the_source_is_pinned_while_the_clone_lives(app: FlightsApp) -> None:
 
 def test_versions_go_on_from_the_sources_so_that_newer_rows_win(app: FlightsApp) -> None:
     plan = make(app)
-    assert first_cut(app.store, "staging").versions == plan.source.versions
+    assert line_of(app.store, "staging").beginning().versions == plan.source.versions
     staging = started(app)
     staging.run(flights(20))
     assert rows_of(app.store, staging.heads["carriers"]) == staging.state["carriers"]
@@ -358,7 +358,7 @@ def test_an_unfinished_clone_keeps_its_moment_though_now_has_moved_on(app: Fligh
     plan = make(app, "flights@now")
     assert plan.resumed
     assert plan.source.versions == versions
-    assert first_cut(app.store, "staging").versions == versions
+    assert line_of(app.store, "staging").beginning().versions == versions
 
 
 def test_an_unfinished_clone_is_not_finished_as_something_else(app: FlightsApp) -> None:

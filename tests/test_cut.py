@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from slackwater.snapshot.consistency import consistent
 from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
-from slackwater.snapshot.moments import first_cut
+from slackwater.snapshot.moments import line_of
 from slackwater.snapshot.refs import AtTime, Ref, parse
 from slackwater.snapshot.snapshots import of_snapshot, pin
 from slackwater.snapshot.topology import Cut, channels, descendants, order, violations
@@ -151,8 +151,8 @@ def test_an_app_that_never_ran_has_no_moment_yet() -> None:
         resolve(store, "flights@now", now_ms=START_MS)
 
 
-def test_the_beginning_is_the_first_version_of_each_stage(app: FlightsApp) -> None:
-    assert first_cut(app.store, "flights").versions == {"legs": 1, "aircraft": 1, "carriers": 1}
+def test_a_history_begins_with_its_first_commit(app: FlightsApp) -> None:
+    assert line_of(app.store, "flights").beginning().versions == {"legs": 1}
 
 
 def test_nothing_is_in_flight_when_every_stage_has_followed(app: FlightsApp) -> None:
@@ -199,12 +199,12 @@ def test_a_receiver_ahead_of_its_senders_clock_does_not_make_an_instant_inconsis
     assert consistent(at)
 
 
-def test_a_named_version_stays_and_what_ran_ahead_of_it_is_taken_back() -> None:
+def test_a_named_version_stays_and_what_had_consumed_it_comes_after_it() -> None:
     clock = Clock(skew_ms={"carriers": -3_600_000, "aircraft": -3_600_000})
     app = FlightsApp(MemoryStore(), Kafka(), clock=clock)
     app.run(flights(50))
     at = cut(app, "flights/legs@v3")
-    assert at.versions == {"legs": 3, "aircraft": 3, "carriers": 3}
+    assert at.versions == {"legs": 3, "aircraft": 2, "carriers": 2}
     assert consistent(at)
 
 
@@ -255,7 +255,7 @@ def test_a_history_that_does_not_begin_at_one_is_searched_from_where_it_begins(a
         for version in (1, 2):
             app.store.delete(f"flights/stages/{stage}/manifests/{version:020}.json")
     fresh = CountingStore(app.store)  # nothing read before is remembered for it
-    assert first_cut(fresh, "flights").versions == {"legs": 3, "aircraft": 3, "carriers": 3}
+    assert line_of(fresh, "flights").beginning().versions == {"legs": 3, "aircraft": 3, "carriers": 3}
     at = app.version("legs", 3).time_ms
     ref = parse("flights@-1s", now_ms=at + 1_000)
     assert cut_at(fresh, ref).versions == {"legs": 3}

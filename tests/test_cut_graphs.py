@@ -2,21 +2,27 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
-from slackwater.snapshot.moments import first_cut, newest_cut
+from slackwater.snapshot.moments import line_of, newest_cut
 from slackwater.snapshot.refs import AtTime, Ref, Version
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.topology import Cut, channels, consumed, violations
 from slackwater.store import apps, history
 from slackwater.store.commit import claim, commit
-from slackwater.store.manifest import AppInfo, Input, Manifest, Output
+from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.memory import MemoryStore
+
+from .histories import write_columns
 
 PARTITIONS = 2
 NONE = (0,) * PARTITIONS
+TABLE = Table((Column("key", "string"),), (Column("n", "int64"),), 1, "versions by key")
 
 
 @dataclass
@@ -30,6 +36,10 @@ class App:
     left: set[str] = field(default_factory=set)
     """Stages that were retired, whether they are back or not."""
     now_ms: int = 1_000_000
+    tables: bool = False
+    """Whether the stages keep tables: of some keys, the number of the version that wrote each last."""
+    written: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)
+    """The keys that a version of a stage wrote."""
 
     def __post_init__(self) -> None:
         apps.create_app(self.store, AppInfo("app", 1))
@@ -50,7 +60,8 @@ class App:
                 version = read.version + choices[position % len(choices)] % (ahead + 1)
                 if version > read.version:
                     sent = self.sent(upstream, name, version)
-                    read = Input("t", sent.ends, upstream, version, consumed=sent.sent)
+                    rows = sum(sent.sent) - sum(read.consumed)
+                    read = Input("t", sent.ends, upstream, version, rows=rows, consumed=sent.sent)
             inputs[name] = read
         outputs = {}
         for reader, upstream in self.inputs.items():
@@ -67,8 +78,17 @@ class App:
         time_ms = max(time_ms, self.now_ms + self.skew_ms[stage])
         epoch = head.epoch if head else 1
         manifest = Manifest("app", stage, version, epoch, "w", time_ms, "batch", inputs=inputs, outputs=outputs)
+        if self.tables:
+            keys = self.written[stage, version] = tuple(sorted({f"k{choice % 3}" for choice in choices if choice < 6}))
+            ssts = (*self.write(stage, version, keys), *(head.ssts if head else ()))
+            manifest = replace(manifest, table=TABLE, ssts=ssts)
         commit(self.store, manifest)
         self.heads[stage] = manifest
+
+    def write(self, stage: str, version: int, keys: tuple[str, ...]) -> list[Sst]:
+        columns = {"n": np.full(len(keys), version)}
+        names = pa.array(keys, pa.string())
+        return write_columns(self.store, "app", stage, version, names, columns, table=TABLE) if keys else []
 
     def retire(self, stage: str) -> None:
         """Take the stage out of the app, if nobody reads it any more and it was in it."""
@@ -95,14 +115,14 @@ class App:
 
 
 @st.composite
-def histories(draw: st.DrawFn, *, retiring: bool = False) -> App:
+def histories(draw: st.DrawFn, *, tables: bool = False, retiring: bool = False) -> App:
     names = "abcdefgh"[: draw(st.integers(2, 8))]
     inputs = {
         name: tuple(sorted(draw(st.sets(st.sampled_from(names[:number]), max_size=3)))) if number else ()
         for number, name in enumerate(names)
     }
-    app = App(inputs, {name: draw(st.sampled_from((0, 0, 35, -35))) for name in names})
-    for stage in draw(st.lists(st.sampled_from(names), min_size=1, max_size=40)):
+    app = App(inputs, {name: draw(st.sampled_from((0, 0, 35, -35))) for name in names}, tables=tables)
+    for stage in draw(st.lists(st.sampled_from(names), min_size=1, max_size=25 if tables else 40)):
         app.step(stage, draw(st.lists(st.integers(0, 7), min_size=2, max_size=3)))
         if retiring and draw(st.booleans()):
             app.retire(draw(st.sampled_from(names)))
@@ -179,4 +199,4 @@ def test_a_moment_has_no_stage_that_was_retired_by_then_unless_it_is_asked_for_o
 @given(histories())
 def test_the_newest_and_the_first_cut_of_any_graph_are_consistent(app: App) -> None:
     check(app, resolve(app.store, "app@now", now_ms=app.now_ms))
-    check(app, first_cut(app.store, "app"))
+    check(app, line_of(app.store, "app").beginning())

@@ -5,14 +5,15 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from slackwater.snapshot.consistency import raise_senders
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.moments import first_cut
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.topology import violations
 from slackwater.store import boundary, history
 from slackwater.store.boundary import Boundary
 from slackwater.store.errors import NotFound
+from slackwater.store.manifest import Manifest
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh
 from .histories import STAGES, FlightsApp, flights
@@ -57,6 +58,12 @@ def boundary_of(app: FlightsApp) -> Boundary:
     return boundary.newest(app.store, app.name) or Boundary(0, final=True)
 
 
+def firsts(app: FlightsApp) -> dict[str, Manifest]:
+    """The earliest cut in which the history of every stage is whole."""
+    found = {stage: app.version(stage, history.first_version(app.store, app.name, stage)) for stage in STAGES}
+    return raise_senders(found, app.version)
+
+
 def at(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
@@ -70,7 +77,9 @@ def test_a_time_names_the_newest_moment_left_and_never_a_later_one(
 ) -> None:
     app = thinned(steps, rules)
     limit, now_ms = boundary_of(app), app.clock.now_ms
-    begin_ms = min([moment.time_ms for moment in limit.moments] or [first_cut(app.store, app.name).time_ms])
+    begin_ms = min(
+        [moment.time_ms for moment in limit.moments] or [max(first.time_ms for first in firsts(app).values())]
+    )
     time_ms = int(begin_ms + share * (now_ms - begin_ms))
     ref = f"flights/{stage}@{at(time_ms)}" if stage else f"flights@{at(time_ms)}"
     found = resolve(app.store, ref, now_ms=now_ms)
@@ -89,12 +98,12 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
     steps: list[tuple[str, int, int]], rules: Retention
 ) -> None:
     app = thinned(steps, rules)
-    limit, whole = boundary_of(app), first_cut(app.store, app.name)
+    limit, whole = boundary_of(app), firsts(app)
     for stage in STAGES:
         for version in history.versions(app.store, app.name, stage):
             ref = f"flights/{stage}@v{version}"
             left = [moment for moment in limit.moments if moment.stages.get(stage) == version]
-            if version >= whole.stages[stage].version or left:
+            if version >= whole[stage].version or left:
                 cut = resolve(app.store, ref, now_ms=0)
                 assert cut.stages[stage].version == version
                 assert violations(cut.stages) == ()
@@ -105,6 +114,25 @@ def test_a_version_has_a_moment_if_one_is_left_or_the_whole_history_holds_one(
             else:
                 with pytest.raises(NotFound, match="is whole from"):
                     resolve(app.store, ref, now_ms=0)
+
+
+@settings(max_examples=40)
+@given(steps=STEPS, rules=st.sampled_from(RULES[3:]), shares=st.lists(st.floats(0, 1), min_size=5, max_size=5))
+@example(steps=IDLE, rules=RULES[3], shares=[0, 0.2, 0.5, 0.7, 0.9])
+def test_another_moment_than_the_one_that_was_is_told_and_only_then(
+    steps: list[tuple[str, int, int]], rules: Retention, shares: list[float]
+) -> None:
+    whole, app = thinned(steps, Retention()), thinned(steps, rules)
+    limit, now_ms = boundary_of(app), app.clock.now_ms
+    begin_ms = min((moment.time_ms for moment in limit.moments), default=now_ms)
+    ends_ms = [time_ms for each in limit.moments for time_ms in (each.time_ms, each.until_ms, each.until_ms + 1)]
+    for time_ms in {*ends_ms, *(int(begin_ms + share * (now_ms - begin_ms)) for share in shares)} - {0, 1}:
+        ref = f"flights@{at(time_ms)}"
+        found = resolve(app.store, ref, now_ms=now_ms)
+        asis = resolve(whole.store, ref, now_ms=now_ms)
+        assert (found.thinned is None) == (found.versions == asis.versions)
+        if found.thinned is not None:
+            assert (found.thinned.asked_ms, found.thinned.answered_ms) == (time_ms, found.time_ms)
 
 
 def test_the_head_of_a_stage_that_stands_still_is_found_as_log_shows_it() -> None:

@@ -1,0 +1,64 @@
+"""SQL asked at a cut: what `query` and bisect do, so that both get the same answer."""
+
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from ..store import history
+from ..store.cache import SstCache
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+from .capture import ChannelReader
+from .channel_tables import channel_tables, names_channels
+from .cut import telling_if_collected
+from .tables import connect, named_tables, run_query
+from .topology import Cut
+
+__all__ = ["answer", "later_stages"]
+
+
+def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
+    """The newest version of each stage that has none at the cut, where its history had not begun."""
+    absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
+    return {stage: head for stage in absent if (head := history.head(store, cut.app, stage))}
+
+
+def answer(
+    store: ObjectStore,
+    cache: SstCache,
+    cut: Cut,
+    sql: str,
+    *,
+    later: Mapping[str, Manifest] = MappingProxyType({}),
+    only: Collection[str] | None = None,
+    reader: ChannelReader | None = None,
+    max_rows: int | None = None,
+) -> pa.Table:
+    """What a statement returns at a cut.
+
+    Args:
+        store: the store of the cut's app.
+        cache: where SSTs of a remote store come to lie.
+        cut: the moment to look at.
+        sql: one statement that reads.
+        later: later versions; tables and channels that only they have are shown without rows.
+        only: the tables to open; default those that decide what the statement returns.
+        reader: reads records in flight, which the statement may ask for.
+        max_rows: as many rows at most.
+
+    Raises:
+        Usage: the SQL is wrong, or asks for records in flight without a `reader`.
+        NotFound: it names a table or column that is neither at the cut nor later; or the cut was collected meanwhile.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    empty = {stage: manifest.table for stage, manifest in later.items() if manifest.table is not None}
+    flying = channel_tables(store, cut, sql, reader, later) if names_channels(sql) else None
+    opened = named_tables(sql, cut) if only is None else only
+    with (
+        telling_if_collected(store, cut),
+        closing(connect(store, cache, cut, only=opened, empty=empty, channels=flying)) as con,
+    ):
+        return run_query(con, sql, max_rows=max_rows)

@@ -1,0 +1,198 @@
+"""The app's line: all its commits in one order, of which every moment without a name is a prefix.
+
+A commit's *effective time* is the smaller of its own time and the effective times of the later commits that depend on
+it: those of its stage, and of receivers that had consumed it. So a sender whose clock is ahead is pulled forward to its
+first receiver. The line orders commits by effective time; of one instant senders come first, and then stages by name.
+
+It extends causality, so each of its prefixes is a consistent cut, and two neighbours differ by one commit. The commits
+with an effective time up to T are those of that time, with what these had consumed: `app@T`. The prefix that ends with
+a commit is `app/stage@vN`. What a stage has consumed only grows, so a place on the line is found by binary searches.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+
+from ..store import boundary, history
+from ..store.boundary import Boundary
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+from .consistency import raise_senders
+from .timeline import before, newest_where
+from .topology import Cut, consumed, order
+
+__all__ = ["Line", "Place", "newest_first"]
+
+Place = tuple[int, int, int]
+"""Where a commit stands on the line: its effective time, the rank of its stage, its version."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line of an app up to a consistent cut, which is all of it that is looked at."""
+
+    store: ObjectStore
+    heads: Cut
+    """The newest version of each stage: with the same heads, the line is the same."""
+    floor: Mapping[str, int] = field(default_factory=dict)
+    """Versions of a prefix. Searches begin behind it, so only commits that lie behind it may be asked about."""
+
+    def above(self, low: Cut) -> "Line":
+        """The same line, to be asked for what lies behind a prefix only."""
+        return replace(self, floor=low.versions)
+
+    @cached_property
+    def ranks(self) -> Mapping[str, int]:
+        """Which stage comes first of those that committed at one instant: senders before receivers."""
+        return {stage: rank for rank, stage in enumerate(order(self.heads.stages))}
+
+    def read(self, stage: str, version: int) -> Manifest:
+        """A commit of the line."""
+        return history.read(self.store, self.heads.app, stage, version)
+
+    def first(self, stage: str) -> int:
+        """The version with which the stage's whole history begins."""
+        if stage not in self._firsts:
+            self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
+        return self._firsts[stage]
+
+    @cached_property
+    def _firsts(self) -> dict[str, int]:
+        return {}
+
+    def place(self, commit: Manifest) -> Place:
+        """Where a commit stands; what is smaller comes before it."""
+        return self._effective_ms(commit), self.ranks[commit.stage], commit.version
+
+    def up_to(self, commit: Manifest) -> Cut:
+        """The prefix that ends with this commit."""
+        time_ms, rank, _ = self.place(commit)
+        of_then, earlier = self._of_time(time_ms), self._of_time(time_ms - 1)
+        found = {stage: (of_then if each < rank else earlier).get(stage) for stage, each in self.ranks.items()}
+        found[commit.stage] = commit
+        return self._cut(found)
+
+    def before(self, commit: Manifest) -> Cut:
+        """The prefix that ends right before this commit; the empty cut when it is the first."""
+        found: dict[str, Manifest | None] = dict(self.up_to(commit).stages)
+        began = commit.version <= self.first(commit.stage)
+        found[commit.stage] = None if began else self.read(commit.stage, commit.version - 1)
+        return self._cut(found)
+
+    def last(self, prefix: Cut) -> Manifest | None:
+        """The commit that a prefix ends with, None for the empty one."""
+        return max(prefix.stages.values(), key=self.place, default=None)
+
+    def within(self, cut: Cut) -> Cut:
+        """The longest prefix that lies within a cut: the cut itself, if it is a prefix."""
+        beyond = [
+            self.read(stage, version)
+            for stage, head in self.heads.stages.items()
+            if (version := cut.stages[stage].version + 1 if stage in cut.stages else self.first(stage)) <= head.version
+        ]
+        return self.before(min(beyond, key=self.place)) if beyond else self._cut(self.heads.stages)
+
+    def around(self, cut: Cut) -> Cut:
+        """The shortest prefix that holds all of a cut: the cut itself, if it is a prefix."""
+        last = self.last(cut)
+        return self.up_to(last) if last else self._cut({})
+
+    def beginning(self) -> Cut:
+        """The shortest prefix that holds what the whole history begins with: a clone's tables, or what gc left.
+
+        Otherwise a history begins with nothing. Then it is the line's first commit, if that brings no rows, else empty.
+        """
+        firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
+        brought = [commit for commit in firsts if commit.kind == "clone" or commit.version > 1]
+        if brought:
+            return self.up_to(max(brought, key=self.place))
+        earliest = min(firsts, key=self.place, default=None)
+        return self._cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
+
+    def _effective_ms(self, commit: Manifest) -> int:
+        """The earliest time of a commit that depends on this one, itself included."""
+        earliest = {commit.stage: commit}
+        for stage in self.ranks:
+            if stage != commit.stage and (found := self._first_that_depends(stage, earliest)) is not None:
+                earliest[stage] = found
+        return min(each.time_ms for each in earliest.values())
+
+    def _first_that_depends(self, stage: str, earliest: Mapping[str, Manifest]) -> Manifest | None:
+        """The stage's first version that had consumed one of these."""
+        head = self.heads.stages[stage]
+
+        def independent(manifest: Manifest) -> bool:
+            read = consumed(manifest)
+            return not any(read.get(sender, 0) >= sent.version for sender, sent in earliest.items())
+
+        if independent(head):
+            return None
+        low = self._lowest(stage)
+        last = newest_where(partial(self.read, stage), low, head.version - 1, independent)
+        return self.read(stage, last.version + 1 if last else min(low, head.version))
+
+    def _of_time(self, time_ms: int) -> dict[str, Manifest]:
+        """The commits with an effective time up to this one, as the newest of each stage."""
+        found = {}
+        for stage, head in self.heads.stages.items():
+            newest = (
+                head
+                if head.time_ms <= time_ms
+                else newest_where(
+                    partial(self.read, stage),
+                    self._lowest(stage),
+                    head.version - 1,
+                    lambda manifest: manifest.time_ms <= time_ms,
+                )
+            )
+            if newest is None and stage in self.floor:
+                newest = self.read(stage, self.floor[stage])
+            if newest is not None:
+                found[stage] = newest
+        return raise_senders(found, self.read)
+
+    def _lowest(self, stage: str) -> int:
+        return self.floor[stage] + 1 if stage in self.floor else self.first(stage)
+
+    def _cut(self, found: Mapping[str, Manifest | None]) -> Cut:
+        return Cut(self.heads.app, {stage: commit for stage, commit in found.items() if commit is not None})
+
+
+def newest_first(
+    store: ObjectStore, app: str, heads: Mapping[str, Manifest], *, thinned: bool = False
+) -> Iterator[Manifest]:
+    """The line from its end, the newest commit first; reads one manifest ahead for each stage.
+
+    `heads` is a consistent cut, or one stage alone. Of a stage whose history was collected come those versions from
+    which on it is whole; with `thinned` then also those left before.
+    """
+    limit = boundary.newest(store, app)
+    ranks = {stage: rank for rank, stage in enumerate(order(heads))}
+    ahead, last_ms = dict(heads), max((head.time_ms for head in heads.values()), default=0)
+
+    def place(commit: Manifest) -> tuple[int, int]:
+        # All that depends on it has come, and the last that came is the earliest of what has. So its effective time is
+        # that of the last, if that is before its own.
+        return min(commit.time_ms, last_ms), ranks[commit.stage]
+
+    while ahead:
+        # What something left depends on cannot be next.
+        free = [each for each in ahead.values() if not _is_needed(each, ahead.values())]
+        commit = max(free or ahead.values(), key=place)
+        last_ms = min(commit.time_ms, last_ms)
+        yield commit
+        if earlier := _earlier(store, commit, limit, thinned):
+            ahead[commit.stage] = earlier
+        else:
+            del ahead[commit.stage]
+
+
+def _is_needed(commit: Manifest, others: Iterable[Manifest]) -> bool:
+    return any(consumed(other).get(commit.stage, 0) >= commit.version for other in others)
+
+
+def _earlier(store: ObjectStore, manifest: Manifest, limit: Boundary | None, thinned: bool) -> Manifest | None:
+    if limit is None or manifest.version > limit.first.get(manifest.stage, 0):
+        return before(store, manifest)
+    left = [version for version in limit.kept.get(manifest.stage, ()) if version < manifest.version]
+    return history.find(store, manifest.app, manifest.stage, left[-1]) if thinned and left else None
