@@ -57,6 +57,17 @@ def interval_ms(text: str | None) -> int:
     return round(number * scale)
 
 
+def limits_of(stage: Stage, options: Options) -> Limits:
+    """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
+    declared = interval_ms(stage.trigger)
+    return Limits(
+        stage.max_records if options.max_records is None else options.max_records,
+        declared if options.trigger is None else interval_ms(options.trigger),
+        Triggers(stage.l0_slowdown, stage.l0_stop),
+        (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
+    )
+
+
 def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
@@ -65,15 +76,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         SlackwaterError: Anything else that stopped it; nothing committed is lost.
     """
     stages = app.select(options.stages)
-    limits = {
-        stage.name: Limits(
-            stage.max_records or options.max_records,
-            interval_ms(stage.trigger or options.trigger),
-            Triggers(stage.l0_slowdown, stage.l0_stop),
-            options.max_unflushed if stage.max_unflushed is None else stage.max_unflushed,
-        )
-        for stage in stages
-    }
+    limits = {stage.name: limits_of(stage, options) for stage in stages}
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         with stop.at_once():

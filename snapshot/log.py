@@ -39,7 +39,7 @@ class Entry:
 
 
 def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
-    """The newest `limit` versions of the app, or of one stage, newest first.
+    """The newest `limit` versions of the app (0 for all), or of one stage, newest first.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
     each stage, and the snapshots written since the oldest of them.
@@ -48,7 +48,7 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
         NotFound: there is no such app or stage.
     """
     stages = stages_of(store, app, stage)
-    manifests = tuple(islice(newest_first(store, app, stages, thinned=True), min(limit, sys.maxsize)))
+    manifests = tuple(islice(newest_first(store, app, stages, thinned=True), min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
     names = _names(store, app, manifests)
