@@ -10,27 +10,18 @@ from msgspec.structs import replace
 from ..snapshot.clone import channel_topic
 from ..store import commit, history, ttl
 from ..store.errors import NotFound, Refused
-from ..store.manifest import Input, Manifest, Output, Table
+from ..store.manifest import Input, Manifest, Output, Table, Ttl
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client
 from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .schemas import Shape
 
-__all__ = ["Claimer", "check_topics"]
+__all__ = ["Claimer"]
 
-
-def check_topics(kafka: Mapping[str, str], stages: tuple[Stage, ...]) -> None:
-    """See that the users' topics are there that these stages of an app which is no clone read.
-
-    Raises:
-        NotFound: One is not.
-        Unavailable: The broker did not answer.
-    """
-    for stage in stages:
-        for one in stage.reads:
-            if isinstance(one, Topic):
-                _offsets(kafka, stage, one.name)
+_ANOTHER = (
+    "try the changed program as another app (`slackwater run FILE --app NAME`), or give the changed stage a new name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +42,24 @@ class Claimer:
     accept_loss: bool
 
     def create_channels(self, stages: tuple[Stage, ...]) -> None:
-        """Make the repartition topics that these stages read or write, where there are none yet."""
-        for stage in stages:
-            for channel in (*stage.writes, *map(self.app.channel, stage.channels)):
-                kafka_client.create_topic(self.kafka, self._topic_of(channel), channel.partitions)
+        """Make the repartition topics that these stages read or write, where there are none yet. Raises `Refused`."""
+        kafka_client.create_topics(self.kafka, self._channels(stages))
+
+    def check_channels(self, stages: tuple[Stage, ...]) -> None:
+        """See that `create_channels` will be allowed to make what is missing. Raises `Refused` where it will not."""
+        kafka_client.create_topics(self.kafka, self._channels(stages), only_ask=True)
+
+    def check_declared(self, stage: Stage) -> None:
+        """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
+
+        Raises:
+            Refused: The names of the key, the kind of state or an input changed, or input offsets are gone.
+            NotFound: An input topic does not exist.
+        """
+        head = history.head(self.store, self.app.name, stage.name)
+        if head is not None:
+            _check_declared(stage, self.app.key_of(stage) if stage.state is not None else (), head.table)
+        self._inputs(stage, head)
 
     def check(self, stage: Stage, shape: Shape) -> None:
         """Refuse a stage that does not fit what is stored, before anything is written.
@@ -73,23 +78,29 @@ class Claimer:
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
             table = _agreed(stage, shape.table, known)
-            ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in shape.emits)
             return replace(
                 draft,
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 inputs=self._inputs(stage, known),
-                outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
+                outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
             )
 
         return commit.claim(
             self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build
         )
 
+    def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
+        """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
+        used = [one for stage in stages for one in (*stage.writes, *map(self.app.channel, stage.channels))]
+        return {self._topic_of(channel): channel.partitions for channel in used}
+
     def _topic_of(self, channel: Repartition) -> str:
         return channel_topic(self.app.name, channel.name)
 
-    def _output(self, channel: Repartition, draft: Manifest, ddl: str) -> Output:
+    def _output(self, channel: Repartition, draft: Manifest, shape: Shape) -> Output:
+        rows = shape.emits[channel.name]
+        ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
         known = draft.outputs.get(channel.name)
         if known is not None:
             return replace(known, schema=ddl)
@@ -114,7 +125,7 @@ class Claimer:
         else:
             name, upstream = one, self.app.writer_of(one).name
             topic = channel_topic(self.app.name, name)
-        earliest, ends = _offsets(self.kafka, stage, topic)
+        earliest, ends = self._bounds(stage, one, topic)
         if upstream:
             # Of a repartition topic, those count that its writer knows: others were added by hand and stay empty.
             count = self._partitions(upstream, name, default=len(ends))
@@ -131,6 +142,16 @@ class Claimer:
         offsets = self._still_there(stage, topic, wanted, earliest, ends)
         # What was skipped is not there to be counted.
         return replace(known, offsets=offsets, consumed=known.consumed if offsets == wanted else ())
+
+    def _bounds(self, stage: Stage, one: Topic | str, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
+        try:
+            return kafka_client.offsets(self.kafka, topic)
+        except NotFound as error:
+            if isinstance(one, str):
+                nothing = (0,) * self.app.channel(one).partitions
+                return nothing, nothing
+            raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
 
     def _partitions(self, sender: str, channel: str, *, default: int) -> int:
         """How many partitions the writer of a channel writes to, once it has begun."""
@@ -168,11 +189,28 @@ class Claimer:
         )
 
 
-def _offsets(kafka: Mapping[str, str], stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    try:
-        return kafka_client.offsets(kafka, topic)
-    except NotFound as error:
-        raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+def _check_declared(stage: Stage, key: tuple[str, ...], stored: Table | None) -> None:
+    """What of `_agreed` follows from the declaration alone."""
+    if (stored is None) != (stage.state is None):
+        raise Refused(
+            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
+            f"and {'had none' if stored is None else 'has none now'}",
+            hint="give the stage a new name",
+        )
+    if stored is None or stage.state is None:
+        return
+    names = tuple(column.name for column in stored.key)
+    if names != key:
+        raise Refused(
+            f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
+            f"({', '.join(names)})",
+            hint=_ANOTHER,
+        )
+    if stored.state != stage.state.describe():
+        raise Refused(
+            f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}", hint=_ANOTHER
+        )
+    lifetime.agree(stage.name, stored.ttl, Ttl(stage.ttl_ms, stage.ttl_by) if stage.ttl_ms else None)
 
 
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
@@ -183,23 +221,13 @@ def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table |
     """
     if head is None or (stored := head.table) == table:
         return table
-    if stored is None or table is None:
-        raise Refused(
-            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
-            f"and {'had none' if stored is None else 'has none now'}",
-            hint="give the stage a new name",
-        )
-    hint = (
-        "try the changed program as another app (`slackwater run FILE --app NAME`), "
-        "or give the changed stage a new name"
-    )
+    _check_declared(stage, tuple(column.name for column in table.key) if table else (), stored)
+    assert stored is not None and table is not None  # noqa: S101, PT018  else the declaration does not fit
     for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
         if before != now:
             shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
             raise Refused(
                 f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
-                hint=hint,
+                hint=_ANOTHER,
             )
-    if stored.state != table.state:
-        raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)
     return replace(stored, compaction=table.compaction, ttl=lifetime.agree(stage.name, stored.ttl, table.ttl))

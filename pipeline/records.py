@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from ..store.errors import Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server
 from .outage import Patience
+from .rights import lacking
 
 __all__ = ["read_range", "send"]
 
@@ -44,11 +45,11 @@ def read_range(
     """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 
     Raises:
-        Refused: The offsets are no longer there.
+        Refused: The offsets are no longer there, or we may not read them.
         Unavailable: The broker has been away for longer than `patience_s`.
     """
     with _consumer(kafka) as consumer:
-        yield from _Range(consumer, server(kafka), topic, partition, end).read(start, patience_s)
+        yield from _Range(consumer, kafka, topic, partition, end).read(start, patience_s)
 
 
 @contextmanager
@@ -72,7 +73,7 @@ class _Range:
     """What a consumer reads of one partition."""
 
     consumer: Consumer
-    server: str
+    kafka: Kafka
     topic: str
     partition: int
     end: int
@@ -82,7 +83,7 @@ class _Range:
         if at >= self.end:
             return
         self.consumer.assign([TopicPartition(self.topic, self.partition, at)])
-        patience = Patience(self.server, patience_s)
+        patience = Patience(server(self.kafka), patience_s)
         while at < self.end:
             chunk = self.consumer.consume(min(_CHUNK, self.end - at), timeout=POLL_S)
             if not chunk:
@@ -106,7 +107,8 @@ class _Range:
                     hint="they outlived the topic's retention; --accept-loss goes on without them",
                 )
             elif error.code() in GONE or error.code() in _FATAL:
-                raise Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
+                refused = Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
+                raise lacking(self.kafka, error, "Read", self.topic) or refused
             else:
                 patience.waited(error.str())
         messages = [message for message in chunk if message.error() is None] if errors else chunk
@@ -126,6 +128,7 @@ def send(
         The next offset after the last message written, by partition.
 
     Raises:
+        Refused: We may not write there.
         Unavailable: The broker has been away for longer than `patience_s`; nobody will read what did get written,
             as no manifest will name this attempt.
     """
@@ -161,5 +164,6 @@ def send(
     patience.answered()
     if failed:
         clients.pop(key, None)
-        raise Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
+        away = Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
+        raise lacking(kafka, failed[0], "Write", topic) or away
     return ends

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ..snapshot.clone import unfinished
@@ -26,7 +27,7 @@ from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
-from .claiming import Claimer, check_topics
+from .claiming import Claimer
 from .metering import StageMeter
 from .options import Options
 from .progress import Progress
@@ -85,6 +86,29 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         store = CountingStore(opened)
         # Each stage has a store of its own over the same one, and is counted by itself.
         stores = {stage.name: CountingStore(opened) for stage in stages}
+        with stop.at_once():
+            # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
+            if master := _known_master(options):
+                check_unflushed(limits, master)
+            info = apps.find_app(store, app.name)
+            if info is not None and (missing := unfinished(store, info)):
+                raise Refused(
+                    f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+                    hint="run the same `slackwater clone` again; it goes on where it stopped",
+                )
+            any_claimer = Claimer(
+                store=store,
+                kafka=options.kafka,
+                app=app,
+                topics=info.origin.topics if info and info.origin else {},
+                writer=str(ULID()),
+                by=f"{socket.gethostname()}:{os.getpid()}",
+                accept_loss=options.accept_loss,
+            )
+            claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
+            for stage in stages:
+                claimers[stage.name].check_declared(stage)
+            any_claimer.check_channels(stages)
         with stop.in_order():
             session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
             spark = stack.enter_context(session)
@@ -93,29 +117,12 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             known = shapes(app, spark)
         starting = stack.enter_context(ExitStack())
         starting.enter_context(stop.at_once())
-        info = apps.find_app(store, app.name)
-        if info is None:
-            # From its identity on an app is there for everybody: a first run leaves none if it cannot begin.
-            check_topics(options.kafka, stages)
-            info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
-        if missing := unfinished(store, info):
-            raise Refused(
-                f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-                hint="run the same `slackwater clone` again; it goes on where it stopped",
-            )
-        any_claimer = Claimer(
-            store=store,
-            kafka=options.kafka,
-            app=app,
-            topics=info.origin.topics if info.origin else {},
-            writer=str(ULID()),
-            by=f"{socket.gethostname()}:{os.getpid()}",
-            accept_loss=options.accept_loss,
-        )
-        any_claimer.create_channels(stages)
-        claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
         for stage in stages:
             claimers[stage.name].check(stage, known[stage.name])
+        if info is None:
+            # From its identity on an app is there for everybody.
+            apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
+        any_claimer.create_channels(stages)
         scratch = Path(stack.enter_context(_scratch()))
         spools = beside(options.cache_folder)
         sweep(spools)
@@ -166,6 +173,14 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         look()
         starting.close()
         Watch(app, options, store, spark, tuple(runners), stop).until_done()
+
+
+def _known_master(options: Options) -> str | None:
+    """Spark's master, as far as that is known before it starts."""
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running.sparkContext.master
+    return options.spark_conf.get("spark.master", options.master)
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:

@@ -141,8 +141,7 @@ def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
     assert merged.deleted is not None
     assert merged.changed.tolist() == [True, False, True]
     assert merged.deleted.tolist() == [False, False, True]
-    assert merged.emitted is not None
-    assert merged.emitted.to_pylist() == [{"k": 1, "t": 5}]
+    assert merged.emitted[0].to_pylist() == [{"k": 1, "t": 5}]
     assert state.values.names == ["t"]
 
 
@@ -150,8 +149,7 @@ def test_an_aggregate_emits_its_visible_columns_as_they_are_after_the_batch() ->
     model = Model(sw.aggregate(average=sw.mean("v")).bind([ROWS], ("k",)))
     model.merge([{"k": 1, "v": 1}])
     merged = model.merge([{"k": 1, "v": 4}, {"k": 2, "v": None}])
-    assert merged.emitted is not None
-    assert merged.emitted.to_pylist() == [{"k": 1, "average": 2.5}, {"k": 2, "average": None}]
+    assert merged.emitted[0].to_pylist() == [{"k": 1, "average": 2.5}, {"k": 2, "average": None}]
 
 
 def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None:
@@ -182,8 +180,7 @@ def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
     )
     merged = model.merge([{"k": 1, "t": 9}, {"k": 1, "t": 3}, {"k": 2, "t": 1}])
     assert model.rows == {1: {"n": 2}, 2: {"n": 1}}
-    assert merged.emitted is not None
-    assert merged.emitted["t"].to_pylist() == [3, 9, 1]
+    assert merged.emitted[0]["t"].to_pylist() == [3, 9, 1]
     model.merge([{"k": 1, "t": 10}])
     assert model.rows == {2: {"n": 1}}
 
