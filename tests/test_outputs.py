@@ -85,7 +85,7 @@ def test_each_receiver_gets_its_own_rows_and_the_input_is_read_once(
     columns = {"debited": {"seq", "account", "amount"}, "credited": {"branch", "paid", "who"}}
     for channel, names in columns.items():
         late = split.slackwater("query", f"{split.app}@lagging", f"FROM inflight('{channel}')", "--json").stdout
-        assert names <= set(json.loads(late)["columns"])
+        assert names <= {column["name"] for column in json.loads(late)["columns"]}
     head = history.head(store, split.app, "moves")
     assert head is not None
     counts = {name: sum(output.sent) for name, output in head.outputs.items()}
