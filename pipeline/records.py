@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ..store.errors import Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server
@@ -155,13 +155,20 @@ def send(
         else:
             ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
 
-    for partition, value in messages:
-        producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
-        producer.poll(0)
-    patience = Patience(server(kafka), patience_s + 5)
-    while producer.flush(1) > 0:
-        patience.waited()
-    patience.answered()
+    try:
+        for partition, value in messages:
+            producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
+            producer.poll(0)
+        patience = Patience(server(kafka), patience_s + 5)
+        while producer.flush(1) > 0:
+            patience.waited()
+        patience.answered()
+    except (KafkaException, SystemError) as error:
+        # A producer that may never write again says so where it can: also while it calls us back.
+        cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__
+        if not isinstance(cause, KafkaException):
+            raise
+        failed.insert(0, cause.args[0])
     if failed:
         clients.pop(key, None)
         away = Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")

@@ -104,7 +104,7 @@ class Ledger:
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
         """Send entries, deterministic in their number, and then `raw` values as they are."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        producer = Producer({**self.kafka, "linger.ms": 5})
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),
