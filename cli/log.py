@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False)
 )
 def log(
     app_name: options.App,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Show this many.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show this many; 0 for all.")] = 20,
     stage: Annotated[str, typer.Option(metavar="NAME", help="Only this stage.", show_default=False)] = "",
     operations: Annotated[
         bool, typer.Option("--operations", help="Show what was done to the app, by whom, not its commits.")

@@ -51,15 +51,23 @@ def run(
         bool, typer.Option("--until-caught-up", help="Stop when nothing is left to read.")
     ] = False,
     max_records: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="At most this many records of an input a batch.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="At most this many records of an input a batch. Default: as the program says."
+        ),
     ] = None,
     trigger: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="From batch to batch, such as '1 second'. Default: no wait."),
+        typer.Option(metavar="TIME", help="From batch to batch, such as '1 second'. Default: as the program says."),
     ] = None,
     max_unflushed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many versions a stage may run ahead of its last commit.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="How many versions a stage may run ahead of its last commit. Default: as the program says.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on when offsets not read yet are gone from Kafka.")
     ] = False,

@@ -108,7 +108,7 @@ class _Aggregates:
         values = pa.schema(fields)
         visible = [field for field in values if not field.name.startswith("_")]
         emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
-        return _BoundAggregates(self.columns, values, tuple(needs), emits)
+        return _BoundAggregates(self.columns, values, tuple(needs), (emits,))
 
 
 def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
@@ -147,7 +147,7 @@ class _BoundAggregates:
     columns: tuple[tuple[str, Aggregate], ...]
     values: pa.Schema
     needs: tuple[str, ...]
-    emits: pa.Schema
+    emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         stored: dict[str, Array] = {}
@@ -156,8 +156,8 @@ class _BoundAggregates:
             stored.update(_merge_one(name, made, batch, old, self.values))
         values = pa.table([stored[field.name] for field in self.values], schema=self.values)
         visible = values.select([field.name for field in self.values if not field.name.startswith("_")])
-        emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits)
-        return Merged(values, emitted=emitted)
+        emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
+        return Merged(values, emitted=(emitted,))
 
 
 class _PerKey:

@@ -158,8 +158,9 @@ class App:
             partitions: State partitions the table is born with: tasks that work on the state at once, and SSTs a
                 version writes at most. Of a table that there is already, the stored number counts and this one does
                 not; `slackwater rescale` changes it.
-            max_records: At most so many rows of each input a batch; default what `run` says.
-            trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`.
+            max_records: At most so many rows of each input a batch; default no bound. `run --max-records` wins.
+            trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`; `run --trigger`
+                wins.
             compaction: How the table is compacted: `universal(...)`, the default, or `leveled(...)`. A knob: it may be
                 another one from one start to the next.
             l0_slowdown: L0 SSTs in one state partition from which on batches are delayed, so that compaction catches
@@ -167,7 +168,7 @@ class App:
             l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
                 (`level0_stop_writes_trigger`).
             max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
-                machine only (RocksDB's `max_write_buffer_number`); 0 for none, default what `run` says.
+                machine only (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` wins.
             ttl: How long a row of the table lives: `"7 days"`. Default for ever.
             ttl_by: A value column of the table, timestamp or date, from which that counts, by the largest such time
                 that the table was given; default from when the row was written, by the wall clock.

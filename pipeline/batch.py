@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from .fanin import TAG, name_of
 from .task import RESULT_SCHEMA, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:
@@ -21,11 +22,22 @@ _LONG_MIN = -(1 << 63)
 
 def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
     """Write the rows of a stage without state to its channels, without a shuffle."""
+    if task.rows:
+        return _run(rows.select("*", _target(task).alias("_to")), task)
     targets = [
         _partition(F.xxhash64(*channel.key), count).alias(f"_to_{n}")
         for n, (channel, _, count) in enumerate(task.outputs)
     ]
     return _run(rows.select("*", *targets), task)
+
+
+def _target(task: WriteTask) -> Column:
+    """Where each row goes in the channel that its tag names."""
+    columns = []
+    for n, (channel, _, count) in enumerate(task.outputs):
+        key = [F.col(f"`{name_of(n, column)}`") for column in channel.key]
+        columns.append(F.when(F.col(TAG) == n, _partition(F.xxhash64(*key), count)))
+    return F.coalesce(*columns)
 
 
 def run_state(rows: DataFrame, task: StateTask) -> tuple[Result, ...]:

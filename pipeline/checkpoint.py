@@ -23,7 +23,7 @@ class Checkpoint:
         self.folder = folder
 
     def write(self, version: int, positions: Sequence[Position]) -> None:
-        """Make Spark go on with batch `version` + 1 from these positions, one for each source in order."""
+        """Make Spark go on with batch `version` + 1 from these positions, one for each use of a source, in order."""
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "commits").mkdir()
         (self.folder / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
@@ -37,5 +37,10 @@ class Checkpoint:
     def planned(self, batch: int) -> dict[str, Position]:
         """Where batch `batch` ends, by input, as Spark logged it before it started."""
         _version, _header, *lines = (self.folder / "offsets" / str(batch)).read_text().splitlines()
-        positions = (Position.of(json.loads(line)) for line in lines)
-        return {position.input: position for position in positions}
+        found: dict[str, Position] = {}
+        for line in lines:
+            position = Position.of(json.loads(line))
+            # A source that has several places in the plan is still one: it is asked once.
+            if found.setdefault(position.input, position) != position:
+                raise AssertionError(f"batch {batch} ends at two places of {position.input!r}: {lines}")
+        return found

@@ -13,7 +13,7 @@ from ..snapshot.clone import channel_topic
 from ..snapshot.retire import bring_back
 from ..store import commit, history, ttl
 from ..store.errors import NotFound, Refused
-from ..store.manifest import Manifest, Output, Table
+from ..store.manifest import Manifest, Output, Table, Ttl
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client
 from . import lifetime
@@ -21,22 +21,13 @@ from .app import App, Repartition, Stage, Topic
 from .entries import Entrance, Entry, enter, tell
 from .schemas import Shape
 
-__all__ = ["Claimer", "check_topics"]
+__all__ = ["Claimer"]
 
 _log = logging.getLogger("slackwater")
 
-
-def check_topics(kafka: Mapping[str, str], stages: tuple[Stage, ...]) -> None:
-    """See that the users' topics are there that these stages of an app which is no clone read.
-
-    Raises:
-        NotFound: One is not.
-        Unavailable: The broker did not answer.
-    """
-    for stage in stages:
-        for one in stage.reads:
-            if isinstance(one, Topic):
-                _offsets(kafka, stage, one.name)
+_ANOTHER = (
+    "try the changed program as another app (`slackwater run FILE --app NAME`), or give the changed stage a new name"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +48,24 @@ class Claimer:
     accept_loss: bool
 
     def create_channels(self, stages: tuple[Stage, ...]) -> None:
-        """Make the repartition topics that these stages read or write, where there are none yet."""
-        for stage in stages:
-            for channel in (*stage.writes, *map(self.app.channel, stage.channels)):
-                kafka_client.create_topic(self.kafka, self._topic_of(channel), channel.partitions)
+        """Make the repartition topics that these stages read or write, where there are none yet. Raises `Refused`."""
+        kafka_client.create_topics(self.kafka, self._channels(stages))
+
+    def check_channels(self, stages: tuple[Stage, ...]) -> None:
+        """See that `create_channels` will be allowed to make what is missing. Raises `Refused` where it will not."""
+        kafka_client.create_topics(self.kafka, self._channels(stages), only_ask=True)
+
+    def check_declared(self, stage: Stage) -> None:
+        """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
+
+        Raises:
+            Refused: The names of the key, the kind of state or an input changed, or input offsets are gone.
+            NotFound: An input topic does not exist.
+        """
+        head = history.head(self.store, self.app.name, stage.name)
+        if head is not None:
+            _check_declared(stage, self.app.key_of(stage) if stage.state is not None else (), head.table)
+        self._entries(stage, head)
 
     def check(self, stage: Stage, shape: Shape) -> None:
         """Refuse a stage that does not fit what is stored, before anything is written, and say what it will not see.
@@ -81,22 +86,28 @@ class Claimer:
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
             table = _agreed(stage, shape.table, known)
-            ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in shape.emits)
             return replace(
                 enter(self.store, draft, self._entries(stage, known), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
-                outputs={channel.name: self._output(channel, draft, ddl) for channel in stage.writes},
+                outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
             )
 
         return commit.claim(
             self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build
         )
 
+    def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
+        """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
+        used = [one for stage in stages for one in (*stage.writes, *map(self.app.channel, stage.channels))]
+        return {self._topic_of(channel): channel.partitions for channel in used}
+
     def _topic_of(self, channel: Repartition) -> str:
         return channel_topic(self.app.name, channel.name)
 
-    def _output(self, channel: Repartition, draft: Manifest, ddl: str) -> Output:
+    def _output(self, channel: Repartition, draft: Manifest, shape: Shape) -> Output:
+        rows = shape.emits[channel.name]
+        ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
         known = draft.outputs.get(channel.name)
         if known is not None:
             return replace(known, schema=ddl)
@@ -112,9 +123,7 @@ class Claimer:
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint="give the stage a new name to start afresh, or read what it read before",
             )
-        entrance = Entrance(
-            self.store, self.app.name, stage.name, head, partial(_offsets, self.kafka, stage), self.accept_loss
-        )
+        entrance = Entrance(self.store, self.app.name, stage.name, head, partial(self._bounds, stage), self.accept_loss)
         return {name: self._entry(entrance, one) for name, one in stage.inputs.items()}
 
     def _entry(self, entrance: Entrance, one: Topic | str) -> Entry:
@@ -123,12 +132,40 @@ class Claimer:
             return entrance.topic(one.name, topic, latest=one.starting_offsets == "latest")
         return entrance.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
 
+    def _bounds(self, stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
+        try:
+            return kafka_client.offsets(self.kafka, topic)
+        except NotFound as error:
+            for channel in map(self.app.channel, stage.channels):
+                if topic == self._topic_of(channel):
+                    nothing = (0,) * channel.partitions
+                    return nothing, nothing
+            raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
 
-def _offsets(kafka: Mapping[str, str], stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    try:
-        return kafka_client.offsets(kafka, topic)
-    except NotFound as error:
-        raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+
+def _check_declared(stage: Stage, key: tuple[str, ...], stored: Table | None) -> None:
+    """What of `_agreed` follows from the declaration alone."""
+    if (stored is None) != (stage.state is None):
+        raise Refused(
+            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
+            f"and {'had none' if stored is None else 'has none now'}",
+            hint="give the stage a new name",
+        )
+    if stored is None or stage.state is None:
+        return
+    names = tuple(column.name for column in stored.key)
+    if names != key:
+        raise Refused(
+            f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
+            f"({', '.join(names)})",
+            hint=_ANOTHER,
+        )
+    if stored.state != stage.state.describe():
+        raise Refused(
+            f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}", hint=_ANOTHER
+        )
+    lifetime.agree(stage.name, stored.ttl, Ttl(stage.ttl_ms, stage.ttl_by) if stage.ttl_ms else None)
 
 
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
@@ -139,23 +176,13 @@ def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table |
     """
     if head is None or (stored := head.table) == table:
         return table
-    if stored is None or table is None:
-        raise Refused(
-            f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
-            f"and {'had none' if stored is None else 'has none now'}",
-            hint="give the stage a new name",
-        )
-    hint = (
-        "try the changed program as another app (`slackwater run FILE --app NAME`), "
-        "or give the changed stage a new name"
-    )
+    _check_declared(stage, tuple(column.name for column in table.key) if table else (), stored)
+    assert stored is not None and table is not None  # noqa: S101, PT018  else the declaration does not fit
     for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
         if before != now:
             shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
             raise Refused(
                 f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
-                hint=hint,
+                hint=_ANOTHER,
             )
-    if stored.state != table.state:
-        raise Refused(f"stage {stage.name!r}: state is {table.state}, but was stored as {stored.state}", hint=hint)
     return replace(stored, compaction=table.compaction, ttl=lifetime.agree(stage.name, stored.ttl, table.ttl))

@@ -1,9 +1,9 @@
-"""Several inputs as one DataFrame, and back: how the rows of a fan-in come to their state together.
+"""Several DataFrames as one, and back: how the rows of a fan-in come to their state, and those of outputs to theirs.
 
-A micro-batch is one Spark job over one DataFrame. The function's DataFrames, one per input, are tagged and united:
-`_input` is the position of the input a row came from, its columns are named `_<position>_<column>`, and those of the
-other inputs are null. Only the key columns, which all inputs have, stand for themselves. A single DataFrame stays as
-it is.
+A micro-batch is one Spark job over one DataFrame. The function's DataFrames, one per input or one per output, are
+tagged and united: `_input` is the position of the DataFrame a row came from, its columns are named
+`_<position>_<column>`, and those of the others are null. Only the key columns, which all inputs have, stand for
+themselves. A single DataFrame stays as it is.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["columns", "tag", "untag"]
+__all__ = ["TAG", "apart", "columns", "name_of", "tag", "untag"]
 
-_INPUT = "_input"
+TAG = "_input"
 
 
 def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
@@ -37,8 +37,8 @@ def tag(frames: Sequence[DataFrame], key: Sequence[str]) -> DataFrame:
             for field in schema:
                 if field.name not in key:
                     value = F.col(f"`{field.name}`") if other == position else F.lit(None)
-                    mine.append(value.cast(field.dataType).alias(_name(other, field.name)))
-        tagged.append(frame.select(F.lit(position).alias(_INPUT), *mine))
+                    mine.append(value.cast(field.dataType).alias(name_of(other, field.name)))
+        tagged.append(frame.select(F.lit(position).alias(TAG), *mine))
     return reduce(lambda above, below: above.union(below), tagged)
 
 
@@ -46,8 +46,10 @@ def columns(rows: Sequence[pa.Schema], key: Sequence[str]) -> tuple[str, ...]:
     """The columns that `tag` makes of rows of these schemas, the key left out."""
     if len(rows) == 1:
         return tuple(name for name in rows[0].names if name not in key)
-    named = (_name(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key)
-    return (_INPUT, *named)
+    named = (
+        name_of(position, name) for position, schema in enumerate(rows) for name in schema.names if name not in key
+    )
+    return (TAG, *named)
 
 
 def untag(
@@ -56,15 +58,23 @@ def untag(
     """Each input's rows, in their order and with their own columns, and the `ids` of these rows as `_key`."""
     if len(schemas) == 1:
         return (rows.append_column("_key", pa.array(ids)),)
-    inputs = rows[_INPUT].to_numpy()
+    parts = apart(rows, schemas, key)
+    return tuple(table.append_column("_key", pa.array(ids[mine])) for mine, table in parts)
+
+
+def apart(
+    rows: pa.Table, schemas: Sequence[pa.Schema], key: Sequence[str] = ()
+) -> tuple[tuple[npt.NDArray[np.int64], pa.Table], ...]:
+    """For each of the tagged DataFrames, the positions of its rows, and these rows with their own columns."""
+    tags = rows[TAG].to_numpy()
     found = []
     for position, schema in enumerate(schemas):
-        mine = pa.array(np.flatnonzero(inputs == position))
-        names = [name if name in key else _name(position, name) for name in schema.names]
-        table = rows.select(names).take(mine).rename_columns(schema.names)
-        found.append(table.append_column("_key", pa.array(ids).take(mine)))
+        mine = np.flatnonzero(tags == position)
+        names = [name if name in key else name_of(position, name) for name in schema.names]
+        found.append((mine, rows.select(names).take(pa.array(mine)).rename_columns(schema.names)))
     return tuple(found)
 
 
-def _name(position: int, column: str) -> str:
+def name_of(position: int, column: str) -> str:
+    """What a column is called among those of all tagged DataFrames."""
     return f"_{position}_{column}"

@@ -52,10 +52,11 @@ def find_java(who: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The user's cache: SLACKWATER_CACHE, else `slackwater` in XDG_CACHE_HOME, else in ~/.cache."""
-    ours = os.environ.get("SLACKWATER_CACHE")
-    if ours:
-        return Path(ours).absolute()
+    """The user's cache for programs: `slackwater` in XDG_CACHE_HOME, else in ~/.cache.
+
+    SLACKWATER_CACHE is no part of it: that names where SSTs are, which may be another disk for each app, while a
+    program is fetched once.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base).absolute() if base else Path.home() / ".cache") / "slackwater"
 

@@ -12,10 +12,12 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from ..store.errors import NotFound, Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server, unavailable
 from .outage import Patience
+from .rights import lacking
 
 __all__ = [
     "commit_offsets",
     "create_topic",
+    "create_topics",
     "delete_groups",
     "delete_topics",
     "end_offsets",
@@ -57,6 +59,7 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
 
     Raises:
         NotFound: There is no such topic.
+        Refused: The broker does not let us look.
         Unavailable: The broker did not answer in time.
     """
     deadline = time.monotonic() + timeout_s
@@ -73,6 +76,8 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
 def _offsets(kafka: Kafka, topic: str, timeout_s: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     client = _admin(kafka)
     meta = client.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    if meta is not None and (refused := lacking(kafka, meta.error, "Describe", topic)):
+        raise refused
     if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in GONE):
         raise NotFound("Kafka topic", topic, (name for name in topics(kafka) if not name.startswith("__")))
     partitions = [TopicPartition(topic, partition) for partition in sorted(meta.partitions)]
@@ -96,29 +101,50 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[int
         return None
 
 
-def create_topic(kafka: Kafka, topic: str, partitions: int, *, timeout_s: float = 30) -> None:
-    """Make the topic if there is none; one that is there stays as it is.
+def create_topic(kafka: Kafka, topic: str, partitions: int) -> None:
+    """Make the topic if there is none; one that is there stays as it is. Raises as `create_topics`."""
+    create_topics(kafka, {topic: partitions})
+
+
+def create_topics(
+    kafka: Kafka, partitions: Mapping[str, int], *, only_ask: bool = False, timeout_s: float = 30
+) -> None:
+    """Make those of these topics that there are not; those that are there stay as they are.
+
+    Args:
+        kafka: Client properties.
+        partitions: How many each topic gets, by its name.
+        only_ask: Have the broker say whether it would, and make none.
+        timeout_s: How long the broker may take.
 
     Raises:
         Refused: The broker does not allow it.
         Unavailable: The broker did not answer in time.
     """
-    if topic in topics(kafka, timeout_s=timeout_s):
+    known = topics(kafka, timeout_s=timeout_s)
+    missing = {topic: count for topic, count in partitions.items() if topic not in known}
+    if not missing:
         return
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config={"max.message.bytes": "8388608"})
-    try:
-        _admin(kafka).create_topics([new], request_timeout=timeout_s)[topic].result()
-    except KafkaException as error:
-        code = error.args[0].code()
-        if code == KafkaError.TOPIC_ALREADY_EXISTS:
-            return
-        if code in _SILENT:
-            raise unavailable(kafka, error) from None
-        raise Refused(f"{server(kafka)} refuses to create topic {topic!r}: {error.args[0].str()}") from None
+    large = {"max.message.bytes": "8388608"}
+    new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
+    asked = _admin(kafka).create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
+    for topic, answer in asked.items():
+        try:
+            answer.result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue
+            if code in _SILENT:
+                raise unavailable(kafka, error) from None
+            refused = Refused(f"{server(kafka)} refuses to create topic {topic!r}: {error.args[0].str()}")
+            raise (lacking(kafka, error.args[0], "Create", topic) or refused) from None
+    if only_ask:
+        return
     # Brokers hear of it a little later than its maker, and whoever asks them meanwhile hears that there is none.
     deadline = time.monotonic() + timeout_s
-    while topic not in topics(kafka, timeout_s=timeout_s) and time.monotonic() < deadline:
+    while not missing.keys() <= topics(kafka, timeout_s=timeout_s).keys() and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 

@@ -20,7 +20,7 @@ class Options:
         kafka: librdkafka client properties, `bootstrap.servers` among them.
         stages: Run only these; empty for all.
         until_caught_up: Stop when nothing is left to read.
-        max_records: At most so many input records a batch, for stages that do not say it themselves.
+        max_records: At most so many input records a batch, whatever the program says; None for what it says.
         trigger: Shortest time between batches, likewise.
         max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
         accept_loss: Go on without input records that are gone.
@@ -44,7 +44,7 @@ class Options:
     until_caught_up: bool = False
     max_records: int | None = None
     trigger: str | None = None
-    max_unflushed: int = 0
+    max_unflushed: int | None = None
     accept_loss: bool = False
     master: str | None = None
     patience_s: float = 120
@@ -58,6 +58,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.max_records is not None:
             whole("max_records", self.max_records, 1)
-        for name in ("max_unflushed", "cache_bytes", "cache_memory_bytes", "compaction_threads"):
+        if self.max_unflushed is not None:
+            whole("max_unflushed", self.max_unflushed, 0)
+        for name in ("cache_bytes", "cache_memory_bytes", "compaction_threads"):
             whole(name, getattr(self, name), 0)
         finite("patience_s", self.patience_s, 0)

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from ..store.errors import Gone, Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server
 from .outage import Patience
+from .rights import lacking
 
 __all__ = ["Truncation", "read_range", "send"]
 
@@ -69,11 +70,11 @@ def read_range(
 
     Raises:
         Gone: The offsets are no longer there.
-        Refused: They cannot be read.
+        Refused: They cannot be read, or we may not read them.
         Unavailable: The broker has been away for longer than `patience_s`.
     """
     with _consumer(kafka) as consumer:
-        yield from _Range(consumer, server(kafka), topic, partition, end, truncation).read(start, patience_s)
+        yield from _Range(consumer, kafka, topic, partition, end, truncation).read(start, patience_s)
 
 
 @contextmanager
@@ -97,7 +98,7 @@ class _Range:
     """What a consumer reads of one partition."""
 
     consumer: Consumer
-    server: str
+    kafka: Kafka
     topic: str
     partition: int
     end: int
@@ -108,7 +109,7 @@ class _Range:
         if at >= self.end:
             return
         self.consumer.assign([TopicPartition(self.topic, self.partition, at)])
-        patience = Patience(self.server, patience_s)
+        patience = Patience(server(self.kafka), patience_s)
         while at < self.end:
             chunk = self.consumer.consume(min(_CHUNK, self.end - at), timeout=POLL_S)
             if not chunk:
@@ -129,7 +130,8 @@ class _Range:
             elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
                 at = self._behind_what_is_gone(at)
             elif error.code() in GONE or error.code() in _FATAL:
-                raise Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
+                refused = Refused(f"{self.topic}[{self.partition}] cannot be read: {error.str()}")
+                raise lacking(self.kafka, error, "Read", self.topic) or refused
             else:
                 patience.waited(error.str())
         messages = [message for message in chunk if message.error() is None] if errors else chunk
@@ -168,6 +170,7 @@ def send(
         The next offset after the last message written, by partition.
 
     Raises:
+        Refused: We may not write there.
         Unavailable: The broker has been away for longer than `patience_s`; nobody will read what did get written,
             as no manifest will name this attempt.
     """
@@ -194,14 +197,22 @@ def send(
         else:
             ends[message.partition()] = max(ends.get(message.partition(), 0), message.offset() + 1)
 
-    for partition, value in messages:
-        producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
-        producer.poll(0)
-    patience = Patience(server(kafka), patience_s + 5)
-    while producer.flush(1) > 0:
-        patience.waited()
-    patience.answered()
+    try:
+        for partition, value in messages:
+            producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
+            producer.poll(0)
+        patience = Patience(server(kafka), patience_s + 5)
+        while producer.flush(1) > 0:
+            patience.waited()
+        patience.answered()
+    except (KafkaException, SystemError) as error:
+        # A producer that may never write again says so where it can: also while it calls us back.
+        cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__
+        if not isinstance(cause, KafkaException):
+            raise
+        failed.insert(0, cause.args[0])
     if failed:
         clients.pop(key, None)
-        raise Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
+        away = Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
+        raise lacking(kafka, failed[0], "Write", topic) or away
     return ends

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ..snapshot.clone import unfinished
@@ -29,7 +30,7 @@ from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
-from .claiming import Claimer, check_topics
+from .claiming import Claimer
 from .metering import StageMeter
 from .options import Options
 from .progress import Progress
@@ -61,6 +62,17 @@ def interval_ms(text: str | None) -> int:
     return round(number * scale)
 
 
+def limits_of(stage: Stage, options: Options) -> Limits:
+    """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
+    declared = interval_ms(stage.trigger)
+    return Limits(
+        stage.max_records if options.max_records is None else options.max_records,
+        declared if options.trigger is None else interval_ms(options.trigger),
+        Triggers(stage.l0_slowdown, stage.l0_stop),
+        (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
+    )
+
+
 def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
@@ -69,15 +81,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         SlackwaterError: Anything else that stopped it; nothing committed is lost.
     """
     stages = app.select(options.stages)
-    limits = {
-        stage.name: Limits(
-            stage.max_records or options.max_records,
-            interval_ms(stage.trigger or options.trigger),
-            Triggers(stage.l0_slowdown, stage.l0_stop),
-            options.max_unflushed if stage.max_unflushed is None else stage.max_unflushed,
-        )
-        for stage in stages
-    }
+    limits = {stage.name: limits_of(stage, options) for stage in stages}
     with ExitStack() as stack:
         stop = stack.enter_context(stop_signals())
         with stop.at_once():
@@ -86,6 +90,31 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         store = CountingStore(opened)
         # Each stage has a store of its own over the same one, and is counted by itself.
         stores = {stage.name: CountingStore(opened) for stage in stages}
+        with stop.at_once():
+            # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
+            if master := _known_master(options):
+                check_unflushed(limits, master)
+            info = apps.find_app(store, app.name)
+            if info is not None and (missing := unfinished(store, info)):
+                raise Refused(
+                    f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+                    hint="run the same `slackwater clone` again; it goes on where it stopped",
+                )
+            if info is not None:
+                _tell_absent(store, app)
+            any_claimer = Claimer(
+                store=store,
+                kafka=options.kafka,
+                app=app,
+                topics=info.origin.topics if info and info.origin else {},
+                writer=str(ULID()),
+                by=f"{socket.gethostname()}:{os.getpid()}",
+                accept_loss=options.accept_loss,
+            )
+            claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
+            for stage in stages:
+                claimers[stage.name].check_declared(stage)
+            any_claimer.check_channels(stages)
         with stop.in_order():
             session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
             spark = stack.enter_context(session)
@@ -94,30 +123,12 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             known = shapes(app, spark)
         starting = stack.enter_context(ExitStack())
         starting.enter_context(stop.at_once())
-        info = apps.find_app(store, app.name)
-        if info is None:
-            # From its identity on an app is there for everybody: a first run leaves none if it cannot begin.
-            check_topics(options.kafka, stages)
-            info = apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
-        if missing := unfinished(store, info):
-            raise Refused(
-                f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-                hint="run the same `slackwater clone` again; it goes on where it stopped",
-            )
-        any_claimer = Claimer(
-            store=store,
-            kafka=options.kafka,
-            app=app,
-            topics=info.origin.topics if info.origin else {},
-            writer=str(ULID()),
-            by=f"{socket.gethostname()}:{os.getpid()}",
-            accept_loss=options.accept_loss,
-        )
-        _tell_absent(store, app)
-        any_claimer.create_channels(stages)
-        claimers = {name: replace(any_claimer, store=counted) for name, counted in stores.items()}
         for stage in stages:
             claimers[stage.name].check(stage, known[stage.name])
+        if info is None:
+            # From its identity on an app is there for everybody.
+            apps.ensure_app(store, AppInfo(app.name, time.time_ns() // 1_000_000))
+        any_claimer.create_channels(stages)
         scratch = Path(stack.enter_context(_scratch()))
         spools = beside(options.cache_folder)
         sweep(spools)
@@ -181,6 +192,14 @@ def _tell_absent(store: ObjectStore, app: App) -> None:
             "it" if len(names) == 1 else "them",
             verbs,
         )
+
+
+def _known_master(options: Options) -> str | None:
+    """Spark's master, as far as that is known before it starts."""
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running.sparkContext.master
+    return options.spark_conf.get("spark.master", options.master)
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:

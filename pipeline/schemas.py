@@ -7,7 +7,7 @@ what would keep state where no snapshot sees it is refused, before anything is w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ from ..store.types import from_arrow
 from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .blame import told_as_the_users
+from .fan_out import once
 from .fanin import tag
+from .plans import children, nodes, plan_of
 from .source import TOPIC_SCHEMA, parse_ddl
 from .states import BoundState
 
@@ -53,17 +55,19 @@ class Shape:
 
     Attributes:
         inputs: Rows that the function gets, by the input's declared name.
-        emits: Rows that go to the stage's outputs.
+        emits: Rows that go to the stage's outputs, by the output's name.
         key: The state's key columns; none without state.
         table: The stage's table; None without state.
         bound: The state, bound to the rows that the function gives.
+        rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
     """
 
     inputs: dict[str, StructType]
-    emits: StructType
+    emits: dict[str, StructType]
     key: tuple[str, ...]
     table: Table | None
     bound: BoundState | None
+    rows: tuple[pa.Schema, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,8 @@ class Applied:
     """What a stage's function makes of its inputs.
 
     Attributes:
-        frames: As returned: one DataFrame, or one for each input.
+        frames: As returned: one DataFrame, or one for each input (with state) or output (without). Those for outputs
+            read each stream once between them.
         sources: The inputs' names in the order in which Spark numbers the sources of the query.
     """
 
@@ -79,7 +84,7 @@ class Applied:
     sources: tuple[str, ...]
 
     def rows(self, key: Sequence[str]) -> DataFrame:
-        """All rows in one DataFrame, for a micro-batch is one job."""
+        """All rows in one DataFrame, for a micro-batch is one job. `key` are columns that all frames have."""
         return tag(self.frames, key)
 
 
@@ -95,7 +100,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     with tempfile.TemporaryDirectory(prefix="slackwater-") as empty:
         for stage in app.in_order():
             inputs = {
-                name: parse_ddl(TOPIC_SCHEMA) if isinstance(one, Topic) else known[app.writer_of(one).name].emits
+                name: parse_ddl(TOPIC_SCHEMA) if isinstance(one, Topic) else known[app.writer_of(one).name].emits[one]
                 for name, one in stage.inputs.items()
             }
             # A folder without files is the cheapest stream there is: no process of its own, and never started.
@@ -122,39 +127,42 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
                 f"stage {stage.name!r} returned a DataFrame that does not come from its stream",
                 hint="build what it returns from the DataFrame it is given",
             )
-        _refuse_state(stage, _plan(frame))
-    return Applied(frames, _sources(stage, inputs, frames))
+        _refuse_state(stage, plan_of(frame))
+    sources = _sources(stage, inputs, frames)
+    return Applied(once(frames) if _each_output(stage, frames) else frames, sources)
+
+
+def _each_output(stage: Stage, frames: Sequence[object]) -> bool:
+    """Whether these are a DataFrame for each output: without state, there is nothing else that they could be."""
+    return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)
 
 
 def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
     for frame in frames:
         if not isinstance(frame, DataFrame):
             raise Refused(f"stage {stage.name!r} returned {type(frame).__name__}; expected a DataFrame")
-    if len(frames) not in (1, len(stage.reads)):
+    if len(frames) == 1 or _each_output(stage, frames):
+        return
+    outputs = ", ".join(repr(output.name) for output in stage.writes)
+    if stage.state is None and len(stage.writes) > 1:
         raise Refused(
-            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, or one for each of its "
-            f"{len(stage.reads)} inputs"
+            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, whose rows go to each of its "
+            f"outputs, or one for each of these: {outputs}",
+            hint="return a tuple in the order of writes=",
+        )
+    if len(frames) != len(stage.reads):
+        expected = "one" if stage.state is None else f"one, or one for each of its {len(stage.reads)} inputs"
+        emits = (
+            f"{outputs} get what the state emits: state=slackwater.update(..., emits=(…, …)) gives each rows of its own"
+        )
+        raise Refused(
+            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected {expected}",
+            hint=emits if len(stage.writes) > 1 else "",
         )
 
 
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
-def _nodes(plan: Any) -> Iterator[Any]:
-    """A plan's nodes, each before what is below it, from left to right: the order in which Spark numbers sources."""
-    yield plan
-    for child in _each(plan.children()):
-        yield from _nodes(child)
-
-
-def _each(seq: Any) -> Iterator[Any]:
-    """The elements of a Scala Seq."""
-    return (seq.apply(at) for at in range(seq.size()))
-
-
 def _refuse_state(stage: Stage, plan: Any) -> None:
-    for node in _nodes(plan):
+    for node in nodes(plan):
         name = node.getClass().getSimpleName()
         if not node.isStreaming():
             continue
@@ -163,7 +171,7 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
                 f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
                 hint=f"say it as {_STATEFUL[name]} on the stage, or do it on the rows of one event",
             )
-        if name != "Union" and sum(child.isStreaming() for child in _each(node.children())) > 1:
+        if name != "Union" and sum(child.isStreaming() for child in children(node)) > 1:
             raise Refused(
                 f"stage {stage.name!r} uses a {name} of two streams, whose state no snapshot would see",
                 hint="return the DataFrames as a tuple, one for each input, and bring them together in "
@@ -173,23 +181,29 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
 
 def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
     """The inputs' names in the order of the streams in the plan. Raises `Refused` unless each is there once."""
-    names = {_first_column(_plan(frame)): name for name, frame in inputs.items()}
-    leaves = [leaf for frame in frames for leaf in _each(_plan(frame).collectLeaves()) if leaf.isStreaming()]
+    names = {_first_column(plan_of(frame)): name for name, frame in inputs.items()}
     # A stream that is used again gets new column ids the second time.
-    found = [names.get(_first_column(leaf)) for leaf in leaves]
+    each = [[names.get(_first_column(leaf)) for leaf in _streams(plan_of(frame))] for frame in frames]
+    found = [name for used in each for name in used]
     for name in inputs:
         if name not in found:
             raise Refused(
                 f"stage {stage.name!r} reads {name!r}, but nothing it returns comes from there",
                 hint="leave the input out of reads=, or use it",
             )
-    if len(found) > len(inputs):
+    # What several outputs have in common is read once; what one of them uses twice is not.
+    twice = [used for used in (each if _each_output(stage, frames) else [found]) if len(used) > len({*used} - {None})]
+    if twice:
         raise Refused(
-            f"stage {stage.name!r} uses its {'stream' if len(inputs) == 1 else 'streams'} {len(found)} times; "
+            f"stage {stage.name!r} uses its {'stream' if len(inputs) == 1 else 'streams'} {len(twice[0])} times; "
             "each use would read all of its input again",
             hint="write it as one pass: a union of selects becomes one select with explode(array(...))",
         )
     return tuple(name for name in found if name is not None)
+
+
+def _streams(plan: Any) -> list[Any]:
+    return [node for node in nodes(plan) if not children(node) and node.isStreaming()]
 
 
 def _first_column(plan: Any) -> int:
@@ -200,22 +214,23 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     rows = [frame.schema for frame in applied.frames]
     arrow = [to_arrow_schema(schema, timezone="UTC") for schema in rows]
     if stage.state is None:
-        if len(rows) > 1:
+        if len(rows) > 1 and not _each_output(stage, rows):
             raise Refused(
                 f"stage {stage.name!r} returned {len(rows)} DataFrames, and has no state to bring them together",
                 hint="return their union: a.unionByName(b, allowMissingColumns=True)",
             )
-        for output in stage.writes:
-            _check_key(f"repartition topic {output.name!r}", output, arrow[0])
-        return Shape(inputs, rows[0], (), None, None)
+        sent = dict(zip(stage.writes, rows if len(rows) > 1 else rows * len(stage.writes), strict=True))
+        for output, schema in sent.items():
+            _check_key(output, to_arrow_schema(schema, timezone="UTC"))
+        emits = {output.name: schema for output, schema in sent.items()}
+        return Shape(inputs, emits, (), None, None, tuple(arrow) if len(rows) > 1 else ())
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
     read = {name: to_arrow_schema(inputs[name], timezone="UTC") for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
     bound = stage.state.bind(arrow, key)
-    for output in stage.writes:
-        _check_key(f"repartition topic {output.name!r}", output, bound.emits)
+    emits = _emitted(stage, bound)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
         values=tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
@@ -224,7 +239,21 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         compaction=stage.compaction,
         ttl=lifetime.bind(stage.name, stage.ttl_ms, stage.ttl_by, bound.values),
     )
-    return Shape(inputs, from_arrow_schema(bound.emits), key, table, bound)
+    return Shape(inputs, emits, key, table, bound)
+
+
+def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
+    """What the state gives each output. Raises `Refused` where that is not one for all, or one for each."""
+    if len(bound.emits) > 1 and len(bound.emits) != len(stage.writes):
+        raise Refused(
+            f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, and it writes "
+            f"{len(stage.writes)}",
+            hint="emits= has one for each of writes=, in that order, or one for all of them",
+        )
+    each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.writes)
+    for output, rows in zip(stage.writes, each, strict=True):
+        _check_key(output, rows)
+    return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.writes, each, strict=True)}
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:
@@ -239,8 +268,8 @@ def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.
             )
 
 
-def _check_key(what: str, output: Repartition, rows: pa.Schema) -> None:
-    _check_columns(what, output.key, rows)
+def _check_key(output: Repartition, rows: pa.Schema) -> None:
+    _check_columns(f"repartition topic {output.name!r}", output.key, rows)
 
 
 def _check_columns(what: str, key: tuple[str, ...], rows: pa.Schema) -> None:

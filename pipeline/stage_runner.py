@@ -294,7 +294,7 @@ class StageRunner:
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(self._places, writer, version, targets))
+            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
         task = StateTask(self._places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
         return run_state(rows, task)
 

@@ -45,13 +45,13 @@ class Merged:
         values: One row per key of the batch, the table's value columns.
         deleted: bool[num], keys to remove; None for none.
         changed: bool[num], keys whose row must be written; None for all.
-        emitted: Rows for the stage's outputs, or None when it emits none.
+        emitted: Rows for the stage's outputs: one table for all of them, or one for each; empty when it emits none.
     """
 
     values: pa.Table
     deleted: npt.NDArray[np.bool_] | None = None
     changed: npt.NDArray[np.bool_] | None = None
-    emitted: pa.Table | None = None
+    emitted: tuple[pa.Table, ...] = ()
 
 
 class BoundState(Protocol):
@@ -68,8 +68,8 @@ class BoundState(Protocol):
         ...
 
     @property
-    def emits(self) -> pa.Schema:
-        """Schema of the rows this state sends to the stage's outputs."""
+    def emits(self) -> tuple[pa.Schema, ...]:
+        """Schemas of the rows this state sends to the stage's outputs: one for all of them, or one for each."""
         ...
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:

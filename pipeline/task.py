@@ -6,7 +6,7 @@ does counts until the driver names it in a manifest: a retried or speculative at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from ..store.open import open_store
 from ..store.reads import Reads
 from ..store.spool import SpooledStore
 from .app import Repartition
+from .fanin import apart
 from .records import send
 from .states import BoundState, Groups
 from .wire import split
@@ -86,11 +87,11 @@ class _Sink:
     """Each channel, its Kafka topic and that topic's number of partitions."""
 
     def write(
-        self, rows: pa.Table, partitions: Callable[[Repartition, int], npt.NDArray[np.integer]], attempt: str
+        self, parts: Sequence[tuple[pa.Table, npt.NDArray[np.integer]]], attempt: str
     ) -> dict[str, dict[int, Sent]]:
+        """Send each output, in their order, its rows and the partition of each."""
         sent = {}
-        for channel, topic, count in self.outputs:
-            targets = partitions(channel, count)
+        for (channel, topic, count), (rows, targets) in zip(self.outputs, parts, strict=True):
             messages = list(split(rows, targets))
             if messages:
                 ends = send(self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s)
@@ -143,12 +144,18 @@ def _report(result: Result) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """A stage without state: the function's rows go to the channels. `_to_<n>` is each row's partition there."""
+    """A stage without state: the function's rows go to the channels.
+
+    All of them to each, and `_to_<n>` is a row's partition in the n-th; or, with `rows`, those tagged n to the n-th,
+    and `_to` is their partition.
+    """
 
     places: Places
     writer: str
     version: int
     outputs: tuple[tuple[Repartition, str, int], ...]
+    rows: tuple[pa.Schema, ...] = ()
+    """Of each output, where each has rows of its own."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write a task's rows; one row with its report comes back, none when there were no rows."""
@@ -156,12 +163,16 @@ class WriteTask:
         if rows is None:
             return
         attempt = _attempt(self.writer, self.version)
-        numbers = {channel.name: f"_to_{n}" for n, (channel, _, _) in enumerate(self.outputs)}
-        plain = rows.drop_columns(list(numbers.values()))
-        sent = _Sink(self.places, self.outputs).write(
-            plain, lambda channel, _count: rows[numbers[channel.name]].to_numpy(), attempt
-        )
+        sent = _Sink(self.places, self.outputs).write(self._parts(rows), attempt)
         yield from _report(Result(attempt, rows.num_rows, sent=sent))
+
+    def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, npt.NDArray[np.integer]]]:
+        if self.rows:
+            targets = rows["_to"].to_numpy()
+            return [(part, targets[mine]) for mine, part in apart(rows, self.rows)]
+        numbers = [f"_to_{n}" for n in range(len(self.outputs))]
+        plain = rows.drop_columns(numbers)
+        return [(plain, rows[name].to_numpy()) for name in numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,28 +202,32 @@ class StateTask:
         )
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []
-        emitted: list[pa.Table] = []
+        emitted: list[tuple[pa.Table, ...]] = []
         event_ms: list[int] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
             mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
             made, out, latest = self._merge(mine, key, partition, store, cache, reads)
             written += [made] if made else []
-            emitted += [out] if out is not None else []
+            emitted += [out] if out else []
             event_ms += [latest] if latest is not None else []
         sent: dict[str, dict[int, Sent]] = {}
         if self.outputs and emitted:
-            out = pa.concat_tables(emitted)
-            sent = _Sink(self.places, self.outputs).write(
-                out, lambda channel, count: partition_of(hash_keys(out, channel.key), count), attempt
-            )
+            tables = [pa.concat_tables(parts) for parts in zip(*emitted, strict=True)]
+            # One table is for all outputs.
+            each = tables if len(tables) > 1 else tables * len(self.outputs)
+            targets = [
+                partition_of(hash_keys(rows, channel.key), count)
+                for rows, (channel, _, count) in zip(each, self.outputs, strict=True)
+            ]
+            sent = _Sink(self.places, self.outputs).write(list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)
         latest_ms = max(event_ms, default=None)
         yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.pieced(), latest_ms))
 
     def _merge(
         self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads
-    ) -> tuple[Sst | None, pa.Table | None, int | None]:
+    ) -> tuple[Sst | None, tuple[pa.Table, ...], int | None]:
         """Merge the rows of one state partition: the SST, what is emitted, and the largest event time written."""
         rows, groups = group(rows, key)
         starts = pa.array(groups.starts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +16,16 @@ from .states import BoundState, Groups, Merged, State, check_value_names, field_
 
 __all__ = ["update"]
 
-Update = Callable[..., "pa.Table | tuple[pa.Table, pa.Table]"]
+Update = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
+Columns: TypeAlias = "str | pa.Schema"
+"""As a DDL string, or an Arrow schema."""
 
 
 def update(
     function: Update,
     *,
-    state: str | pa.Schema,
-    emits: str | pa.Schema | None = None,
+    state: Columns,
+    emits: Columns | tuple[Columns, ...] | None = None,
     order_by: Sequence[str] | str = (),
 ) -> State:
     """Declare a table that a function of yours keeps, called once per batch and state partition.
@@ -35,25 +38,28 @@ def update(
     - `state`: exactly one row for each key of the batch: the key columns, then the declared columns, null where the
       key is new. Return as many rows in the same order; the key columns may be left out. A boolean column `_deleted`
       removes the keys in which it is true.
-    - `emitted`: rows for the stage's outputs, with the columns that `emits` declares.
+    - `emitted`: rows for the stage's outputs, with the columns that `emits` declares. Where `emits` is a tuple, one for
+      each of the stage's outputs, return as many tables in the same order: `(state, first, second)`.
 
     Work on whole columns (pyarrow.compute, numpy, pandas, polars); a Python loop over rows is what makes it slow.
 
     Args:
         function: See above. It must give the same result for the same rows, so that a replay can be trusted.
         state: The table's value columns as a DDL string, `"last_dest string, landed timestamp"`, or an Arrow schema.
-        emits: Columns of the emitted rows, likewise; needed when the stage has outputs.
+        emits: Columns of the emitted rows, likewise; needed when the stage has outputs. One for all outputs, which then
+            get the same rows, or a tuple with one for each, in the order of `writes`.
         order_by: Columns that sort a key's rows; with several inputs, columns that each of them has.
     """
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-    return _Update(function, state, emits, columns)
+    each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
+    return _Update(function, state, tuple(each), columns)
 
 
 @dataclass(frozen=True, slots=True)
 class _Update:
     function: Update
-    state: str | pa.Schema
-    emitted: str | pa.Schema | None
+    state: Columns
+    emitted: tuple[Columns, ...]
     order_by: tuple[str, ...]
 
     def describe(self) -> str:
@@ -66,12 +72,12 @@ class _Update:
         for schema in rows:
             for column in self.order_by:
                 field_of(schema, column)
-        emits = _schema(self.emitted) if self.emitted is not None else pa.schema([])
+        emits = tuple(map(_schema, self.emitted)) or (pa.schema([]),)
         needs = fanin.columns(rows, key)
         return _BoundUpdate(self.function, key, tuple(rows), values, needs, emits, self.order_by)
 
 
-def _schema(ddl: str | pa.Schema) -> pa.Schema:
+def _schema(ddl: Columns) -> pa.Schema:
     if isinstance(ddl, pa.Schema):
         return ddl
     from pyspark.errors import ParseException
@@ -92,16 +98,15 @@ class _BoundUpdate:
     inputs: tuple[pa.Schema, ...]
     values: pa.Schema
     needs: tuple[str, ...]
-    emits: pa.Schema
+    emits: tuple[pa.Schema, ...]
     order_by: tuple[str, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         tables = fanin.untag(rows, self.inputs, self.key, groups.ids)
         before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
         returned = self.function(*map(self._sorted, tables), before)
-        after, emitted = returned if isinstance(returned, tuple) else (returned, None)
-        if emitted is None and len(self.emits):
-            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+        after, *emitted = returned if isinstance(returned, tuple) else (returned,)
+        self._check(after, *emitted)
         if after.num_rows != groups.num:
             raise Refused(
                 f"the update function returned {after.num_rows} state rows; expected {groups.num}, "
@@ -113,8 +118,22 @@ class _BoundUpdate:
         return Merged(
             _conform("state", after, self.values),
             deleted,
-            emitted=_conform("emitted", emitted, self.emits) if emitted is not None else None,
+            emitted=tuple(_conform("emitted", *each) for each in zip(emitted, self.emits, strict=False)),
         )
+
+    def _check(self, *returned: object) -> None:
+        """See that the function returned the state and rows for each of `emits`, all of them Arrow tables."""
+        declared = [schema for schema in self.emits if len(schema)]
+        if len(returned) == 1 and declared:
+            raise Refused("the update function returned no emitted rows, but declares emits=; return (state, rows)")
+        if declared and len(returned) != 1 + len(declared):
+            raise Refused(
+                f"the update function returned {len(returned)} tables; expected {1 + len(declared)}: "
+                f"the state, and rows for each of the {len(declared)} that emits= declares"
+            )
+        for table in returned:
+            if not isinstance(table, pa.Table):
+                raise Refused(f"the update function returned {type(table).__name__}; expected an Arrow table")
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
         if not self.order_by:

@@ -50,7 +50,7 @@ class _Upsert:
         check_value_names(values.names, key)
         needs = tuple(name for name in schema.names if name not in key)
         emits = pa.schema([*(field_of(schema, column) for column in key), *values])
-        return _BoundUpsert(self.by, self.delete_when, values, needs, emits)
+        return _BoundUpsert(self.by, self.delete_when, values, needs, (emits,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _BoundUpsert:
     delete_when: str | None
     values: pa.Schema
     needs: tuple[str, ...]
-    emits: pa.Schema
+    emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
         latest = rows.take(pa.array(self._latest_row(rows, groups)))
@@ -69,8 +69,8 @@ class _BoundUpsert:
         deleted = changed & doomed
         values = latest.select(self.values.names).cast(self.values)
         out = pa.array(changed & ~deleted)
-        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits).filter(out)
-        return Merged(values, deleted, changed, emitted)
+        emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(out)
+        return Merged(values, deleted, changed, (emitted,))
 
     def _latest_row(self, rows: pa.Table, groups: Groups) -> npt.NDArray[np.int64]:
         """Row number of each key's row with the largest `by`.

@@ -42,7 +42,7 @@ class Entry:
 
 
 def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
-    """The newest `limit` versions of the app, or of one stage, newest first: the app's line from its end.
+    """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
     each stage, and the snapshots written since the oldest of them.
@@ -52,7 +52,7 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
     """
     stages = stages_of(store, app, stage)
     line = newest_first(store, app, heads_of(store, app, stages), thinned=True)
-    manifests = tuple(islice(line, min(limit, sys.maxsize)))
+    manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()
     names = _names(store, app, manifests)

@@ -27,9 +27,16 @@ def create_app(store: ObjectStore, info: AppInfo) -> None:
 def ensure_app(store: ObjectStore, info: AppInfo) -> AppInfo:
     """The app of that name: the stored identity if there is one, else `info`, written.
 
-    Raises as `create_app`.
+    Raises as `create_app`; then it leaves none that it has written.
     """
-    return find_app(store, info.name) or _create(store, info)
+    if (found := find_app(store, info.name)) is not None:
+        return found
+    try:
+        return _create(store, info)
+    except Refused:
+        # The next call would find it, and take it for an app whose storage was tried.
+        store.delete(keys.app_info(info.name))
+        raise
 
 
 def find_app(store: ObjectStore, name: str) -> AppInfo | None:

@@ -33,7 +33,7 @@ from slackwater.store.cache import SstCache
 from slackwater.store.open import open_store
 
 APPS = Path(__file__).parent / "apps"
-LEDGER, DIAMOND = APPS / "ledger.py", APPS / "diamond.py"
+LEDGER, DIAMOND, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "split.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
@@ -55,6 +55,13 @@ EXPECTED = {
         "branches": "SELECT branch, count(*) FILTER (amount < 0) debits, count(*) FILTER (amount >= 0) credits, "
         "coalesce(sum(amount) FILTER (amount < 0), 0)::BIGINT debited, "
         "coalesce(sum(amount) FILTER (amount >= 0), 0)::BIGINT credited FROM raw GROUP BY branch",
+    },
+    SPLIT: {
+        "paid": "SELECT account, count(*) n, sum(amount)::BIGINT total FROM raw WHERE amount < 0 GROUP BY account",
+        "earned": "SELECT branch, count(*) n, sum(amount)::BIGINT total, max(seq) seq FROM raw WHERE amount >= 0 "
+        "GROUP BY branch",
+        "bands": 'SELECT account, count(*) FILTER (amount < -50) "large", count(*) FILTER (amount >= -50) "small", '
+        "coalesce(sum(amount) FILTER (amount < -50), 0)::BIGINT lost FROM raw WHERE amount < 0 GROUP BY account",
     },
 }
 """Every table of the apps, as SQL over their raw input."""
@@ -97,7 +104,7 @@ class Ledger:
 
     def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
         """Send entries, deterministic in their number, and then `raw` values as they are."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        producer = Producer({**self.kafka, "linger.ms": 5})
         random = np.random.default_rng(self.sent)
         accounts, amounts = (
             random.integers(0, 500, count).tolist(),

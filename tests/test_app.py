@@ -12,7 +12,8 @@ import slackwater as sw
 from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.pipeline.main import load_app
-from slackwater.pipeline.runner import interval_ms
+from slackwater.pipeline.options import Options
+from slackwater.pipeline.runner import interval_ms, limits_of
 from slackwater.pipeline.schemas import apply
 from slackwater.store.errors import NotFound, Refused, Usage
 
@@ -150,6 +151,25 @@ def test_a_trigger_is_written_as_in_structured_streaming(text: str | None, expec
 def test_a_trigger_that_is_no_interval_is_refused() -> None:
     with pytest.raises(Usage, match="'10 seconds'"):
         interval_ms("soon")
+
+
+def test_whoever_starts_an_app_has_the_last_word_on_its_batches() -> None:
+    app = sw.App("a")
+    declared = {"max_records": 500, "trigger": "10 seconds", "max_unflushed": 3}
+    for name, knobs in (("silent", {}), ("explicit", declared)):
+        app.stage(name=name, reads=sw.topic("t"), writes=sw.repartition(name, "k"), **knobs)(rows)  # type: ignore[arg-type]
+
+    def bounds(name: str, **said: object) -> tuple[int | None, int, int]:
+        limits = limits_of(app.stages[name], Options(store="s", kafka={}, **said))  # type: ignore[arg-type]
+        return limits.max_records, limits.trigger_ms, limits.max_unflushed
+
+    assert bounds("silent") == (None, 0, 0)
+    assert bounds("explicit") == (500, 10_000, 3)
+    said = {"max_records": 70_000, "trigger": "1 second", "max_unflushed": 1}
+    assert bounds("silent", **said) == bounds("explicit", **said) == (70_000, 1_000, 1)
+    assert bounds("explicit", trigger="0 seconds", max_unflushed=0) == (500, 0, 0)
+    with pytest.raises(Usage, match="max_unflushed is -1"):
+        bounds("silent", max_unflushed=-1)
 
 
 def test_a_file_is_loaded_under_another_name_for_a_clone(tmp_path: object) -> None:

@@ -78,3 +78,8 @@ class Forgetful(MemoryStore):
 def test_storage_that_ignores_the_condition_of_a_put_is_refused() -> None:
     with pytest.raises(Refused, match="overwrote an object"):
         create_app(Forgetful(), FLIGHTS)
+    store = Forgetful()
+    for _ in range(2):
+        with pytest.raises(Refused, match="overwrote an object"):
+            ensure_app(store, FLIGHTS)
+    assert list(store.list("")) == []

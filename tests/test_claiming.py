@@ -46,7 +46,7 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
         app.stages[name] = replace(sender, name=name, reads=("by-n",), writes=())
     kafka_client.create_topic(client, events, 1)
     claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
-    shape = Shape({}, ROWS, (), None, None)
+    shape = Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
     claimer.claim(sender, shape, 1)
     early = claimer.claim(app.stages["early"], shape, 1)

@@ -278,6 +278,14 @@ def test_a_limit_beyond_all_bounds_is_all(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("words", [("log", "flights"), ("log", "flights", "--operations")])
+def test_a_limit_of_0_is_all(words: tuple[str, ...]) -> None:
+    shown = done(*words, "--limit", "0")
+    assert shown == done(*words, "--limit", "100000")
+    assert "--operations" in words or len(shown.splitlines()) > len(done(*words, "--limit", "1").splitlines())
+
+
+@pytest.mark.usefixtures("app")
 @pytest.mark.parametrize("words", ["flights", "flights/"])
 def test_a_rescale_of_no_stage_says_that_the_stage_is_missing(words: str) -> None:
     result = slackwater("rescale", words, "--partitions", "4")

@@ -275,7 +275,7 @@ def test_without_maven_and_without_jars_the_user_is_told_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(jars.MissingTool, match=r"Kafka 4\.1\.0 .* there is no mvn on PATH"):
         EmbeddedKafka.jars.fetch()
 
@@ -289,7 +289,8 @@ def test_jars_are_fetched_once_for_all_who_ask_and_again_when_the_list_has_chang
         f"echo one >> {tmp_path}/runs; for last; do :; done; touch ${{last#*=}}/a.jar",
     )
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
+    # Where SSTs are cached is another question: moving them must not fetch Kafka again.
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "ssts"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pom = tmp_path / "pom.xml"
     pom.write_text("<project/>")
@@ -298,6 +299,7 @@ def test_jars_are_fetched_once_for_all_who_ask_and_again_when_the_list_has_chang
         folders = set(threads.map(lambda _: program.fetch(), range(4)))
     assert folders == {tmp_path / "cache" / "slackwater" / "program-1"}
     assert (folders.pop() / "a.jar").exists()
+    assert not (tmp_path / "ssts").exists()
     assert (tmp_path / "runs").read_text() == "one\n"
     pom.write_text("<project></project>")
     program.fetch()
@@ -309,10 +311,10 @@ def test_when_maven_fails_its_reason_is_given_and_nothing_half_is_left(
 ) -> None:
     script(tmp_path / "bin" / "mvn", "echo '[ERROR] Unknown host repository'; echo '[ERROR] more'; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(SlackwaterError, match=r"could not fetch Kafka 4\.1\.0: Unknown host repository"):
         EmbeddedKafka.jars.fetch()
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["kafka-4.1.0.lock"]
+    assert [path.name for path in (tmp_path / "cache" / "slackwater").iterdir()] == ["kafka-4.1.0.lock"]
 
 
 @pytest.mark.parametrize("kind", [EmbeddedKafka, EmbeddedBucket])

@@ -104,7 +104,7 @@ class Running:
         )
         self.runner = Looped(
             stage,
-            Shape(dict.fromkeys(reads, ROWS), ROWS, (), None, None),
+            Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
             claimed,
             places=Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
             limits=Limits(None, 0),

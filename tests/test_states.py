@@ -141,8 +141,7 @@ def test_an_upsert_deletes_and_emits_only_what_changed() -> None:
     assert merged.deleted is not None
     assert merged.changed.tolist() == [True, False, True]
     assert merged.deleted.tolist() == [False, False, True]
-    assert merged.emitted is not None
-    assert merged.emitted.to_pylist() == [{"k": 1, "t": 5}]
+    assert merged.emitted[0].to_pylist() == [{"k": 1, "t": 5}]
     assert state.values.names == ["t"]
 
 
@@ -150,8 +149,7 @@ def test_an_aggregate_emits_its_visible_columns_as_they_are_after_the_batch() ->
     model = Model(sw.aggregate(average=sw.mean("v")).bind([ROWS], ("k",)))
     model.merge([{"k": 1, "v": 1}])
     merged = model.merge([{"k": 1, "v": 4}, {"k": 2, "v": None}])
-    assert merged.emitted is not None
-    assert merged.emitted.to_pylist() == [{"k": 1, "average": 2.5}, {"k": 2, "average": None}]
+    assert merged.emitted[0].to_pylist() == [{"k": 1, "average": 2.5}, {"k": 2, "average": None}]
 
 
 def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None:
@@ -174,6 +172,43 @@ def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     return pa.table({"n": n, "_deleted": pc.greater(n, 2)}), rows.select(["k", "t"])
 
 
+KEYS, TIMES = pa.schema([("k", pa.int64())]), pa.schema([("t", pa.int64())])
+
+
+def split(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, ...]:
+    n = pc.add(pc.fill_null(state["n"], 0), np.bincount(rows["_key"].to_numpy()))
+    return pa.table({"n": n}), state.filter(pc.greater(n, 1)), rows
+
+
+def test_an_update_function_emits_rows_for_each_output() -> None:
+    model = Model(sw.update(split, state=N, emits=(KEYS, TIMES), order_by="t").bind([ROWS], ("k",)))
+    merged = model.merge([{"k": 1, "t": 9}, {"k": 1, "t": 3}, {"k": 2, "t": 1}])
+    assert [rows.to_pylist() for rows in merged.emitted] == [[{"k": 1}], [{"t": 3}, {"t": 9}, {"t": 1}]]
+    assert [rows.schema for rows in merged.emitted] == [KEYS, TIMES]
+
+
+@pytest.mark.parametrize(
+    ("emits", "said"),
+    [
+        ((KEYS,), "returned 3 tables; expected 2: the state, and rows for each of the 1 that emits= declares"),
+        ((KEYS, TIMES, KEYS), "returned 3 tables; expected 4: the state, and rows for each of the 3"),
+        ((TIMES, TIMES), r"emitted rows lack column 't' \(int64\)"),
+    ],
+)
+def test_an_update_function_that_emits_what_was_not_declared_is_refused(
+    emits: tuple[pa.Schema, ...], said: str
+) -> None:
+    model = Model(sw.update(split, state=N, emits=emits).bind([ROWS], ("k",)))
+    with pytest.raises(Refused, match=said):
+        model.merge([{"k": 1, "t": 9}])
+
+
+def test_an_update_function_that_returns_no_table_is_refused() -> None:
+    state = sw.update(lambda _rows, state: (state, [1], state), state=N, emits=(KEYS, KEYS))
+    with pytest.raises(Refused, match="the update function returned list; expected an Arrow table"):
+        Model(state.bind([ROWS], ("k",))).merge([{"k": 1, "t": 9}])
+
+
 def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
     model = Model(
         sw.update(counted, state=N, emits=pa.schema([("k", pa.int64()), ("t", pa.int64())]), order_by="t").bind(
@@ -182,8 +217,7 @@ def test_an_update_function_sees_its_state_sorted_rows_and_may_delete() -> None:
     )
     merged = model.merge([{"k": 1, "t": 9}, {"k": 1, "t": 3}, {"k": 2, "t": 1}])
     assert model.rows == {1: {"n": 2}, 2: {"n": 1}}
-    assert merged.emitted is not None
-    assert merged.emitted["t"].to_pylist() == [3, 9, 1]
+    assert merged.emitted[0]["t"].to_pylist() == [3, 9, 1]
     model.merge([{"k": 1, "t": 10}])
     assert model.rows == {2: {"n": 1}}
 

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.task import group
+from slackwater.pipeline.app import Repartition
+from slackwater.pipeline.task import Places, WriteTask, group
 from slackwater.pipeline.wire import decode, encode, header_of, marker_header, split
 from slackwater.store.errors import Corruption
 
@@ -79,6 +80,37 @@ def test_split_rows_arrive_once_in_their_partition(rows: list[tuple[int, int]]) 
         for batch in decode([Message(value, b"mine")], frozenset({"mine"}), schema):  # type: ignore[list-item]
             found += [(partition, n) for n in batch["n"].to_pylist()]
     assert sorted(found) == sorted(zip(partitions.tolist(), numbers, strict=True))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 99)), max_size=30))
+def test_rows_of_several_outputs_come_to_their_own_with_their_own_columns(rows: list[tuple[int, int, int]]) -> None:
+    # What Spark's union makes of DataFrames (n long), (n long, s string) and (s string).
+    columns = ("_0_n", "_1_n", "_1_s", "_2_s")
+    cells = [
+        {"_0_n": n} if tag == 0 else {"_1_n": n, "_1_s": f"{n}"} if tag == 1 else {"_2_s": f"{n}"} for tag, _, n in rows
+    ]
+    kinds = {name: pa.int64() if name.endswith("n") else pa.string() for name in columns}
+    table = pa.table(
+        {name: pa.array([cell.get(name) for cell in cells], kind) for name, kind in kinds.items()}
+        | {
+            "_input": pa.array([tag for tag, _, _ in rows], pa.int32()),
+            "_to": pa.array([to for _, to, _ in rows], pa.int32()),
+        }
+    )
+    schemas = (
+        pa.schema([("n", pa.int64())]),
+        pa.schema([("n", pa.int64()), ("s", pa.string())]),
+        pa.schema([("s", pa.string())]),
+    )
+    outputs = tuple((Repartition(name, ("n",), 4), name, 4) for name in "abc")
+    places = Places("a", "s", "store", {}, ("cache", 1, 0), 1)
+    parts = WriteTask(places, "w", 2, outputs, schemas)._parts(table)
+    for tag, (schema, (part, targets)) in enumerate(zip(schemas, parts, strict=True)):
+        mine = [(to, n) for number, to, n in rows if number == tag]
+        assert part.schema == schema
+        assert targets.tolist() == [to for to, _ in mine]
+        for name in schema.names:
+            assert part[name].to_pylist() == [n if name == "n" else f"{n}" for _, n in mine]
 
 
 def test_messages_of_attempts_that_no_manifest_names_are_passed_over() -> None:

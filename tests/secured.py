@@ -1,0 +1,92 @@
+"""A broker with users and rights: SASL/PLAIN, and KRaft's own authoriser, which denies what nobody allowed."""
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from slackwater.pipeline.broker import EmbeddedKafka
+
+ADMIN, USER = "admin", "app"
+_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required username={0} password={0}-secret"
+
+
+class SecuredKafka(EmbeddedKafka):
+    """`admin` may do everything, `app` what `allow` says."""
+
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
+        made = super()._prepare(java, classpath)
+        settings = self.folder / "server.properties"
+        users = " ".join(f'user_{name}="{name}-secret"' for name in (ADMIN, USER))
+        text = settings.read_text(encoding="ascii").replace("PLAINTEXT://", "SASL_PLAINTEXT://")
+        text = text.replace(
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,",
+            "listener.security.protocol.map=SASL_PLAINTEXT:SASL_PLAINTEXT,",
+        )
+        settings.write_text(
+            f"{text}\n"
+            "inter.broker.listener.name=SASL_PLAINTEXT\n"
+            "sasl.enabled.mechanisms=PLAIN\n"
+            "sasl.mechanism.inter.broker.protocol=PLAIN\n"
+            f"listener.name.sasl_plaintext.plain.sasl.jaas.config={_LOGIN.format(ADMIN)} {users};\n"
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+            # The controller's listener has no users.
+            f"super.users=User:{ADMIN};User:ANONYMOUS\n",
+            encoding="ascii",
+        )
+        return made
+
+    def answers(self) -> bool:
+        """Whether the broker lets the administrator in."""
+        from slackwater.pipeline import kafka as kafka_client
+        from slackwater.pipeline import ports
+        from slackwater.store.errors import SlackwaterError
+
+        if not ports.is_open(self.port):
+            return False
+        try:
+            kafka_client.topics(self.client(ADMIN), timeout_s=2)
+        except SlackwaterError:
+            return False
+        return True
+
+    def client(self, user: str) -> dict[str, str]:
+        """Client properties of a user."""
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanisms": "PLAIN",
+            "sasl.username": user,
+            "sasl.password": f"{user}-secret",
+        }
+
+    def _binding(self, operation: str, kind: str, name: str, *, prefixed: bool) -> tuple[object, ...]:
+        pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
+        return (
+            ResourceType[kind.upper()],
+            name,
+            pattern,
+            f"User:{USER}",
+            "*",
+            AclOperation[operation.upper()],
+            AclPermissionType.ALLOW,
+        )
+
+    def allow(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
+        """Give the app's user a right, in the words of `kafka-acls`: `Read`, `topic`, `orders`."""
+        admin = AdminClient(self.client(ADMIN))
+        for answer in admin.create_acls(
+            [AclBinding(*self._binding(operation, kind, name, prefixed=prefixed))]
+        ).values():
+            answer.result(30)
+
+    def forbid(self, operation: str, kind: str, name: str, *, prefixed: bool = False) -> None:
+        """Take a right away again."""
+        admin = AdminClient(self.client(ADMIN))
+        asked = AclBindingFilter(*self._binding(operation, kind, name, prefixed=prefixed))
+        for answer in admin.delete_acls([asked]).values():
+            assert len(answer.result(30)) == 1

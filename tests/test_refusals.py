@@ -1,0 +1,174 @@
+"""A program that is refused leaves nothing behind, in the store and in Kafka; what needs no Spark is said before it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark import SparkContext
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.claiming import Claimer
+from slackwater.pipeline.options import Options
+from slackwater.pipeline.runner import run
+from slackwater.pipeline.schemas import Shape
+from slackwater.store.apps import create_app, ensure_app
+from slackwater.store.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.store.local import LocalStore
+from slackwater.store.manifest import AppInfo, Column, Origin, Table
+
+pytestmark = pytest.mark.kafka
+
+ROWS = StructType([StructField("account", StringType()), StructField("amount", LongType())])
+TABLE = Table((Column("account", "string"),), (Column("n", "int64"),), 2, "aggregate(n=count())")
+
+
+def same(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+@dataclass
+class Shop:
+    """An app of two stages, `entries` and `accounts`, of which nothing ran yet."""
+
+    kafka: dict[str, str]
+    store: LocalStore
+    name: str
+
+    @property
+    def topic(self) -> str:
+        return f"events-{self.name}"
+
+    def program(self, *, topic: str = "", partitions_of_topic: int = 2, **accounts: object) -> sw.App:
+        """The program; further arguments are those of its second stage."""
+        app = sw.App(self.name)
+        by_account = sw.repartition("by-account", "account", partitions=partitions_of_topic)
+        app.stage(name="entries", reads=sw.topic(topic or self.topic), writes=by_account)(same)
+        declared = {"reads": "by-account", "state": sw.aggregate(n=sw.count()), "partitions": 2} | accounts
+        app.stage(name="accounts", **declared)(same)  # type: ignore[arg-type]
+        return app
+
+    def begin(self) -> None:
+        """Have the program claimed once, with ten records read."""
+        producer = Producer(self.kafka)
+        for number in range(10):
+            producer.produce(self.topic, str(number).encode(), partition=0)
+        assert producer.flush(30) == 0
+        ensure_app(self.store, AppInfo(self.name, 1))
+        app = self.program()
+        claimer = Claimer(self.store, self.kafka, app, {}, "w", "test", accept_loss=False)
+        claimer.create_channels(app.in_order())
+        claimer.claim(app.stages["entries"], Shape({}, {"by-account": ROWS}, (), None, None), 1)
+        claimer.claim(app.stages["accounts"], Shape({}, {}, ("account",), TABLE, None), 1)
+
+    def left(self) -> tuple[list[str], dict[str, int]]:
+        """All there is: objects in the store, topics in Kafka."""
+        topics = kafka_client.topics(self.kafka)
+        return [info.key for info in self.store.list("")], {n: topics[n] for n in topics if self.name in n}
+
+    def refused(self, app: sw.App, error: type[SlackwaterError], said: str, **options: object) -> None:
+        """Run the program: it is refused before Spark starts, and leaves nothing."""
+        before = self.left()
+        with pytest.raises(error, match=said) as refused:
+            run(app, Options(store=self.store.url, kafka=self.kafka, patience_s=10, **options), print)  # type: ignore[arg-type]
+        assert len(refused.value.message.splitlines()) == 1
+        assert self.left() == before
+        assert SparkContext._active_spark_context is None
+
+
+@pytest.fixture
+def shop(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    # Where there is no Java, Spark cannot start unnoticed.
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    made = Shop({"bootstrap.servers": kafka.bootstrap}, LocalStore(tmp_path / "store"), f"a{uuid4().hex[:8]}")
+    kafka_client.create_topic(made.kafka, made.topic, 1)
+    return made
+
+
+CASES: list[tuple[str, Callable[[Shop], sw.App], dict[str, object], type[SlackwaterError], str]] = [
+    ("a topic that is not there", lambda shop: shop.program(topic="nowhere"), {}, NotFound, "no Kafka topic named"),
+    ("a channel nobody writes", lambda shop: shop.program(reads="by-acount"), {}, SlackwaterError, "by-acount"),
+    ("a stage that is not there", Shop.program, {"stages": ("acounts",)}, NotFound, "the nearest: accounts"),
+    ("an interval that is none", lambda shop: shop.program(trigger="soon"), {}, Usage, "trigger 'soon'"),
+    (
+        "executors elsewhere",
+        lambda shop: shop.program(max_unflushed=2),
+        {"master": "spark://head:7077"},
+        Refused,
+        "max_unflushed=2, .* executors of spark://head:7077",
+    ),
+    (
+        "executors elsewhere, by Spark's own setting",
+        Shop.program,
+        {"max_unflushed": 3, "spark_conf": {"spark.master": "spark://head:7077"}},
+        Refused,
+        "max_unflushed=3, .* executors of spark://head:7077",
+    ),
+    (
+        "a topic that the broker does not make",
+        lambda shop: shop.program(partitions_of_topic=20_000),
+        {},
+        Refused,
+        "refuses to create topic 'a.*-by-account-repartition'",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "error", "said"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_first_run_that_is_refused_leaves_no_app_and_no_topic(
+    shop: Shop,
+    program: Callable[[Shop], sw.App],
+    options: dict[str, object],
+    error: type[SlackwaterError],
+    said: str,
+) -> None:
+    shop.refused(program(shop), error, said, **options)
+    assert shop.left() == ([], {shop.topic: 1})
+
+
+def test_a_changed_program_is_refused_without_spark_and_leaves_no_topic_of_its_new_stages(shop: Shop) -> None:
+    shop.begin()
+    other = f"other-{shop.name}"
+    kafka_client.create_topic(shop.kafka, other, 1)
+    for changes, said in (
+        ({"key": "branch"}, r"its key columns are \(branch\), but the stored state has \(account\)"),
+        ({"state": sw.aggregate(n=sw.count("x"))}, r"state is aggregate\(n=count\(x\)\), but was stored as"),
+        ({"state": None, "writes": sw.repartition("out", "account")}, "kept state, and has none now"),
+        ({"topic": other}, f"reads '{other}', but its stored state comes from '{shop.topic}'"),
+    ):
+        shop.refused(shop.program(**changes), Refused, said)  # type: ignore[arg-type]
+        if "topic" not in changes:
+            shop.refused(_with_new_output(shop.program(**changes)), Refused, said)  # type: ignore[arg-type]
+    app = _with_new_output(shop.program())
+    app.stage(name="late", reads=sw.topic("nowhere"), writes=sw.repartition("late", "account"))(same)
+    shop.refused(app, NotFound, "no Kafka topic named 'nowhere'")
+
+
+def _with_new_output(app: sw.App) -> sw.App:
+    """With one stage more, whose repartition topic there is not."""
+    app.stage(name="more", reads="by-account", writes=sw.repartition("more", "account"))(same)
+    return app
+
+
+def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
+    shop.begin()
+    # The claim is of the beginning: what it has yet to read is deleted.
+    doomed = TopicPartition(shop.topic, 0, 7)
+    admin = AdminClient(shop.kafka)
+    admin.delete_records([doomed])[doomed].result()
+    shop.refused(_with_new_output(shop.program()), Refused, rf"{shop.topic}\[0\] 0\.\.7")
+
+
+def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
+    origin = Origin("elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
+    create_app(shop.store, AppInfo(shop.name, 1, origin))
+    shop.refused(shop.program(), Refused, "a clone that was not finished: accounts, entries")
