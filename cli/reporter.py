@@ -44,7 +44,8 @@ class Reporter:
         self._since = time.monotonic()
         self._last_commit: float | None = None
         self._told = ""
-        self._idle_told: float | None = None
+        self._idle_told: dict[str, float] = {}
+        """When a line of each kind was said last, by its first word."""
         self._batches = False
         self._asked: float | None = None
         self._told_at = 0.0
@@ -118,12 +119,13 @@ class Reporter:
         self.note(f"stopping: {self._doing or 'waiting'}, {now - asked:.0f} s")
 
     def _say_idle(self, now: float) -> None:
-        quiet_s = None if self._last_commit is None else now - self._last_commit
+        line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
+        kind = line.partition(" ")[0]
         if self._live:
-            self._draw(idle(self._lags, quiet_s))
-        elif self._idle_told is None or now - self._idle_told >= _IDLE_AGAIN_S:
-            self._idle_told = now
-            self._output.note(idle(self._lags, quiet_s))
+            self._draw(line)
+        elif now - self._idle_told.get(kind, -_IDLE_AGAIN_S) >= _IDLE_AGAIN_S:
+            self._idle_told[kind] = now
+            self._output.note(line)
 
     def _draw(self, text: str) -> None:
         """The live line as it is now; empty to take it away."""

@@ -99,7 +99,7 @@ def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[
         before = processes(app)
         whom(app, signal.SIGTERM)
         says(app, "stopping: the batch under way ends first")
-        says(app, "stopping: waiting for stage accounts to end a batch, 2 s")
+        says(app, "stopping: waiting for stage accounts to end a batch, ")
         (ledger.folder / "go").touch()
         ended(app, before)
     head = history.head(open_store(ledger.store), ledger.app, "accounts")
