@@ -52,6 +52,13 @@ def says(app: Running, words: str) -> None:
     eventually(lambda: words in app.errors.read_text(), f"it says {words!r}")
 
 
+def a_batch_is_held(ledger: Ledger, app: Running) -> None:
+    """By sabotage."""
+    held = ledger.folder / "held"
+    eventually(lambda: held.exists() or app.process.poll() is not None, "a batch is under way")
+    assert held.exists(), app.errors.read_text()
+
+
 def ended(app: Running, before: list[psutil.Process]) -> list[str]:
     """What it said from when it was asked to stop; it has ended as it should, and with it all that it had started."""
     code = app.process.wait(PATIENCE_S)
@@ -94,36 +101,36 @@ def test_while_spark_starts(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("whom", [to_all])
 def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[Running, int], None]) -> None:
-    with ledger.running(sabotage="accounts held", for_people=True) as app:
-        eventually((ledger.folder / "held").exists, "a batch is under way")
+    with ledger.running("--stage", "entries", sabotage="entries held", for_people=True) as app:
+        a_batch_is_held(ledger, app)
         before = processes(app)
         whom(app, signal.SIGTERM)
         says(app, "stopping: the batch under way ends first")
-        says(app, "stopping: waiting for stage accounts to end a batch, ")
+        says(app, "stopping: waiting for stage entries to end a batch, ")
         (ledger.folder / "go").touch()
         ended(app, before)
-    head = history.head(open_store(ledger.store), ledger.app, "accounts")
+    head = history.head(open_store(ledger.store), ledger.app, "entries")
     assert head is not None
     assert head.kind == "batch"
     nothing_is_lost(ledger)
 
 
 def test_a_second_ctrl_c_waits_for_nothing(ledger: Ledger) -> None:
-    with ledger.running(sabotage="accounts held", for_people=True) as app:
-        eventually((ledger.folder / "held").exists, "a batch is under way")
+    with ledger.running("--stage", "entries", sabotage="entries held", for_people=True) as app:
+        a_batch_is_held(ledger, app)
         before = processes(app)
         to_the_group(app, signal.SIGINT)
         says(app, "stopping: the batch under way ends first")
         to_the_group(app, signal.SIGINT)
         assert any(line.startswith("stopping now: ") for line in ended(app, before))
-    head = history.head(open_store(ledger.store), ledger.app, "accounts")
+    head = history.head(open_store(ledger.store), ledger.app, "entries")
     assert head is not None
     assert head.kind == "claim"
     nothing_is_lost(ledger)
 
 
 def test_a_jvm_out_of_reach_of_signals_dies_with_a_runner_that_is_killed(ledger: Ledger) -> None:
-    with ledger.running() as app:
+    with ledger.running("--stage", "entries") as app:
         app.await_commit()
         started = processes(app)
         assert any(process.name() == "java" for process in started)
