@@ -3,9 +3,11 @@
 A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 
+from ..snapshot import roster
+from ..snapshot.lag import EndOffsets, input_lag
 from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store import apps, history
@@ -19,9 +21,6 @@ __all__ = ["AppOverview", "EndOffsets", "InputOverview", "StageOverview", "Table
 
 _RECENT = 100
 """Versions that figures of a table are told of."""
-
-EndOffsets = Callable[[str], tuple[int, ...] | None]
-"""End offsets of a user's topic by partition, or None when they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,10 @@ class InputOverview:
     """Where the topic ends, by partition; None when that is not known."""
     lag: int | None
     """Messages not read yet: records of a user's topic, Arrow batches of a repartition topic."""
+    records: int | None
+    """Records of a user's topic, rows of a repartition topic not read yet; None when that is not known."""
+    versions: int | None
+    """Of a repartition topic: versions of the stage that writes it not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class StageOverview:
     epoch: int
     kind: str
     by: str
+    runner: str | None
+    """Who runs the stage now, as host:pid; empty when nobody does, None when that is not known."""
     time_ms: int
     rows: int
     """Rows that the newest version read."""
@@ -112,7 +117,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
     info = apps.read_app(store, app)
     heads: dict[str, Manifest] = {}
     damaged: list[str] = []
-    for stage in history.list_stages(store, app):
+    for stage in roster.current_stages(store, app):
         try:
             head = history.head(store, app, stage)
         except Corruption as error:
@@ -120,12 +125,18 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
             continue
         if head is not None:
             heads[stage] = head
+    alive: tuple[roster.Beat, ...] | None
+    try:
+        alive = roster.beats(store, app, time.time_ns() // 1_000_000)
+    except Corruption as error:
+        alive = None
+        damaged.append(f"{app}: which stages run is not known: {error.message} ({error.hint})")
     return AppOverview(
         app=app,
         created_ms=info.created_ms,
         origin=info.origin,
         stages=tuple(
-            _stage(heads[stage], heads, ends_of, _figures(store, heads[stage]) if in_detail else None)
+            _stage(heads[stage], heads, ends_of, alive, _figures(store, heads[stage]) if in_detail else None)
             for stage in order(heads)
         ),
         requested=tuple(request.name for request in open_requests(store, app)),
@@ -134,7 +145,11 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
 
 
 def _stage(
-    head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets, figures: TableFigures | None
+    head: Manifest,
+    heads: dict[str, Manifest],
+    ends_of: EndOffsets,
+    alive: tuple[roster.Beat, ...] | None,
+    figures: TableFigures | None,
 ) -> StageOverview:
     return StageOverview(
         stage=head.stage,
@@ -142,6 +157,7 @@ def _stage(
         epoch=head.epoch,
         kind=head.kind,
         by=head.by,
+        runner=None if alive is None else roster.runner_of(head, alive),
         time_ms=head.time_ms,
         rows=sum(source.rows for source in head.inputs.values()),
         keys=sum(sst.rows - sst.tombstones for sst in head.ssts) if head.table else None,
@@ -179,17 +195,14 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _input(name: str, head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets) -> InputOverview:
-    source = head.inputs[name]
-    if head.retired:
-        ends = None
-    elif source.upstream:
-        sender = heads.get(source.upstream)
-        ends = sender.outputs[name].ends if sender and name in sender.outputs else None
-    else:
-        ends = ends_of(source.topic)
-    lag = None
-    if ends is not None:
-        # A partition added since the last commit has not been read at all.
-        read = source.offsets + (0,) * (len(ends) - len(source.offsets))
-        lag = sum(max(0, end - offset) for end, offset in zip(ends, read, strict=False))
-    return InputOverview(name, source.topic, source.upstream, source.offsets, ends, lag)
+    lag = input_lag(name, head, heads, ends_of)
+    return InputOverview(
+        name,
+        lag.topic,
+        lag.upstream,
+        head.inputs[name].offsets,
+        lag.ends,
+        lag.messages,
+        lag.records,
+        lag.versions,
+    )

@@ -8,10 +8,12 @@ import typer
 
 from . import humane, options
 from .output import Output, output_for
+from .reporter import reporting
 from .settings import load
 
 if TYPE_CHECKING:
     from ..pipeline.metrics import Metrics
+    from ..pipeline.options import Options
     from ..pipeline.progress import Progress
 
 __all__ = ["app"]
@@ -98,21 +100,15 @@ def run(
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
-    Prints a line for each commit. Ctrl-C stops it: the batch under way ends or is dropped whole. A second
+    Prints a line for each commit, and on standard error what it is doing meanwhile. Ctrl-C or SIGTERM stops it: the
+    batch under way ends first, or is dropped whole after some seconds; a second Ctrl-C does not wait for it. A second
     runner of the same stage takes it over; the first says so and stops.
     """
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     root, brokers = settings.store_root(), settings.kafka()
-    from ..pipeline.main import Options, run_file
+    from ..pipeline.options import Options
 
-    observed = _serve(metrics, output) if metrics is not None else None
-
-    def on_progress(commit: "Progress") -> None:
-        output.show(commit, _line(commit))
-        if observed is not None:
-            observed.observe(commit)
-
-    run_file(
+    _run(
         str(file),
         app=app_name,
         options=Options(
@@ -132,8 +128,31 @@ def run(
             cache_memory_bytes=settings.cache_memory_bytes,
             prefetch=settings.prefetch,
         ),
-        on_progress=on_progress,
+        output=output,
+        quiet=as_json,
+        metrics=metrics,
     )
+
+
+def _run(file: str, *, app: str | None, options: "Options", output: Output, quiet: bool, metrics: int | None) -> None:
+    from ..pipeline.stopping import stop_signals
+
+    with reporting(output, quiet=quiet) as reporter, stop_signals(reporter.asked) as stop:
+        reporter.doing(f"loading {file}")
+        with stop.at_once():
+            # Spark's Python side takes a second or two.
+            from ..pipeline.main import run_file
+
+        observed = _serve(metrics, output) if metrics is not None else None
+
+        def on_progress(commit: "Progress") -> None:
+            reporter.show(commit, _line(commit))
+            if observed is not None:
+                observed.observe(commit)
+
+        if observed is not None:
+            reporter.also_told = observed.observe_lags
+        run_file(file, app=app, options=options, on_progress=on_progress, news=reporter, stop=stop)
 
 
 def _serve(port: int, output: Output) -> "Metrics":

@@ -15,7 +15,7 @@ from .tables import Grid
 
 if TYPE_CHECKING:
     from ..store.objects import ObjectStore
-    from .overview import AppOverview, StageOverview, TableFigures
+    from .overview import AppOverview, InputOverview, StageOverview, TableFigures
 
 __all__ = ["app"]
 
@@ -171,7 +171,7 @@ def _parts(store: "ObjectStore", found: tuple["AppOverview", ...], *, damaged: b
             yield ""
         yield _title(each, now_ms)
         yield Grid.of(
-            ("stage", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
+            ("stage", "runs", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
             (_row(stage, now_ms) for stage in each.stages),
         )
         if in_detail:
@@ -198,6 +198,7 @@ def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
     has_table = stage.keys is not None
     return (
         stage.stage,
+        "?" if stage.runner is None else "yes" if stage.runner else "no",
         f"v{stage.version}",
         str(stage.epoch),
         humane.age(stage.time_ms, now_ms),
@@ -205,13 +206,18 @@ def _row(stage: "StageOverview", now_ms: int) -> tuple[str, ...]:
         keys,
         str(stage.ssts) if has_table else "-",
         humane.size(stage.bytes) if has_table else "-",
-        # A clone may read another topic than the program names.
-        "retired"
-        if stage.retired
-        else ", ".join(
-            f"{source.name if source.upstream else source.topic} {_number(source.lag)}" for source in stage.inputs
-        ),
+        "retired" if stage.retired else "; ".join(map(_lag, stage.inputs)),
     )
+
+
+def _lag(source: "InputOverview") -> str:
+    if not source.upstream:
+        # A clone may read another topic than the program names.
+        return f"{source.topic} {_number(source.records)}"
+    if source.lag == 0 or source.versions is None:
+        return f"{source.name} {_number(source.lag)}"
+    rows = "? rows" if source.records is None else humane.plural(source.records, "row")
+    return f"{source.name} {humane.plural(source.versions, 'version')}, {rows}"
 
 
 def _figures(stage: "StageOverview", figures: "TableFigures") -> tuple[str, ...]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from ..store.errors import NotFound, Usage
 from .app import App
 from .blame import told_as_the_users
+from .news import News
 from .progress import Progress
 from .runner import Options, run
+from .stopping import Stop
 
 __all__ = ["Options", "load_app", "run_file"]
 
@@ -60,6 +63,16 @@ def load_app(path: str, *, name: str | None = None) -> App:
     return app if name is None else replace(app, name=name)
 
 
-def run_file(path: str, *, app: str | None, options: Options, on_progress: Callable[[Progress], None]) -> None:
-    """Run the app that a file declares. Raises as `load_app` and `runner.run` do."""
-    run(load_app(path, name=app), options, on_progress)
+def run_file(
+    path: str,
+    *,
+    app: str | None,
+    options: Options,
+    on_progress: Callable[[Progress], None],
+    news: News | None = None,
+    stop: Stop | None = None,
+) -> None:
+    """Run the app that a file declares. Arguments as of `runner.run`; raises as `load_app` and that do."""
+    with stop.at_once() if stop is not None else nullcontext():
+        program = load_app(path, name=app)
+    run(program, options, on_progress, news=news, stop=stop)

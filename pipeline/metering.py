@@ -6,7 +6,7 @@ scratch; tasks report theirs with their results. What attempts took that failed 
 worker, if there is one.
 
 What a runner asks for the whole app (is the app known, are snapshots asked for and can they be completed, has it caught
-up) belongs to no stage; the first one that it runs is charged with it.
+up, who else is there, and its own sign of life) belongs to no stage; the first one that it runs is charged with it.
 """
 
 from __future__ import annotations

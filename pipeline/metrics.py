@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from ..snapshot.lag import StageLag
 from ..store.errors import Refused
 from .progress import Progress
 
@@ -38,6 +39,11 @@ class Metrics:
         self._l0 = self._gauge("l0_files", "L0 SSTs of the state partition that has most: what a look-up may search.")
         self._debt = self._gauge("compaction_debt_bytes", "Bytes of the SSTs that compaction would merge now.")
         self._snapshots = self._gauge("snapshots_under_way", "Snapshots recorded and not complete.")
+        self._running = self._gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.")
+        self._lag = {
+            "records": self._lag_gauge("lag_records", "Records of a topic, rows of a channel, that are not read yet."),
+            "versions": self._lag_gauge("lag_versions", "Versions of a channel's writer that are not read yet."),
+        }
         self._requests = Counter(
             "slackwater_store_requests",
             "Requests to the store, of all processes.",
@@ -85,6 +91,21 @@ class Metrics:
         self._misses.labels(*labels).inc(took.cache_misses)
         self._row_groups.labels(*labels).inc(took.row_groups)
 
+    def observe_lags(self, stages: tuple[StageLag, ...]) -> None:
+        """Note how far stages are. What is not known has no sample, so that no alarm takes it for none."""
+        for stage in stages:
+            if stage.running is None:
+                self._running.remove(stage.app, stage.stage)
+            else:
+                self._running.labels(stage.app, stage.stage).set(stage.running)
+            for one in stage.inputs:
+                labels = (stage.app, stage.stage, one.topic)
+                for name, value in (("records", one.records), ("versions", one.versions)):
+                    if value is None:
+                        self._lag[name].remove(*labels)
+                    else:
+                        self._lag[name].labels(*labels).set(value)
+
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
 
@@ -108,6 +129,9 @@ class Metrics:
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry)
+
+    def _lag_gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"slackwater_{name}", text, ("app", "stage", "topic"), registry=self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry, buckets=_SECONDS)

@@ -62,7 +62,7 @@ class Progress:
         keys: Keys whose state row was written.
         rows_out: Rows written to channels.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
-        snapshots: Names of no snapshot, or ids of those that this version is part of.
+        snapshots: The snapshots that this version is part of: by id, and by name where a run tells of it.
         seconds: From the batch's start until the next one could start: to its commit, or, with `max_unflushed`, until
             its SSTs were durable on the runner's machine and there was room for it.
         commit_seconds: What the put of the manifest took.

@@ -6,8 +6,12 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-__all__ = ["quiet_errors", "quiet_start"]
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+__all__ = ["quiet_errors", "quiet_loss", "quiet_start"]
 
 _NOISE = (
     b"WARNING: Using incubator modules",
@@ -42,6 +46,14 @@ def quiet_errors() -> Iterator[None]:
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
+
+
+def quiet_loss(context: SparkContext) -> None:
+    """Let the server to which the JVM reports its accumulators say nothing when the JVM goes away.
+
+    It would print a traceback for that, on a thread of its own; that the JVM is gone is told once and in words.
+    """
+    context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
 
 
 @contextmanager

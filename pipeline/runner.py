@@ -31,15 +31,19 @@ from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
 from .claiming import Claimer
+from .kafka_clients import server
 from .metering import StageMeter
+from .news import News, Silence
 from .options import Options
+from .outlook import Outlook
 from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
+from .snapshot_names import SnapshotNames
 from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
 from .stall import Triggers
-from .stopping import stop_signals
+from .stopping import Stop, stop_signals
 from .task import Places
 from .warm_up import warm_up
 from .watch import Watch
@@ -47,6 +51,7 @@ from .watch import Watch
 __all__ = ["Options", "run"]
 
 _log = logging.getLogger("slackwater")
+_BEAT_PATIENCE_S = 3.0
 _INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
 
 
@@ -73,25 +78,44 @@ def limits_of(stage: Stage, options: Options) -> Limits:
     )
 
 
-def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> None:
+def run(
+    app: App,
+    options: Options,
+    on_progress: Callable[[Progress], None],
+    *,
+    news: News | None = None,
+    stop: Stop | None = None,
+) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
+    Args:
+        app: The program.
+        options: How to run it.
+        on_progress: Told of each committed batch.
+        news: Told of all else.
+        stop: Set when it is to stop; None to hear the signals here.
+
     Raises:
+        Stopped: `stop`, which somebody else looks after, was set before the first batch.
         Fenced: A newer runner took a stage over.
         SlackwaterError: Anything else that stopped it; nothing committed is lost.
     """
     stages = app.select(options.stages)
     limits = {stage.name: limits_of(stage, options) for stage in stages}
+    news = news or Silence()
     with ExitStack() as stack:
-        stop = stack.enter_context(stop_signals())
+        stop = stop or stack.enter_context(stop_signals())
         with stop.at_once():
+            news.doing(f"waiting for {server(options.kafka)}")
             kafka_client.wait_for(options.kafka, options.patience_s)
             opened = open_store(options.store, patience_s=options.patience_s)
         store = CountingStore(opened)
+        beats = CountingStore(open_store(options.store, patience_s=_BEAT_PATIENCE_S))
         # Each stage has a store of its own over the same one, and is counted by itself.
         stores = {stage.name: CountingStore(opened) for stage in stages}
         with stop.at_once():
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
+            news.doing("checking the app")
             if master := _known_master(options):
                 check_unflushed(limits, master)
             info = apps.find_app(store, app.name)
@@ -115,12 +139,19 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             for stage in stages:
                 claimers[stage.name].check_declared(stage)
             any_claimer.check_channels(stages)
-        with stop.in_order():
-            session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
+        with stop.at_once():
+            news.doing(f"starting Spark ({options.master or 'as it is configured'})")
+            session = spark_session(
+                f"slackwater {app.name}", master=options.master, conf=options.spark_conf, hurry=stop.now
+            )
             spark = stack.enter_context(session)
+        stack.callback(news.doing, "waiting for Spark to end")
+        with stop.in_order():
+            news.doing("checking the program")
             check_unflushed(limits, spark.sparkContext.master or "")
             warm_up(spark)
             known = shapes(app, spark)
+        news.doing(f"claiming {', '.join(stage.name for stage in stages)}")
         starting = stack.enter_context(ExitStack())
         starting.enter_context(stop.at_once())
         for stage in stages:
@@ -141,13 +172,15 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             heads = {runner.stage.name: runner.head for runner in runners}
             backpressure.look(heads, {runner.stage.name: runner.tip for runner in runners})
 
+        names = SnapshotNames(store, app.name)
+
         def on_commit(progress: Progress) -> None:
             look()
-            on_progress(progress)
+            on_progress(replace(progress, snapshots=names.of(progress.snapshots)))
 
         for stage in stages:
             claimed = claimers[stage.name].claim(stage, known[stage.name], time.time_ns() // 1_000_000)
-            shared = () if runners else (store,)
+            shared = () if runners else (store, beats)
             meter = StageMeter(scratch / "counts" / stage.name, stores[stage.name], *shared)
             places = Places(
                 app.name,
@@ -178,7 +211,19 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
             runners.append(runner)
         look()
         starting.close()
-        Watch(app, options, store, spark, tuple(runners), stop).until_done()
+        outlook = Outlook(
+            beats,
+            options.kafka,
+            app.name,
+            writer=any_claimer.writer,
+            by=any_claimer.by,
+            runners=tuple(runners),
+            news=news,
+        )
+        stack.callback(outlook.close)
+        outlook.start()
+        with stop.in_order():
+            Watch(app, options, store, spark, tuple(runners), stop, news).until_done()
 
 
 def _tell_absent(store: ObjectStore, app: App) -> None:

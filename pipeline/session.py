@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..store.errors import Refused
 from ..store.s3_settings import exported
+from . import jvm
 from .interpreter import interpreter
-from .quiet import quiet_errors, quiet_start
+from .quiet import quiet_errors, quiet_loss, quiet_start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["spark_session"]
 
+_STOP_S = 10.0
+_LOOK_S = 0.05
 _START_SOONER = (
     # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
     "-XX:MetaspaceSize=256m "
@@ -30,16 +34,23 @@ _START_SOONER = (
 
 
 @contextmanager
-def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    app: str,
+    *,
+    master: str | None = None,
+    conf: dict[str, str] | None = None,
+    hurry: threading.Event | None = None,
+) -> Iterator[SparkSession]:
     """Spark, stopped at the end; a session that runs already (a notebook's) is taken as it is and goes on.
 
     Args:
         app: Name shown in Spark's UI.
         master: Spark's master URL; None for what spark-defaults says, else all cores of this machine.
         conf: Further Spark settings; they win over ours.
+        hurry: Once it is set, nobody waits any more for Spark to stop: it ends with this process.
 
     Raises:
-        Refused: Spark does not start, most often for want of Java.
+        Refused: Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkRuntimeError
@@ -81,7 +92,7 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         try:
             with quiet_start():
                 if running is None:
-                    _start(settings)
+                    quiet_loss(jvm.start(settings))
                 spark = running or SparkSession.builder.config(map={**settings}).getOrCreate()
         except (PySparkRuntimeError, OSError) as error:
             raise Refused(
@@ -93,19 +104,31 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         spark.dataSource.register(ChannelSource)
         try:
             yield spark
+        except (Py4JError, ConnectionError) as error:
+            if not (how := jvm.ended(spark.sparkContext)):
+                raise
+            raise Refused(
+                f"Spark's JVM has ended ({how}) while the app was running",
+                hint="nothing committed is lost: start again; if it was short of memory, give it more "
+                "(spark.driver.memory) or the machine",
+            ) from error
         finally:
             if running is None:
-                # Who asks all processes to stop asks the JVM too, and it may be gone already.
-                with suppress(Py4JError, ConnectionError):
-                    spark.stop()
+                _stop(spark, hurry or threading.Event())
 
 
-def _start(settings: dict[str, str]) -> None:
-    """Start Spark beside the main thread, in which it would handle Ctrl-C itself, and break off whatever goes on."""
-    from pyspark import SparkConf, SparkContext
+def _stop(spark: SparkSession, hurry: threading.Event) -> None:
+    """Stop Spark; its JVM may be gone already, and what takes too long ends with this process."""
 
-    with ThreadPoolExecutor(1) as beside:
-        beside.submit(SparkContext.getOrCreate, SparkConf().setAll(list(settings.items()))).result()
+    def stop() -> None:
+        with suppress(Exception):
+            spark.stop()
+
+    beside = threading.Thread(target=stop, name="spark", daemon=True)
+    beside.start()
+    deadline = time.monotonic() + _STOP_S
+    while beside.is_alive() and time.monotonic() < deadline and not hurry.is_set():
+        beside.join(_LOOK_S)
 
 
 def _is_local(master: str) -> bool:

@@ -128,6 +128,11 @@ class StageRunner:
         """How far it has read, by the input's declared name."""
         return {name: self.head.inputs[name] for name in self.stage.inputs}
 
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is under way."""
+        return self._busy.locked()
+
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the streaming query at the head's positions."""
         # The first of several topics looks out for requests; where there are channels, markers bring them.

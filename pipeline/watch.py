@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 import time
-from contextlib import closing
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from ..store import history
@@ -19,8 +20,10 @@ from .channels import KafkaChannels
 from .completer import Completer
 from .failures import translate
 from .groups import Announcer
+from .news import News
 from .options import Options
 from .stage_runner import StageRunner
+from .stopping import Stop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,6 +35,8 @@ _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 3.0
 _STOP_S = 6.0
+_SPARK_STOP_S = 10.0
+_NOW_S = 1.0
 _START_S = 15.0
 _STARTING = ("Initializing", "Getting offsets", "Starting")
 """How Spark's words for what a query does begin before its sources have answered."""
@@ -47,13 +52,15 @@ class Watch:
         store: ObjectStore,
         spark: SparkSession,
         runners: tuple[StageRunner, ...],
-        stop: threading.Event,
+        stop: Stop,
+        news: News,
     ) -> None:
         self._app = app
         self._options = options
         self._spark = spark
         self._runners = runners
         self._stop = stop
+        self._news = news
         self._store = store
         by = f"{socket.gethostname()}:{os.getpid()}"
         reader = KafkaChannels(options.kafka, patience_s=options.patience_s)
@@ -75,6 +82,7 @@ class Watch:
             finally:
                 self._halt()
                 self._announcer.look(self._positions())
+                self._news.doing("waiting for the snapshot under way to be written")
             if not self._stop.is_set():
                 self._raise_failures()
             self._complete_snapshots()
@@ -86,9 +94,13 @@ class Watch:
         a large app would take longer than that on a small machine.
         """
         at_once = os.cpu_count() or 1
+        self._news.doing(f"starting {_stages(runner.stage.name for runner in self._runners)}")
+        self._news.batches()
         for number, runner in enumerate(self._runners):
             if number >= at_once:
                 self._await_sources(self._queries[number - at_once])
+            if self._stop.is_set():
+                return
             self._queries.append(runner.start(self._spark))
 
     def _await_sources(self, query: StreamingQuery) -> None:
@@ -100,6 +112,7 @@ class Watch:
 
     def _look_after(self) -> None:
         housekeeping = epochs = 0.0
+        self._news.doing("")
         while not self._stop.wait(_LOOK_S):
             self._raise_failures()
             now = time.monotonic()
@@ -126,14 +139,38 @@ class Watch:
         for runner in self._runners:
             runner.stopping = True
         deadline = time.monotonic() + _STOP_S
+        while busy := [runner.stage.name for runner in self._runners if runner.busy]:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._stop.now.wait(_LOOK_S / 2):
+                break
+            self._news.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
         for runner in self._runners:
-            runner.settle(max(0.0, deadline - time.monotonic()))
+            runner.settle(0.0 if self._stop.now.is_set() else max(0.0, deadline - time.monotonic()))
         failures = {runner.stage.name: runner.error for runner in self._runners}
-        for query in self._queries:
-            query.stop()
+        self._news.doing("waiting for Spark to stop the queries")
+        self._stop_queries()
         # What fails because it was stopped is no failure.
         for runner in self._runners:
             runner.error = failures[runner.stage.name]
+
+    def _stop_queries(self) -> None:
+        """Stop them side by side: each may take seconds. Who does not wait leaves that to the end of Spark."""
+
+        def stop(query: StreamingQuery) -> None:
+            # It fails when the JVM is gone, or the query does not end in time: nothing of it is committed any more.
+            with suppress(Exception):
+                query.stop()
+
+        threads = [threading.Thread(target=stop, args=(query,), daemon=True) for query in self._queries]
+        for thread in threads:
+            thread.start()
+        started = time.monotonic()
+        for thread in threads:
+            while thread.is_alive():
+                patience_s = _NOW_S if self._stop.now.is_set() else _SPARK_STOP_S
+                if time.monotonic() - started > patience_s:
+                    return
+                thread.join(_LOOK_S / 2)
 
     def _raise_failures(self) -> None:
         for runner, query in zip(self._runners, self._queries, strict=False):
@@ -171,3 +208,8 @@ class Watch:
             for manifest in history.after(self._store, self._app.name, at.upstream, at.version)
         )
         return not any(output.rows or output.markers for output in sent if output is not None)
+
+
+def _stages(names: Iterable[str]) -> str:
+    known = tuple(names)
+    return f"stage{'' if len(known) == 1 else 's'} {', '.join(known)}"

@@ -12,11 +12,13 @@ __all__ = ["settle_in"]
 
 @cache
 def settle_in() -> None:
-    """Let this worker survive Ctrl-C, and its garbage collections pass over what it has imported. Once a process.
+    """Let this worker survive signals, and its garbage collections pass over what it has imported. Once a process.
 
-    A terminal sends Ctrl-C to every process, and the batch under way shall end. And Spark's workers collect all their
+    A terminal sends Ctrl-C to every process, a service manager SIGTERM, and the batch under way shall end: who started
+    this worker ends it when it is time. And Spark's workers collect all their
     garbage after every task, which costs them more than a small task when they look through every module each time.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.freeze()

@@ -3,9 +3,13 @@
 Spark starts it by its setting `spark.python.daemon.module`. Without it, each worker imports the same: half a second of
 a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS, jemalloc) belong
 to libraries that look after forks.
+
+It and its workers do not hear SIGTERM, which a service manager sends to every process of a run (`worker.settle_in`):
+Spark ends them by closing the daemon's standard input.
 """
 
 import gc
+import signal
 
 import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
 from pyspark import daemon
@@ -15,6 +19,8 @@ from . import readers, task  # noqa: F401
 __all__: list[str] = []
 
 if __name__ == "__main__":
+    # Blocked, for pyspark sets a handler of its own here, and in each worker before each task.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Collections leave alone what all workers have, so that its memory stays shared (`worker.settle_in` says more).
     gc.freeze()
     daemon.manager()

@@ -21,6 +21,8 @@ __all__ = [
     "removing",
     "request",
     "requests",
+    "runner",
+    "runners",
     "snapshot",
     "snapshot_objects",
     "snapshots",
@@ -161,6 +163,16 @@ def requests(app: str) -> str:
 def request(app: str, snapshot_id: str) -> str:
     """One request for a snapshot."""
     return f"{app}/requests/{snapshot_id}.json"
+
+
+def runners(app: str) -> str:
+    """Prefix of the signs of life of the app's runners."""
+    return f"{app}/runners/"
+
+
+def runner(app: str, writer: str) -> str:
+    """One runner's sign of life."""
+    return f"{app}/runners/{writer}.json"
 
 
 def operations(app: str) -> str:

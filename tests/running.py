@@ -187,8 +187,9 @@ class Ledger:
         run(load_app(str(self.program), name=self.app), options, lambda _progress: None)
 
     @contextmanager
-    def running(self, *words: str, sabotage: str = "") -> Iterator["Running"]:
-        """The app, until the block is left; with `sabotage`, see apps/sabotage.py."""
+    def running(self, *words: str, sabotage: str = "", for_people: bool = False) -> Iterator["Running"]:
+        """The app, until the block is left; with `sabotage`, see apps/sabotage.py. Commits are told `for_people` or, so
+        that they can be awaited, as JSON."""
         command = [
             SLACKWATER,
             "run",
@@ -197,7 +198,7 @@ class Ledger:
             self.app,
             "--master",
             "local[2]",
-            "--json",
+            *(() if for_people else ("--json",)),
             *words,
         ]
         errors = self.folder / f"stderr-{uuid4().hex[:6]}"

@@ -18,6 +18,7 @@ from typing import Any
 import duckdb
 import pytest
 from slackwater.cli import humane, main
+from slackwater.snapshot import roster
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.store.objects import ObjectStore
@@ -78,9 +79,30 @@ def test_status_of_an_empty_store_says_how_to_begin() -> None:
 def test_status_shows_every_stage_upstream_first() -> None:
     lines = done("status").splitlines()
     assert lines[0].startswith(f"flights  created {humane.moment(START_MS)} (")
-    assert lines[1].split()[:3] == ["stage", "version", "epoch"]
-    assert [line.split()[0] for line in lines[2:]] == ["legs", "aircraft", "carriers"]
-    assert lines[3].endswith("by-aircraft 4")
+    assert lines[1].split()[:4] == ["stage", "runs", "version", "epoch"]
+    assert [line.split()[:2] for line in lines[2:]] == [["legs", "no"], ["aircraft", "no"], ["carriers", "no"]]
+    assert re.search(r"by-aircraft 1 version, \d+ rows$", lines[3])
+
+
+def test_status_says_which_stages_run(app: FlightsApp) -> None:
+    """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
+    roster.beat(app.store, "flights", roster.Beat("w1", "host:1", {"legs": 1, "carriers": 0}))
+    (found,) = from_json("status")
+    assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
+        "legs": "host:1",
+        "aircraft": "",
+        "carriers": "",
+    }
+    roster.last_beat(app.store, "flights", "w1")
+    assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
+
+
+def test_status_is_there_when_a_sign_of_life_is_damaged(app: FlightsApp) -> None:
+    app.store.put("flights/runners/w1.json", b"{")
+    result = slackwater("status")
+    assert result.exit_code == 1
+    assert "which stages run is not known" in result.stderr
+    assert "legs      ?" in result.stdout
 
 
 def test_status_counts_keys_and_lag(app: FlightsApp) -> None:
@@ -93,9 +115,9 @@ def test_status_counts_keys_and_lag(app: FlightsApp) -> None:
     assert by_stage["legs"]["keys"] is None
     assert by_stage["legs"]["version"] == 7
     (read,) = by_stage["aircraft"]["inputs"]
-    assert (read["upstream"], read["lag"]) == ("legs", 4)
+    assert (read["upstream"], read["lag"], read["versions"]) == ("legs", 4, 1)
     (topic,) = by_stage["legs"]["inputs"]
-    assert (topic["ends"], topic["lag"]) == (None, None)
+    assert (topic["ends"], topic["lag"], topic["records"], topic["versions"]) == (None, None, None, None)
 
 
 @pytest.mark.usefixtures("app")

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from slackwater.pipeline.metrics import Metrics
 from slackwater.pipeline.progress import Progress, StateFigures
 from slackwater.pipeline.task import Result
+from slackwater.snapshot.lag import InputLag, StageLag
 from slackwater.store.errors import Refused
 from slackwater.store.manifest import Input, Manifest, Output, Sst, Stats
 
@@ -69,6 +70,28 @@ def test_prometheus_gets_one_sample_a_stage() -> None:
         f"slackwater_cache_hits_total{labels} 2.0",
     ):
         assert line in said
+
+
+def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
+    metrics = Metrics()
+    port = metrics.serve(0)
+    topic = InputLag("t", "t", "", (9,), 5, 5, None)
+    channel = InputLag("c", "a-c-repartition", "up", (9,), 3, 40, 2)
+    metrics.observe_lags((StageLag("a", "s", (topic, channel), True), StageLag("a", "gone", (), False)))
+    said = scrape(port)
+    for line in (
+        'slackwater_lag_records{app="a",stage="s",topic="t"} 5.0',
+        'slackwater_lag_records{app="a",stage="s",topic="a-c-repartition"} 40.0',
+        'slackwater_lag_versions{app="a",stage="s",topic="a-c-repartition"} 2.0',
+        'slackwater_stage_running{app="a",stage="s"} 1.0',
+        'slackwater_stage_running{app="a",stage="gone"} 0.0',
+    ):
+        assert line in said
+    unknown = InputLag("t", "t", "", None, None, None, None)
+    metrics.observe_lags((StageLag("a", "s", (unknown,), True), StageLag("a", "gone", (), None)))
+    said = scrape(port)
+    assert 'topic="t"' not in said
+    assert 'stage="gone"' not in said
 
 
 def test_every_metric_is_documented() -> None:

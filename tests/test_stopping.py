@@ -1,9 +1,14 @@
+import hashlib
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
+from slackwater.cli.output import output_for
+from slackwater.cli.reporter import Reporter
 from slackwater.pipeline.stopping import Stop, Stopped, stop_signals
 
 
@@ -81,3 +86,103 @@ def test_beside_the_main_thread_nobody_sets_it_and_handlers_stay() -> None:
     assert signal.getsignal(signal.SIGINT) is before
     assert issubclass(Stopped, BaseException)
     assert not issubclass(Stopped, Exception), "nobody who mends errors may take it for one"
+
+
+def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library() -> None:
+    heard: list[float] = []
+    with stop_signals(lambda stop: heard.append(time.monotonic())) as stop:
+        threading.Timer(0.05, ask).start()
+        # No handler in Python runs before this has ended.
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_500_000)
+        ended = time.monotonic()
+        assert stop.wait(10)
+    assert heard[0] < ended
+
+
+def test_only_a_second_ctrl_c_means_now() -> None:
+    said: list[bool] = []
+    with stop_signals(lambda stop: said.append(stop.now.is_set())) as stop:
+        ask()
+        assert stop.wait(10)
+        ask(signal.SIGTERM)
+        assert not stop.now.wait(0.2)
+        ask()
+        assert stop.now.wait(10)
+        ask()
+    assert said == [False, True]
+
+
+def test_what_fails_just_before_the_signal_is_heard_is_an_end_too() -> None:
+    """Who kills all processes of a run may hit the others first."""
+    with stop_signals() as stop, stop.in_order():
+        threading.Timer(0.1, ask).start()
+        raise ConnectionError("the JVM is gone")
+    assert stop.is_set()
+
+
+def test_inside_what_may_be_broken_off_something_may_be_that_may_not() -> None:
+    done: list[str] = []
+    with stop_signals() as stop, stop.at_once():
+        with stop.in_order():
+            ask()
+            done.append("ended in order")
+        done.append("went on")
+    assert done == ["ended in order"]
+
+
+def reports(*steps: Callable[[Reporter], None], live: bool = False) -> Reporter:
+    reporter = Reporter(output_for(json=False), live=live)
+    for step in steps:
+        step(reporter)
+    return reporter
+
+
+def after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    now = time.monotonic() + seconds
+    monkeypatch.setattr("slackwater.cli.reporter.time.monotonic", lambda: now)
+
+
+def test_what_takes_a_second_gets_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = reports(lambda it: it.doing("starting Spark"), Reporter.tick)
+    assert capsys.readouterr().err == ""
+    for seconds in (1.5, 30, 60):
+        after(monkeypatch, seconds)
+        reporter.tick()
+    assert capsys.readouterr().err == "starting Spark …\n"
+
+
+def test_an_idle_run_says_so_once_a_minute(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = reports(Reporter.batches, Reporter.tick)
+    for seconds, line in (
+        (4, "waiting for records; no commit yet\n"),
+        (20, ""),
+        (45, "waiting for records; no commit yet\n"),
+        (10, ""),
+    ):
+        after(monkeypatch, seconds)
+        reporter.tick()
+        assert capsys.readouterr().err == line, seconds
+
+
+def test_an_end_never_takes_long_without_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter = reports(Reporter.batches, lambda it: it.asked(Stop()), lambda it: it.doing("waiting for Spark to end"))
+    reporter.tick()
+    assert capsys.readouterr().err == "stopping: the batch under way ends first\n"
+    after(monkeypatch, 2.1)
+    reporter.tick()
+    reporter.tick()
+    assert capsys.readouterr().err == "stopping: waiting for Spark to end, 2 s\n"
+
+
+def test_on_a_terminal_the_line_is_redrawn_and_goes_before_a_commit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reporter = reports(lambda it: it.doing("starting Spark"), Reporter.tick, live=True)
+    after(monkeypatch, 3)
+    reporter.tick()
+    reporter.show({}, "a commit")
+    told = capsys.readouterr()
+    assert told.err == "\r\x1b[Kstarting Spark … 0 s\r\x1b[Kstarting Spark … 3 s\r\x1b[K"
+    assert told.out == "a commit\n"

@@ -1,5 +1,6 @@
 """What may befall a runner under test: `SABOTAGE=<stage>` kills it between that stage's marker and its commit, and
-`SABOTAGE=<stage> ahead` before a commit of that stage, once others wait behind it.
+`SABOTAGE=<stage> ahead` before a commit of that stage, once others wait behind it. `SABOTAGE=<stage> held` holds its
+first batch back from its commit: while there is a file `held` beside the cache, until there is one `go`.
 
 Loaded by the app's own file, in the runner's process: production code has no hook for it.
 """
@@ -19,9 +20,20 @@ _stage, _, _when = os.environ["SABOTAGE"].partition(" ")
 
 
 def _die_before(store: ObjectStore, manifest: Manifest) -> None:
-    if manifest.stage == _stage and (_runs_ahead(manifest) if _when else _has_markers(manifest)):
+    if _when == "held":
+        if manifest.stage == _stage and manifest.kind == "batch":
+            _hold()
+    elif manifest.stage == _stage and (_runs_ahead(manifest) if _when else _has_markers(manifest)):
         os.kill(os.getpid(), signal.SIGKILL)
     _commit(store, manifest)
+
+
+def _hold() -> None:
+    folder = Path(os.environ["SLACKWATER_CACHE"]).parent
+    (folder / "held").touch()
+    deadline = time.monotonic() + 60
+    while not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _has_markers(manifest: Manifest) -> bool:

@@ -1,0 +1,190 @@
+"""What a run shows beside its commits: what it is doing, whether it waits, what an end waits for.
+
+On a terminal one live line on standard error; elsewhere a line when something takes a second, one when nothing comes
+in, and another a minute later.
+"""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from . import humane
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..pipeline.stopping import Stop
+    from ..snapshot.lag import StageLag
+
+__all__ = ["Reporter", "idle", "reporting"]
+
+_TICK_S = 0.2
+_WORTH_A_LINE_S = 1.0
+_IDLE_S = 3.0
+_IDLE_AGAIN_S = 60.0
+_STOPPING_AGAIN_S = 2.0
+
+
+class Reporter:
+    """Is told what goes on from any thread, and says it from its own.
+
+    Args:
+        output: Where lines go.
+        live: Whether standard error is a terminal on which a line can be redrawn.
+    """
+
+    def __init__(self, output: Output, *, live: bool) -> None:
+        self._output = output
+        self._live = live
+        self._lock = threading.RLock()
+        self._doing = ""
+        self._since = time.monotonic()
+        self._last_commit: float | None = None
+        self._told = ""
+        self._idle_told: dict[str, float] = {}
+        """When a line of each kind was said last, by its first word."""
+        self._batches = False
+        self._asked: float | None = None
+        self._told_at = 0.0
+        self._lags: tuple[StageLag, ...] = ()
+        self._drawn = ""
+        self.also_told: Callable[[tuple[StageLag, ...]], None] | None = None
+        """Gets the lags, too."""
+
+    def doing(self, what: str) -> None:
+        """What goes on from now on; empty once nothing is to be said but whether records come in."""
+        with self._lock:
+            if what != self._doing:
+                self._doing, self._since = what, time.monotonic()
+
+    def batches(self) -> None:
+        """From now on, to stop is to let batches end."""
+        self._batches = True
+
+    def lags(self, stages: "tuple[StageLag, ...]") -> None:
+        """How far the stages are."""
+        self._lags = stages
+        if self.also_told is not None:
+            self.also_told(stages)
+
+    def show(self, data: object, line: str) -> None:
+        """A commit."""
+        with self._lock:
+            self._last_commit = time.monotonic()
+            self._draw("")
+            self._output.show(data, line)
+
+    def note(self, line: str) -> None:
+        """A line beside the commits."""
+        with self._lock:
+            self._draw("")
+            self._output.note(line)
+
+    def asked(self, stop: "Stop") -> None:
+        """Somebody asked to stop; says so at once."""
+        if stop.now.is_set():
+            self.note("stopping now: what is not committed is dropped whole, and read again by the next run")
+            return
+        self.note("stopping: the batch under way ends first" if self._batches else "stopping: no batch is under way")
+        self._asked = self._told_at = time.monotonic()
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        with self._lock:
+            self._draw("")
+
+    def tick(self) -> None:
+        """Say what is due."""
+        with self._lock:
+            now = time.monotonic()
+            if self._asked is not None:
+                self._say_what_an_end_waits_for(now, self._asked)
+            elif self._doing:
+                words = f"{self._doing} …"
+                if self._live:
+                    self._draw(f"{words} {now - self._since:.0f} s")
+                elif words != self._told and now - self._since >= _WORTH_A_LINE_S:
+                    self._told = words
+                    self._output.note(words)
+            elif self._batches and now - max(self._since, self._last_commit or 0.0) >= _IDLE_S:
+                self._say_idle(now)
+
+    def _say_what_an_end_waits_for(self, now: float, asked: float) -> None:
+        if now - self._told_at < _STOPPING_AGAIN_S:
+            return
+        self._told_at = now
+        self.note(f"stopping: {self._doing or 'waiting'}, {now - asked:.0f} s")
+
+    def _say_idle(self, now: float) -> None:
+        line = idle(self._lags, None if self._last_commit is None else now - self._last_commit)
+        kind = line.partition(" ")[0]
+        if self._live:
+            self._draw(line)
+        elif now - self._idle_told.get(kind, -_IDLE_AGAIN_S) >= _IDLE_AGAIN_S:
+            self._idle_told[kind] = now
+            self._output.note(line)
+
+    def _draw(self, text: str) -> None:
+        """The live line as it is now; empty to take it away."""
+        if not self._live or text == self._drawn:
+            return
+        self._drawn = text
+        from shutil import get_terminal_size
+
+        sys.stderr.write("\r\x1b[K" + text[: max(1, get_terminal_size().columns - 1)])
+        sys.stderr.flush()
+
+
+def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
+    """A line for a run that has committed nothing for `quiet_s`, or nothing at all."""
+    silent = [one.stage for one in stages if one.running is False]
+    behind = [f"{one.stage} {humane.plural(one.records, 'record')}" for one in stages if one.records]
+    unknown = [one.stage for one in stages if one.records is None]
+    if behind:
+        words = f"behind: {', '.join(behind)}"
+    elif not stages or unknown:
+        words = "waiting for records"
+    else:
+        words = "waiting for records: everything is read"
+    words += "; no commit yet" if quiet_s is None else f"; no commit for {quiet_s:.0f} s"
+    return words + (f"; not running: {', '.join(silent)}" if silent else "")
+
+
+class _ThroughReporter(logging.Handler):
+    """Warnings of a run, such as that a server is away."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__(logging.WARNING)
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        self._reporter.note(record.getMessage())
+
+
+@contextmanager
+def reporting(output: Output, *, quiet: bool) -> Iterator[Reporter]:
+    """A reporter for the time of a run. `quiet` is for machines: they are told of commits alone, and of warnings."""
+    reporter = Reporter(output, live=not quiet and sys.stderr.isatty())
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(_TICK_S):
+            reporter.tick()
+
+    ticking = threading.Thread(target=go_on, name="reporter", daemon=True)
+    log, handler = logging.getLogger("slackwater"), _ThroughReporter(reporter)
+    if not quiet:
+        ticking.start()
+        log.addHandler(handler)
+    try:
+        yield reporter
+    finally:
+        over.set()
+        if not quiet:
+            ticking.join()
+            log.removeHandler(handler)
+            reporter.clear()

@@ -1,0 +1,134 @@
+"""How far every stage of an app is while it runs, and the runner's own sign of life; beside the batches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ..snapshot import roster
+from ..snapshot.lag import StageLag, input_lag
+from ..store import history
+from ..store.errors import Corruption, Refused, Unavailable
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore
+from . import kafka as kafka_client
+from .news import News
+from .stage_runner import StageRunner
+
+__all__ = ["Outlook"]
+
+_LOOK_S = 5.0
+_OTHERS_S = 60.0
+_KAFKA_S = 2.0
+_END_S = 2.0
+
+
+class Outlook:
+    """Looks every few seconds, on a thread of its own: no batch waits for it, and nothing depends on what it finds.
+
+    Args:
+        store: Of little patience.
+        kafka: Where users' topics end.
+        app: The app's name.
+        writer: Unique id of this run.
+        by: host:pid.
+        runners: The stages that this run has.
+        news: Who is told.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        kafka: Mapping[str, str],
+        app: str,
+        *,
+        writer: str,
+        by: str,
+        runners: Sequence[StageRunner],
+        news: News,
+    ) -> None:
+        self._store = store
+        self._kafka = kafka
+        self._app = app
+        self._runners = runners
+        self._news = news
+        self._beat = roster.Beat(writer, by, {runner.stage.name: runner.head.epoch for runner in runners})
+        self._others: dict[str, Manifest] = {}
+        self._alive: tuple[roster.Beat, ...] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="outlook", daemon=True)
+
+    def start(self) -> None:
+        """Look for the first time, and again and again."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Say that this runner ends; what takes long is left."""
+        self._over.set()
+        self._thread.join(_END_S)
+
+    def _go_on(self) -> None:
+        due = others_due = 0.0
+        swept = False
+        while not self._over.is_set():
+            if time.monotonic() >= due:
+                due = time.monotonic() + roster.BEAT_S
+                with suppress(Unavailable, Refused):
+                    roster.beat(self._store, self._app, self._beat)
+                    if not swept:
+                        roster.sweep(self._store, self._app, self._beat.writer)
+                    swept = True
+            if time.monotonic() >= others_due:
+                others_due = time.monotonic() + _OTHERS_S
+                self._look_at_others()
+            self._news.lags(self._lags())
+            self._over.wait(_LOOK_S)
+        with suppress(Unavailable, Refused):
+            roster.last_beat(self._store, self._app, self._beat.writer)
+
+    def _look_at_others(self) -> None:
+        """What stages are that run elsewhere, or nowhere."""
+        try:
+            self._alive = roster.beats(self._store, self._app, time.time_ns() // 1_000_000)
+            names = set(roster.current_stages(self._store, self._app)) - self._beat.stages.keys()
+            found = {}
+            for stage in sorted(names):
+                known = self._others.get(stage)
+                head = history.head(self._store, self._app, stage, known=known.version if known else 0)
+                if head is not None and not head.retired:
+                    found[stage] = head
+            self._others = found
+        except (Unavailable, Corruption, Refused):
+            # Whoever needs them says it; here, nobody knows.
+            self._alive = None
+
+    def _lags(self) -> tuple[StageLag, ...]:
+        own = {runner.stage.name: runner.head for runner in self._runners}
+        heads = self._others | own
+        ends: dict[str, tuple[int, ...] | None] = {}
+
+        def ends_of(topic: str) -> tuple[int, ...] | None:
+            if topic not in ends:
+                try:
+                    ends[topic] = None if None in ends.values() else self._ends(topic)
+                except Unavailable:
+                    ends[topic] = None
+            return ends[topic]
+
+        return tuple(
+            StageLag(
+                self._app,
+                stage,
+                tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
+                True if stage in own else self._runs(head),
+            )
+            for stage, head in sorted(heads.items())
+        )
+
+    def _ends(self, topic: str) -> tuple[int, ...] | None:
+        return kafka_client.end_offsets(self._kafka, topic, timeout_s=_KAFKA_S)
+
+    def _runs(self, head: Manifest) -> bool | None:
+        return None if self._alive is None else bool(roster.runner_of(head, self._alive))

@@ -1,0 +1,82 @@
+"""How far a stage is behind what it reads. Pure: manifests and the ends of topics in, numbers out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..store.manifest import Manifest
+
+__all__ = ["EndOffsets", "InputLag", "StageLag", "input_lag"]
+
+EndOffsets = Callable[[str], tuple[int, ...] | None]
+"""End offsets of a user's topic by partition, or None when they are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputLag:
+    """How far one input of a stage has not been read. None is what nobody knows."""
+
+    name: str
+    """As declared."""
+    topic: str
+    upstream: str
+    """The stage that writes it; empty for a user's topic."""
+    ends: tuple[int, ...] | None
+    """Where the topic ends, by partition."""
+    messages: int | None
+    """Records of a user's topic, Arrow batches and markers of a repartition topic."""
+    records: int | None
+    """Records of a user's topic, rows of a repartition topic; None too where a reader began amidst a topic."""
+    versions: int | None
+    """Of a repartition topic: committed versions of its writer, those that sent nothing among them; 0 once all
+    messages are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLag:
+    """How far one stage is, and whether it runs."""
+
+    app: str
+    stage: str
+    inputs: tuple[InputLag, ...]
+    running: bool | None
+    """Whether a runner that gives signs of life has it; None when that is not known."""
+
+    @property
+    def records(self) -> int | None:
+        """Records of all inputs; None when those of one are not known."""
+        counts = [one.records for one in self.inputs]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+
+def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndOffsets) -> InputLag:
+    """The lag of one input of `head`. `heads` are the newest versions of the stages that may have written it.
+
+    A retired stage has none: it is to read nothing more.
+    """
+    source = head.inputs[name]
+    if head.retired:
+        return InputLag(name, source.topic, source.upstream, None, None, None, None)
+    if not source.upstream:
+        ends = ends_of(source.topic)
+        behind = _behind(source.offsets, ends)
+        return InputLag(name, source.topic, "", ends, behind, behind, None)
+    sender = heads.get(source.upstream)
+    output = sender.outputs.get(name) if sender is not None else None
+    if sender is None or output is None:
+        return InputLag(name, source.topic, source.upstream, None, None, None, None)
+    messages = _behind(source.offsets, output.ends)
+    if messages == 0:
+        # Versions that sent nothing are not read: claims, compactions, batches whose rows went elsewhere.
+        return InputLag(name, source.topic, source.upstream, output.ends, 0, 0, 0)
+    counted = len(source.passed) == len(output.sent) > 0
+    rows = max(0, sum(output.sent) - sum(source.passed)) if counted else None
+    versions = max(0, sender.version - source.version)
+    return InputLag(name, source.topic, source.upstream, output.ends, messages, rows, versions)
+
+
+def _behind(offsets: tuple[int, ...], ends: tuple[int, ...] | None) -> int | None:
+    if ends is None:
+        return None
+    # A partition added since the last commit has not been read at all.
+    read = offsets + (0,) * (len(ends) - len(offsets))
+    return sum(max(0, end - offset) for end, offset in zip(ends, read, strict=False))

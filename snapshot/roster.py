@@ -1,0 +1,88 @@
+"""Which stages an app has, and which of them a runner has that gives signs of life.
+
+A runner writes one small object of its own every quarter of a minute, and takes it away when it ends in order. Its age
+tells of those that were killed.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from ..store import codec, history, keys
+from ..store.errors import ObjectNotFound
+from ..store.manifest import Manifest
+from ..store.objects import ObjectStore, documents
+
+__all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "current_stages", "last_beat", "runner_of", "sweep"]
+
+BEAT_S = 15.0
+"""How often a runner writes its sign of life."""
+FRESH_S = 60.0
+"""How old one may be: a few may be late or lost, and clocks differ."""
+_FORGOTTEN_MS = 3_600_000
+
+
+class Beat(Struct, frozen=True):
+    """A runner's sign of life."""
+
+    writer: str
+    """Unique id of the runner, as in the manifests that it commits."""
+    by: str
+    """host:pid."""
+    stages: dict[str, int]
+    """The stages it has claimed, and under which epoch."""
+
+
+def current_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
+    """Names of the stages that belong to the app now, in order."""
+    return history.list_stages(store, app)
+
+
+def beat(store: ObjectStore, app: str, runner: Beat) -> None:
+    """Write a runner's sign of life. One request."""
+    store.put(keys.runner(app, runner.writer), codec.encode(runner))
+
+
+def last_beat(store: ObjectStore, app: str, writer: str) -> None:
+    """Take a runner's sign of life away. One request."""
+    store.delete(keys.runner(app, writer))
+
+
+def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
+    """The runners that give signs of life. A listing, and a read for each.
+
+    Raises:
+        Corruption: A sign of life cannot be read.
+        Unavailable: The store does not answer.
+    """
+    return tuple(_read(store, app, since_ms=now_ms - round(FRESH_S * 1000)))
+
+
+def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
+    """Who runs the stage, as host:pid; empty when nobody does.
+
+    A runner that was taken over may live on for a moment: it claims an older epoch.
+    """
+    return next((runner.by for runner in alive if runner.stages.get(head.stage) == head.epoch), "")
+
+
+def sweep(store: ObjectStore, app: str, writer: str) -> None:
+    """Remove the signs of life of runners that were killed long ago; by storage's clock, which `writer`'s own tells."""
+    listed = {info.key: info.modified_ms for info in documents(store, keys.runners(app))}
+    now_ms = listed.get(keys.runner(app, writer), 0)
+    for key in _older(listed, now_ms - _FORGOTTEN_MS):
+        store.delete(key)
+
+
+def _older(listed: Mapping[str, int], time_ms: int) -> list[str]:
+    return [key for key, modified_ms in listed.items() if modified_ms < time_ms]
+
+
+def _read(store: ObjectStore, app: str, *, since_ms: int) -> Iterator[Beat]:
+    for info in documents(store, keys.runners(app)):
+        if info.modified_ms < since_ms:
+            continue
+        try:
+            yield codec.decode(store.get(info.key), Beat, key=info.key)
+        except ObjectNotFound:
+            continue  # it ended since the listing

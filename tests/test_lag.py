@@ -1,0 +1,111 @@
+"""How far stages are behind, from manifests alone; and who has them."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from slackwater.cli.reporter import idle
+from slackwater.snapshot import roster
+from slackwater.snapshot.lag import InputLag, StageLag, input_lag
+from slackwater.store.errors import Corruption
+from slackwater.store.manifest import Input, Manifest, Output
+from slackwater.store.memory import MemoryStore
+from slackwater.store.open import open_store
+
+NOW_MS = time.time_ns() // 1_000_000
+
+
+def head(stage: str, version: int = 7, epoch: int = 1, **fields: dict[str, object]) -> Manifest:
+    return Manifest("a", stage, version, epoch, "w", NOW_MS, "batch", **fields)  # type: ignore[arg-type]
+
+
+def unknown(topic: str) -> None:
+    return None
+
+
+def test_a_topic_is_behind_by_its_records_and_a_new_partition_by_all_of_them() -> None:
+    reader = head("s", inputs={"t": Input("t", (3, 5))})
+    lag = input_lag("t", reader, {}, lambda topic: (10, 5, 4))
+    assert (lag.messages, lag.records, lag.versions) == (11, 11, None)
+    lag = input_lag("t", reader, {}, unknown)
+    assert (lag.messages, lag.records, lag.versions) == (None, None, None)
+
+
+def test_a_channel_is_behind_by_its_writers_versions_and_rows() -> None:
+    writer = head("up", 9, outputs={"c": Output("a-c", (8, 8), sent=(50, 60))})
+    reader = head("s", inputs={"c": Input("a-c", (6, 8), "up", 7, consumed=(30, 60))})
+    lag = input_lag("c", reader, {"up": writer}, unknown)
+    assert (lag.messages, lag.records, lag.versions, lag.ends) == (2, 20, 2, (8, 8))
+
+
+def test_versions_that_sent_nothing_are_no_lag() -> None:
+    writer = head("up", 9, outputs={"c": Output("a-c", (8,), sent=(50,))})
+    reader = head("s", inputs={"c": Input("a-c", (8,), "up", 3)})
+    lag = input_lag("c", reader, {"up": writer}, unknown)
+    assert (lag.messages, lag.records, lag.versions) == (0, 0, 0)
+
+
+def test_rows_of_a_reader_that_began_amidst_a_channel_are_not_known() -> None:
+    writer = head("up", 9, outputs={"c": Output("a-c", (8,), sent=(50,))})
+    reader = head("s", inputs={"c": Input("a-c", (6,), "up", 7)})
+    assert input_lag("c", reader, {"up": writer}, unknown).records is None
+    assert input_lag("c", reader, {}, unknown).messages is None
+
+
+def stage_lag(stage: str, records: int | None, *, running: bool = True) -> StageLag:
+    return StageLag("a", stage, (InputLag("t", "t", "", None, records, records, None),), running)
+
+
+@pytest.mark.parametrize(
+    ("stages", "quiet_s", "line"),
+    [
+        ((), None, "waiting for records; no commit yet"),
+        ((stage_lag("s", None),), 61.4, "waiting for records; no commit for 61 s"),
+        ((stage_lag("s", 0),), 3.0, "waiting for records: everything is read; no commit for 3 s"),
+        ((stage_lag("s", 1200), stage_lag("r", 0)), 3.0, "behind: s 1,200 records; no commit for 3 s"),
+        (
+            (stage_lag("s", 0), stage_lag("old", 0, running=False)),
+            3.0,
+            "waiting for records: everything is read; no commit for 3 s; not running: old",
+        ),
+    ],
+)
+def test_an_idle_run_says_what_it_waits_for(stages: tuple[StageLag, ...], quiet_s: float | None, line: str) -> None:
+    assert idle(stages, quiet_s) == line
+
+
+def test_a_runner_has_the_stages_of_the_epoch_it_claimed() -> None:
+    store = MemoryStore()
+    roster.beat(store, "a", roster.Beat("w1", "host:1", {"s": 1, "r": 4}))
+    roster.beat(store, "a", roster.Beat("w2", "host:2", {"s": 2}))
+    alive = roster.beats(store, "a", NOW_MS)
+    assert roster.runner_of(head("s", epoch=2), alive) == "host:2"
+    assert roster.runner_of(head("s", epoch=3), alive) == ""
+    assert roster.runner_of(head("r", epoch=4), alive) == "host:1"
+    roster.last_beat(store, "a", "w2")
+    assert [one.by for one in roster.beats(store, "a", NOW_MS)] == ["host:1"]
+
+
+def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    roster.beat(store, "a", roster.Beat("killed", "host:1", {"s": 1}))
+    written_ms = next(iter(store.list("a/runners/"))).modified_ms
+    assert roster.beats(store, "a", written_ms + 59_000)
+    assert not roster.beats(store, "a", written_ms + 61_000)
+    roster.beat(store, "a", roster.Beat("new", "host:2", {"s": 2}))
+    roster.sweep(store, "a", "new")
+    assert len(list(store.list("a/runners/"))) == 2
+    path = store.local_path("a/runners/killed.json")
+    assert path is not None
+
+    os.utime(path, (written_ms / 1000 - 3_700, written_ms / 1000 - 3_700))
+    roster.sweep(store, "a", "new")
+    assert [info.key for info in store.list("a/runners/")] == ["a/runners/new.json"]
+
+
+def test_a_damaged_sign_of_life_is_told() -> None:
+    store = MemoryStore()
+    store.put("a/runners/w.json", b"{")
+    with pytest.raises(Corruption, match="a/runners/w"):
+        roster.beats(store, "a", NOW_MS)
