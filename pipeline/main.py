@@ -13,6 +13,7 @@ from .app import App
 from .blame import told_as_the_users
 from .progress import Progress
 from .runner import Options, run
+from .shipping import on_path
 
 __all__ = ["Options", "load_app", "run_file"]
 
@@ -62,4 +63,5 @@ def load_app(path: str, *, name: str | None = None) -> App:
 
 def run_file(path: str, *, app: str | None, options: Options, on_progress: Callable[[Progress], None]) -> None:
     """Run the app that a file declares. Raises as `load_app` and `runner.run` do."""
+    on_path(options.py_files)
     run(load_app(path, name=app), options, on_progress)

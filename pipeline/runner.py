@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ulid import ULID
@@ -21,7 +22,7 @@ from ..store.cache import SstCache
 from ..store.counting import CountingStore
 from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
-from ..store.open import open_store
+from ..store.open import access_to, open_store
 from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
@@ -83,9 +84,13 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
         # Each stage has a store of its own over the same one, and is counted by itself.
         stores = {stage.name: CountingStore(opened) for stage in stages}
         with stop.in_order():
-            session = spark_session(f"slackwater {app.name}", master=options.master, conf=options.spark_conf)
+            session = spark_session(
+                f"slackwater {app.name}", master=options.master, conf=options.spark_conf, py_files=options.py_files
+            )
             spark = stack.enter_context(session)
-            check_unflushed(limits, spark.sparkContext.master or "")
+            master = spark.sparkContext.master or ""
+            local = master.startswith("local")
+            check_unflushed(limits, master)
             warm_up(spark)
             known = shapes(app, spark)
         starting = stack.enter_context(ExitStack())
@@ -141,6 +146,7 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 (str(options.cache_folder), options.cache_bytes, options.cache_memory_bytes),
                 options.patience_s,
                 str(spool) if limits[stage.name].max_unflushed else "",
+                elsewhere=not local,
             )
             runner = StageRunner(
                 stage,
@@ -156,7 +162,8 @@ def run(app: App, options: Options, on_progress: Callable[[Progress], None]) -> 
                 on_commit=on_commit,
                 on_acknowledged=look,
                 compaction_threads=options.compaction_threads,
-                prefetch=options.prefetch and (spark.sparkContext.master or "").startswith("local"),
+                prefetch=options.prefetch and local,
+                access=partial(access_to, opened),
             )
             stack.callback(runner.close)
             runners.append(runner)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..store.errors import Refused
-from ..store.s3_settings import exported
+from .conf import SECRETS
 from .interpreter import interpreter
 from .quiet import quiet_errors, quiet_start
+from .shipping import ship, ship_slackwater
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["spark_session"]
 
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _START_SOONER = (
     # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
     "-XX:MetaspaceSize=256m "
@@ -30,13 +32,16 @@ _START_SOONER = (
 
 
 @contextmanager
-def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    app: str, *, master: str | None = None, conf: dict[str, str] | None = None, py_files: Sequence[str] = ()
+) -> Iterator[SparkSession]:
     """Spark, stopped at the end; a session that runs already (a notebook's) is taken as it is and goes on.
 
     Args:
         app: Name shown in Spark's UI.
         master: Spark's master URL; None for what spark-defaults says, else all cores of this machine.
         conf: Further Spark settings; they win over ours.
+        py_files: Paths of Python files and zips that its tasks can import.
 
     Raises:
         Refused: Spark does not start, most often for want of Java.
@@ -50,7 +55,7 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.scheduler.mode": "FAIR",
@@ -64,9 +69,7 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.stopTimeout": "8s",
         # What was asked of Spark is shown in its UI; passwords are not.
-        "spark.redaction.regex": r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas",
-        # Wherever its workers run, they talk to S3 as this process does.
-        **{f"spark.executorEnv.{name}": value for name, value in exported(os.environ).items()},
+        "spark.redaction.regex": SECRETS,
     }
     if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*]"
@@ -75,9 +78,13 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
     if here := master is not None and _is_local(master):
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
         settings["spark.python.daemon.module"] = "slackwater.pipeline.worker_daemon"
-    settings |= conf or {}
+    said = conf or {}
+    if options := said.get(_JAVA_OPTIONS):
+        # Of an option that is given twice, the JVM takes the last.
+        said = {**said, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
+    settings |= said
     running = SparkSession.getActiveSession()
-    with interpreter(on_this_machine=here), quiet_errors():
+    with interpreter(on_this_machine=here, said=said.get("spark.pyspark.python", "")), quiet_errors():
         try:
             with quiet_start():
                 if running is None:
@@ -87,8 +94,9 @@ def spark_session(app: str, *, master: str | None = None, conf: dict[str, str] |
             raise Refused(
                 f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
             ) from error
-        # Python workers and sources, here too; a session that ran already was made without these settings.
-        spark.sparkContext.environment.update(exported(os.environ))
+        if not _is_local(spark.sparkContext.master or ""):
+            ship_slackwater(spark.sparkContext)
+        ship(spark.sparkContext, py_files)
         spark.dataSource.register(TopicSource)
         spark.dataSource.register(ChannelSource)
         try:

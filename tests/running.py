@@ -33,7 +33,7 @@ from slackwater.store.cache import SstCache
 from slackwater.store.open import open_store
 
 APPS = Path(__file__).parent / "apps"
-LEDGER, DIAMOND = APPS / "ledger.py", APPS / "diamond.py"
+LEDGER, DIAMOND, PAIR = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
@@ -55,6 +55,10 @@ EXPECTED = {
         "branches": "SELECT branch, count(*) FILTER (amount < 0) debits, count(*) FILTER (amount >= 0) credits, "
         "coalesce(sum(amount) FILTER (amount < 0), 0)::BIGINT debited, "
         "coalesce(sum(amount) FILTER (amount >= 0), 0)::BIGINT credited FROM raw GROUP BY branch",
+    },
+    PAIR: {
+        "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
+        "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total FROM raw GROUP BY branch",
     },
 }
 """Every table of the apps, as SQL over their raw input."""
