@@ -16,6 +16,7 @@ from .quiet import quiet_errors, quiet_start
 from .shipping import ship, ship_slackwater
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
 __all__ = ["spark_session"]
@@ -46,7 +47,7 @@ def spark_session(
     Raises:
         Refused: Spark does not start, most often for want of Java.
     """
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -94,6 +95,12 @@ def spark_session(
             raise Refused(
                 f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
             ) from error
+        except Py4JJavaError as error:
+            where = settings.get("spark.master", "the master that Spark's configuration names")
+            raise Refused(
+                f"Spark does not start at {where}: {_first_line(error)}",
+                hint="is the master there, and are the settings (--conf) such as Spark takes?",
+            ) from error
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
         ship(spark.sparkContext, py_files)
@@ -114,6 +121,10 @@ def _start(settings: dict[str, str]) -> None:
 
     with ThreadPoolExecutor(1) as beside:
         beside.submit(SparkContext.getOrCreate, SparkConf().setAll(list(settings.items()))).result()
+
+
+def _first_line(error: Py4JJavaError) -> str:
+    return str(error.java_exception.getMessage() or error.java_exception.getClass().getName()).partition("\n")[0]
 
 
 def _is_local(master: str) -> bool:
