@@ -11,9 +11,11 @@ from urllib.request import urlopen
 
 import boto3
 import psutil
+import pyspark
 import pytest
 from slackwater.pipeline import ports
 from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.interpreter import _script
 
 from .running import APPS, PAIR, Ledger, eventually
 from .s3_servers import BUCKET, signed
@@ -66,6 +68,8 @@ class Guarded(Ledger):
         }
         return {
             **super().environment(),
+            # On the one machine that all these are, the Python of local masters will do; it starts sooner.
+            "PYSPARK_PYTHON": _script(self.folder, Path(pyspark.__file__).parent),
             "SLACKWATER_KAFKA": self.guarded,
             **{f"SLACKWATER_KAFKA_PROPERTIES_{name}": value for name, value in properties.items()},
         }
