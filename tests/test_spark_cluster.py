@@ -22,8 +22,8 @@ from .s3_servers import BUCKET, signed
 from .spark_cluster import standalone, words_of
 
 ACCESS_KEY, SECRET_KEY, PASSWORD = "AKIA7HUSHHUSHKEYID", "hush7hush7secretkey", "hush7hush7password"
-SECRETS = (SECRET_KEY, PASSWORD)
-_ENTRIES = 4_000
+SECRETS = (ACCESS_KEY, SECRET_KEY, PASSWORD)
+_ENTRIES = 3_000
 
 
 class GuardedKafka(EmbeddedKafka):
@@ -147,26 +147,25 @@ def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhe
     words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     guarded.send(_ENTRIES)
     with standalone(tmp_path / "cluster", workers=2) as cluster:
-        words += ["--master", cluster.url, "--py-files", str(rules), "--until-caught-up", "--max-records", "500"]
+        words += ["--master", cluster.url, "--py-files", str(rules), "--max-records", "500"]
         with guarded.running(*words) as app:
             app.await_commit("branches")
             victim, other = cluster.executors()
             victim.kill()
             eventually(lambda: other in cluster.executors() and len(cluster.executors()) == 2, "a new executor")
+            eventually(guarded.has_caught_up, "all is read")
             driver = psutil.Process(app.process.pid)
-            mine = [driver, *driver.children(recursive=True)]
-            app.await_commit("branches")
             assert telling(shown_by_spark(ui)) == []
+            mine = [driver, *driver.children(recursive=True)]
             assert telling({str(one.pid): str(words_of(one)) for one in mine}) == []
             assert telling(said_to_processes(cluster.processes())) == []
-            left = [json.loads(line) for line in app.process.stdout or ()]
-            assert app.process.wait(60) == 0, app.errors.read_text()
-        everything = cluster.processes()
+            everything = [*mine, *cluster.processes()]
+            assert app.interrupt()[0] == 0, app.errors.read_text()
         shipped = [file.name for file in cluster.folder.rglob("slackwater-*.zip")]
-    assert not [process for process in everything if process.is_running()]
+    assert [words_of(process) for process in everything if words_of(process)] == []
     guarded.check_tables()
-    assert telling({"commits": str(left)}) == []
-    written = written_in(events, cluster.folder, guarded.folder, tmp_path / "s3")
+    written = written_in(events, cluster.folder, guarded.folder)
     assert telling(written) == []
     assert any("SparkListenerSQLExecutionStart" in text for text in written.values())
-    assert len(shipped) == 3
+    assert len(set(shipped)) == 1
+    assert len(shipped) >= 2
