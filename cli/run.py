@@ -33,6 +33,7 @@ class Compaction(StrEnum):
         "slackwater run flights.py",
         "slackwater run flights.py --until-caught-up --max-records 50000",
         "slackwater run flights.py --stage carriers --master 'local[4]'",
+        "slackwater run flights.py --master spark://head:7077 --conf spark.executor.memory=2g --py-files rules.zip",
         "slackwater run flights.py --metrics 9464             # for Prometheus",
         "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
     )
@@ -74,6 +75,14 @@ def run(
         bool, typer.Option("--accept-loss", help="Go on when offsets not read yet are gone from Kafka.")
     ] = False,
     master: Annotated[str, typer.Option(metavar="URL", help="Spark master.")] = "local[*]",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of Spark, before all others; may be repeated."),
+    ] = None,
+    py_files: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILES", help="Python files and zips for the tasks, comma between; may be repeated."),
+    ] = None,
     patience: Annotated[
         float,
         typer.Option(
@@ -106,8 +115,16 @@ def run(
     """
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     root, brokers = settings.store_root(), settings.kafka()
+    from ..pipeline.conf import check_py_files, secrets_in, settings_of
     from ..pipeline.options import Options
 
+    spark_conf = settings_of(conf or ())
+    if secrets := secrets_in(spark_conf):
+        output.note(
+            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
+            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
+        )
+    files = check_py_files(file for files in py_files or () for file in files.split(","))
     _run(
         str(file),
         app=app_name,
@@ -121,6 +138,8 @@ def run(
             max_unflushed=max_unflushed,
             accept_loss=accept_loss,
             master=master,
+            spark_conf=spark_conf,
+            py_files=files,
             patience_s=patience,
             cache_folder=settings.cache_folder,
             cache_bytes=settings.cache_max_bytes,

@@ -33,14 +33,21 @@ PYTHONPATH=$path exec {python} "$@"
 
 
 @contextmanager
-def interpreter(*, on_this_machine: bool) -> Iterator[None]:
+def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
     """Inside, Spark is told by `PYSPARK_PYTHON` which Python it is to start, unless somebody has said so.
 
     That is this one, which has slackwater and its libraries. `on_this_machine` is true when Spark starts it nowhere
-    else: the script that spares it the zips is here only.
+    else: the script that spares it the zips is here only. `said` is what the run's settings say.
     """
     if "PYSPARK_PYTHON" in os.environ:
         yield
+        return
+    if said:
+        os.environ["PYSPARK_PYTHON"] = said
+        try:
+            yield
+        finally:
+            del os.environ["PYSPARK_PYTHON"]
         return
     import pyspark
 

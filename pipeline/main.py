@@ -15,6 +15,7 @@ from .blame import told_as_the_users
 from .news import News
 from .progress import Progress
 from .runner import Options, run
+from .shipping import on_path
 from .stopping import Stop
 
 __all__ = ["Options", "load_app", "run_file"]
@@ -74,5 +75,6 @@ def run_file(
 ) -> None:
     """Run the app that a file declares. Arguments as of `runner.run`; raises as `load_app` and that do."""
     with stop.at_once() if stop is not None else nullcontext():
+        on_path(options.py_files)
         program = load_app(path, name=app)
     run(program, options, on_progress, news=news, stop=stop)

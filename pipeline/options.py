@@ -30,7 +30,8 @@ class Options:
         cache_bytes: How much of it.
         cache_memory_bytes: How much of this machine's memory its hot tier takes, in front of that; 0 for none.
         prefetch: Fetch SSTs beside the batches that would else be read by pieces.
-        spark_conf: Further Spark settings.
+        spark_conf: Further Spark settings; they win over those of slackwater.
+        py_files: Python files and zips that the program and its tasks import.
         compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to
             `slackwater compact`.
 
@@ -39,7 +40,7 @@ class Options:
     """
 
     store: str
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     stages: tuple[str, ...] = ()
     until_caught_up: bool = False
     max_records: int | None = None
@@ -52,7 +53,8 @@ class Options:
     cache_bytes: int = 10 << 30
     cache_memory_bytes: int = 0
     prefetch: bool = True
-    spark_conf: dict[str, str] = field(default_factory=dict)
+    spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
+    py_files: tuple[str, ...] = ()
     compaction_threads: int = 1
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ from ..store.shared_counts import SharedCounts
 from .kafka import offsets
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .records import Truncation, read_range
+from .source import Private
 from .wire import check_count, decode
 from .worker import settle_in
 
@@ -63,7 +64,8 @@ def _ranges(topic: str, start: Position, end: Position, attempts: frozenset[str]
 class _Reader(DataSourceStreamReader):
     """What both sources share: options, and Spark's offsets as `Position`."""
 
-    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+    def __init__(self, options: dict[str, str], schema: StructType, private: Private) -> None:
+        self._private = private
         # Spark hands the names over in lower case.
         self._options = {name.lower(): value for name, value in options.items()}
         self._schema = schema
@@ -72,7 +74,8 @@ class _Reader(DataSourceStreamReader):
 
     @property
     def _kafka(self) -> dict[str, str]:
-        return {name[6:]: value for name, value in self._options.items() if name.startswith("kafka.")}
+        said = {name[6:]: value for name, value in self._options.items() if name.startswith("kafka.")}
+        return {**said, **self._private.kafka}
 
     @property
     def _input(self) -> str:
@@ -93,6 +96,8 @@ class _Reader(DataSourceStreamReader):
         return Pace(int(self._options.get("triggerms", 0)) / 1000, held=held)
 
     def _open_store(self) -> ObjectStore:
+        # Planning has a process of its own, which Spark may have started with less than the driver was given since.
+        os.environ.update(self._private.environ)
         store = open_store(self._options["store"], patience_s=self._patience_s)
         folder = self._options.get("counts", "")
         return CountingStore(store, SharedCounts(Path(folder) / str(os.getpid())).add) if folder else store

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -25,7 +26,7 @@ from ..store.counting import CountingStore
 from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
 from ..store.objects import ObjectStore
-from ..store.open import open_store
+from ..store.open import access_to, open_store
 from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
@@ -116,8 +117,8 @@ def run(
         with stop.at_once():
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
             news.doing("checking the app")
-            if master := _known_master(options):
-                check_unflushed(limits, master)
+            if asked := _known_master(options):
+                check_unflushed(limits, asked)
             info = apps.find_app(store, app.name)
             if info is not None and (missing := unfinished(store, info)):
                 raise Refused(
@@ -139,16 +140,21 @@ def run(
             for stage in stages:
                 claimers[stage.name].check_declared(stage)
             any_claimer.check_channels(stages)
-        with stop.at_once():
             news.doing(f"starting Spark ({options.master or 'as it is configured'})")
             session = spark_session(
-                f"slackwater {app.name}", master=options.master, conf=options.spark_conf, hurry=stop.now
+                f"slackwater {app.name}",
+                master=options.master,
+                conf=options.spark_conf,
+                py_files=options.py_files,
+                hurry=stop.now,
             )
             spark = stack.enter_context(session)
         stack.callback(news.doing, "waiting for Spark to end")
         with stop.in_order():
             news.doing("checking the program")
-            check_unflushed(limits, spark.sparkContext.master or "")
+            master = spark.sparkContext.master or ""
+            local = master.startswith("local")
+            check_unflushed(limits, master)
             warm_up(spark)
             known = shapes(app, spark)
         news.doing(f"claiming {', '.join(stage.name for stage in stages)}")
@@ -190,6 +196,7 @@ def run(
                 (str(options.cache_folder), options.cache_bytes, options.cache_memory_bytes),
                 options.patience_s,
                 str(spool) if limits[stage.name].max_unflushed else "",
+                elsewhere=not local,
             )
             runner = StageRunner(
                 stage,
@@ -205,7 +212,8 @@ def run(
                 on_commit=on_commit,
                 on_acknowledged=look,
                 compaction_threads=options.compaction_threads,
-                prefetch=options.prefetch and (spark.sparkContext.master or "").startswith("local"),
+                prefetch=options.prefetch and local,
+                access=partial(access_to, opened),
             )
             stack.callback(runner.close)
             runners.append(runner)

@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..store.errors import Refused
-from ..store.s3_settings import exported
 from . import jvm
+from .conf import SECRETS
 from .interpreter import interpreter
 from .quiet import quiet_errors, quiet_loss, quiet_start
+from .shipping import ship, ship_slackwater
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
 __all__ = ["spark_session"]
 
 _STOP_S = 10.0
 _LOOK_S = 0.05
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _START_SOONER = (
     # Spark fills the metaspace that a JVM begins with some ten times while it starts, and collects each time.
     "-XX:MetaspaceSize=256m "
@@ -39,6 +42,7 @@ def spark_session(
     *,
     master: str | None = None,
     conf: dict[str, str] | None = None,
+    py_files: Sequence[str] = (),
     hurry: threading.Event | None = None,
 ) -> Iterator[SparkSession]:
     """Spark, stopped at the end; a session that runs already (a notebook's) is taken as it is and goes on.
@@ -47,12 +51,13 @@ def spark_session(
         app: Name shown in Spark's UI.
         master: Spark's master URL; None for what spark-defaults says, else all cores of this machine.
         conf: Further Spark settings; they win over ours.
+        py_files: Paths of Python files and zips that its tasks can import.
         hurry: Once it is set, nobody waits any more for Spark to stop: it ends with this process.
 
     Raises:
         Refused: Spark does not start, most often for want of Java, or its JVM ended while it was used.
     """
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -61,7 +66,7 @@ def spark_session(
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
         "spark.app.name": app,
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile=file:{log4j} {_START_SOONER}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.scheduler.mode": "FAIR",
@@ -75,9 +80,7 @@ def spark_session(
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.stopTimeout": "8s",
         # What was asked of Spark is shown in its UI; passwords are not.
-        "spark.redaction.regex": r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas",
-        # Wherever its workers run, they talk to S3 as this process does.
-        **{f"spark.executorEnv.{name}": value for name, value in exported(os.environ).items()},
+        "spark.redaction.regex": SECRETS,
     }
     if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         master = "local[*]"
@@ -86,9 +89,13 @@ def spark_session(
     if here := master is not None and _is_local(master):
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
         settings["spark.python.daemon.module"] = "slackwater.pipeline.worker_daemon"
-    settings |= conf or {}
+    said = conf or {}
+    if options := said.get(_JAVA_OPTIONS):
+        # Of an option that is given twice, the JVM takes the last.
+        said = {**said, _JAVA_OPTIONS: f"{settings[_JAVA_OPTIONS]} {options}"}
+    settings |= said
     running = SparkSession.getActiveSession()
-    with interpreter(on_this_machine=here), quiet_errors():
+    with interpreter(on_this_machine=here, said=said.get("spark.pyspark.python", "")), quiet_errors():
         try:
             with quiet_start():
                 if running is None:
@@ -98,8 +105,15 @@ def spark_session(
             raise Refused(
                 f"Spark does not start: {error}", hint="it needs Java 17 or later on PATH or in JAVA_HOME"
             ) from error
-        # Python workers and sources, here too; a session that ran already was made without these settings.
-        spark.sparkContext.environment.update(exported(os.environ))
+        except Py4JJavaError as error:
+            where = settings.get("spark.master", "the master that Spark's configuration names")
+            raise Refused(
+                f"Spark does not start at {where}: {_first_line(error)}",
+                hint="is the master there, and are the settings (--conf) such as Spark takes?",
+            ) from error
+        if not _is_local(spark.sparkContext.master or ""):
+            ship_slackwater(spark.sparkContext)
+        ship(spark.sparkContext, py_files)
         spark.dataSource.register(TopicSource)
         spark.dataSource.register(ChannelSource)
         try:
@@ -129,6 +143,10 @@ def _stop(spark: SparkSession, hurry: threading.Event) -> None:
     deadline = time.monotonic() + _STOP_S
     while beside.is_alive() and time.monotonic() < deadline and not hurry.is_set():
         beside.join(_LOOK_S)
+
+
+def _first_line(error: Py4JJavaError) -> str:
+    return str(error.java_exception.getMessage() or error.java_exception.getClass().getName()).partition("\n")[0]
 
 
 def _is_local(master: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +18,8 @@ from ..store import commit, runs, ttl
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output, Stats
 from ..store.objects import ObjectStore
+from ..store.s3_access import S3Access
+from ..store.s3_settings import found_by
 from ..store.spool import SpooledStore
 from .app import Repartition, Stage
 from .arrivals import arrive
@@ -29,6 +33,7 @@ from .planner import Position
 from .prefetcher import Prefetcher
 from .progress import Progress
 from .schemas import Shape, apply
+from .source import ChannelSource, Private, TopicSource, open_stream
 from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 
@@ -57,6 +62,7 @@ class StageRunner:
         shape: Its schemas.
         claimed: The claim's manifest, the head.
         places: Where workers find things.
+        access: How they get to the store, asked before each batch: credentials may be temporary.
         limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
         store: Where manifests go.
         meter: Counts what the stage takes of the store.
@@ -86,6 +92,7 @@ class StageRunner:
         on_acknowledged: Callable[[], None] = lambda: None,
         compaction_threads: int = 1,
         prefetch: bool = False,
+        access: Callable[[], S3Access | None] = lambda: None,
     ) -> None:
         self.stage = stage
         self.error: BaseException | None = None
@@ -94,6 +101,7 @@ class StageRunner:
         self.stopping = False
         self._shape = shape
         self._places = places
+        self._access = access
         self._limits = limits
         self._meter = meter
         self._checkpoint = checkpoint
@@ -191,7 +199,6 @@ class StageRunner:
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
         options: dict[str, object] = {
-            **{f"kafka.{option}": value for option, value in self._places.kafka.items()},
             "subscribe": at.topic,
             "input": name,
             "patienceS": self._places.patience_s,
@@ -203,13 +210,13 @@ class StageRunner:
         # A topic's source that knows the store looks there for requests.
         if at.upstream or asks:
             options |= {"store": self._places.store, "app": self.head.app, "counts": self._meter.folder}
+        private = Private(self._places.kafka, found_by(os.environ))
         if not at.upstream:
             if asks:
                 options["handled"] = ",".join(self.head.recorded)
-            return spark.readStream.format("slackwater-topic").options(**options).load()  # type: ignore[arg-type]
+            return open_stream(spark, TopicSource, private, options)
         options["upstream"] = at.upstream
-        reader = spark.readStream.format("slackwater-channel").schema(self._shape.inputs[name])
-        return reader.options(**options).load()  # type: ignore[arg-type]
+        return open_stream(spark, ChannelSource, private, options, self._shape.inputs[name])
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:
         with self._busy:
@@ -300,7 +307,8 @@ class StageRunner:
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
-        task = StateTask(self._places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
+        places = dataclasses.replace(self._places, s3=self._access())
+        task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
         return run_state(rows, task)
 
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:

@@ -6,8 +6,9 @@ does counts until the driver names it in a manifest: a retried or speculative at
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -24,8 +25,9 @@ from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys, 
 from ..store.manifest import Sst, Stats, Table
 from ..store.metering import looked_up
 from ..store.objects import ObjectStore
-from ..store.open import open_store
+from ..store.open import open_store, take
 from ..store.reads import Reads
+from ..store.s3_access import S3Access, S3Place
 from ..store.spool import SpooledStore
 from .app import Repartition
 from .fanin import apart
@@ -46,12 +48,23 @@ class Places:
     app: str
     stage: str
     store: str
-    kafka: dict[str, str]
+    kafka: dict[str, str] = field(repr=False)
+    """Client properties, passwords among them."""
     cache: tuple[str, int, int]
     """Folder of the SST cache, how many bytes it may hold, and how many of memory its hot tier."""
     patience_s: float
     spool: str = ""
     """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
+    elsewhere: bool = False
+    """Whether tasks run on other machines, which may name a folder of their own for the cache."""
+    s3: S3Access | None = None
+    """How the driver gets to the store at this batch; None where its root is enough."""
+
+    def cache_here(self) -> tuple[str, int, int]:
+        """`cache` on the machine of the task that asks."""
+        folder, max_bytes, hot_bytes = self.cache
+        own = os.environ.get("SLACKWATER_CACHE", "") if self.elsewhere else ""
+        return own or folder, max_bytes, hot_bytes
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -102,10 +115,11 @@ class _Sink:
 
 @lru_cache(maxsize=8)
 def _storage(
-    store: str, patience_s: float, cache_folder: str, cache_bytes: int, hot_bytes: int
+    store: str, place: S3Place | None, patience_s: float, cache_folder: str, cache_bytes: int, hot_bytes: int
 ) -> tuple[ObjectStore, SstCache]:
-    """A worker is reused from batch to batch, and with it what it has open."""
-    return open_store(store, patience_s=patience_s), SstCache(Path(cache_folder), cache_bytes, hot_bytes=hot_bytes)
+    """A worker is reused from batch to batch, and with it what it has open, whatever credentials a batch brings."""
+    opened = open_store(store, patience_s=patience_s, place=place)
+    return opened, SstCache(Path(cache_folder), cache_bytes, hot_bytes=hot_bytes)
 
 
 @lru_cache(maxsize=64)
@@ -114,13 +128,14 @@ def _counted(
     _stage: str,
     spool: str,
     store: str,
+    place: S3Place | None,
     patience_s: float,
     cache_folder: str,
     cache_bytes: int,
     hot_bytes: int,
 ) -> tuple[CountingStore, ObjectStore, SstCache]:
     """What counts the requests, for each stage by itself, since a worker serves them all; and what to use."""
-    opened, cache = _storage(store, patience_s, cache_folder, cache_bytes, hot_bytes)
+    opened, cache = _storage(store, place, patience_s, cache_folder, cache_bytes, hot_bytes)
     counted = CountingStore(opened)
     return counted, SpooledStore(counted, Path(spool)) if spool else counted, cache
 
@@ -198,7 +213,13 @@ class StateTask:
         key = [column.name for column in self.table.key]
         places, reads = self.places, Reads()
         counted, store, cache = _counted(
-            places.app, places.stage, places.spool, places.store, places.patience_s, *places.cache
+            places.app,
+            places.stage,
+            places.spool,
+            places.store,
+            take(places.s3),
+            places.patience_s,
+            *places.cache_here(),
         )
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []

@@ -7,8 +7,9 @@ from urllib.parse import unquote, urlsplit
 from .errors import Usage
 from .local import LocalStore
 from .objects import ObjectStore
+from .s3_access import Remote, S3Access, S3Place
 
-__all__ = ["PATIENCE_S", "open_store"]
+__all__ = ["PATIENCE_S", "access_to", "open_store", "take"]
 
 PATIENCE_S = 60.0
 """How long a remote store is waited for, in seconds, where the user does not say."""
@@ -19,11 +20,25 @@ _CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
-def open_store(url: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
+def access_to(store: ObjectStore) -> S3Access | None:
+    """How this process gets to the store now, for one that knows nothing but the root; None where that is enough."""
+    return store.access() if isinstance(store, Remote) else None
+
+
+def take(access: S3Access | None) -> S3Place | None:
+    """Get to S3 as another process does: its place, for `open_store`. Stores that are open there sign anew."""
+    if access is None:
+        return None
+    from .s3_session import take as sign_anew
+
+    return sign_anew(access)
+
+
+def open_store(url: str, *, patience_s: float = PATIENCE_S, place: S3Place | None = None) -> ObjectStore:
     """The store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
 
     No request is made and nothing is created. `patience_s` is how long each request to S3 is retried while
-    storage does not answer.
+    storage does not answer. `place` is what `take` said; without it, S3 is where this process's environment says.
 
     Raises:
         Usage: the root cannot be understood, or names storage that is not supported.
@@ -58,7 +73,7 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S) -> ObjectStore:
             # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
             from .s3 import S3Store
 
-            return S3Store(bucket, prefix, patience_s=patience_s)
+            return S3Store(bucket, prefix, patience_s=patience_s, place=place)
         case "s3a" | "s3n":
             raise Usage(f"store {url!r}: expected {_SUPPORTED}", hint=f"write s3:{url.split(':', 1)[1]}")
         case other:

@@ -15,7 +15,8 @@ from .keys import check_key
 from .leftovers import Leftover
 from .objects import ObjectInfo, check_range
 from .retry import Retry
-from .s3_client import Connection, Options, connection, error_code, translated, without_credentials
+from .s3_access import S3Access, S3Place
+from .s3_client import Connection, Options, connection, error_code, hand_over, translated, without_credentials
 from .s3_settings import S3Settings, settings_in
 from .s3_transfer import download, read, upload
 
@@ -55,6 +56,7 @@ class S3Store:
         region: instead of what the environment says.
         patience_s: how long a request is repeated, in seconds.
         settings: of encryption, timeouts and parts; None for what the environment says.
+        place: where another process said that S3 is, and how (`s3_client.take`); endpoint, region and settings are its.
     """
 
     def __init__(
@@ -66,7 +68,10 @@ class S3Store:
         region: str = "",
         patience_s: float = 60.0,
         settings: S3Settings | None = None,
+        place: S3Place | None = None,
     ) -> None:
+        if place is not None:
+            endpoint_url, region, settings = place.endpoint_url, place.region, place.settings
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._base = f"{self._prefix}/" if self._prefix else ""
@@ -75,7 +80,10 @@ class S3Store:
         # Who has little patience does not wait long for one answer.
         silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, patience_s))
         self._options = Options(
-            without_credentials(endpoint_url), region, msgspec.structs.replace(self._settings, read_timeout_s=silence_s)
+            without_credentials(endpoint_url),
+            region,
+            msgspec.structs.replace(self._settings, read_timeout_s=silence_s),
+            place,
         )
         self._connected: tuple[int, Connection, Retry] | None = None
 
@@ -90,6 +98,12 @@ class S3Store:
     def url(self) -> str:
         """`s3://bucket/prefix`."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def access(self) -> S3Access | None:
+        """How this process gets to the store now, for another; None when nothing names credentials."""
+        connected, _ = self._connect()
+        with translated(self._bucket, connected.endpoint):
+            return hand_over(connected, self._settings)
 
     def get(self, key: str) -> bytes:
         """The object's bytes. Raises `ObjectNotFound`."""
@@ -239,4 +253,5 @@ def _restored(bucket: str, prefix: str, options: Options, patience_s: float, set
         region=options.region,
         patience_s=patience_s,
         settings=settings,
+        place=options.handed,
     )

@@ -12,22 +12,28 @@ from urllib.parse import urlsplit
 from boto3.session import Session
 from botocore import exceptions as boto
 from botocore.config import Config
+from botocore.credentials import Credentials
 from urllib3.exceptions import HTTPError
 
 from .errors import NotFound, Refused, Usage
 from .retry import TransientError
 from .retry_budget import RetryBudget
+from .s3_access import S3Access, S3Credentials, S3Place
 from .s3_encryption import encrypt
+from .s3_session import session_at
 from .s3_settings import S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["Connection", "Options", "connection", "error_code", "translated", "without_credentials"]
+__all__ = ["Connection", "Options", "connection", "error_code", "hand_over", "translated", "without_credentials"]
 
 _CONNECTIONS = 32
 
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+
+_AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
+"""What a client takes that was told a region and nothing else."""
 
 _USER = re.compile(r"//[^/]*@")
 
@@ -71,6 +77,8 @@ class Options:
     endpoint_url: str = ""
     region: str = ""
     settings: S3Settings = field(default_factory=S3Settings)
+    handed: S3Place | None = None
+    """Where another process handed over how to get there: then this machine's environment and files say nothing."""
 
 
 class Connection(NamedTuple):
@@ -80,6 +88,9 @@ class Connection(NamedTuple):
     endpoint: str
     """Where it talks to, as people may read it: without user and password."""
     budget: RetryBudget
+    credentials: Credentials | None
+    """Those that it signs with, which renew themselves where they are temporary; None when nothing names any."""
+    ca_bundle: str
 
 
 _REASONS = (
@@ -118,14 +129,43 @@ def connection(options: Options) -> Connection:
     with _lock:
         if key not in _connections:
             settings = options.settings
-            s3 = _make(options)
+            with _usable():
+                session = session_at(options.region, options.handed)
+                s3 = _make(session, options)
+                bundle = str(session._session.get_config_variable("ca_bundle") or "")
+                credentials = session.get_credentials()
             encrypt(s3, settings, s3.meta.endpoint_url)
             budget = RetryBudget(settings.retries_at_once, settings.retries_per_s)
-            _connections[key] = Connection(s3, s3.meta.endpoint_url, budget)
+            _connections[key] = Connection(s3, s3.meta.endpoint_url, budget, credentials, bundle)
         return _connections[key]
 
 
-def _make(options: Options) -> "S3Client":
+def hand_over(connected: Connection, settings: S3Settings) -> S3Access | None:
+    """What another process needs to get to S3 as this one does; None when this one has no credentials.
+
+    Temporary credentials are renewed before, where their end is near.
+    """
+    if connected.credentials is None:
+        return None
+    now = connected.credentials.get_frozen_credentials()
+    endpoint = "" if _AWS_OWN.fullmatch(connected.endpoint) else connected.endpoint
+    place = S3Place(endpoint, connected.s3.meta.region_name, settings, connected.ca_bundle)
+    return S3Access(place, S3Credentials(now.access_key or "", now.secret_key or "", now.token or ""))
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        # What stands before a '@' may be a password.
+        shown = re.sub(r"\S*@", "", str(error))
+        raise Usage(f"the S3 endpoint is not a URL: {shown}", hint="set AWS_ENDPOINT_URL to http://host:port") from None
+    except boto.BotoCoreError as error:
+        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+
+
+def _make(session: Session, options: Options) -> "S3Client":
     settings = options.settings
     # One attempt each: `retry` repeats them, with a patience and words of our own.
     config = Config(
@@ -140,24 +180,17 @@ def _make(options: Options) -> "S3Client":
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    try:
-        session = Session(region_name=options.region or None)
-        made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config)
-        # Only the client tells which endpoint the environment and the configuration files name.
-        endpoint = without_credentials(made.meta.endpoint_url)
-        if "@" in endpoint:
-            raise ValueError("it has a '@' behind its host")
-        if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
-            config = config.merge(elsewhere)
-        elif endpoint == made.meta.endpoint_url:
-            return made
-        return session.client("s3", endpoint_url=endpoint, config=config)
-    except ValueError as error:
-        # What stands before a '@' may be a password.
-        shown = re.sub(r"\S*@", "", str(error))
-        raise Usage(f"the S3 endpoint is not a URL: {shown}", hint="set AWS_ENDPOINT_URL to http://host:port") from None
-    except boto.BotoCoreError as error:
-        raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
+    verify = options.handed.ca_bundle or None if options.handed is not None else None
+    made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config, verify=verify)
+    # Only the client tells which endpoint the environment and the configuration files name.
+    endpoint = without_credentials(made.meta.endpoint_url)
+    if "@" in endpoint:
+        raise ValueError("it has a '@' behind its host")
+    if not (urlsplit(endpoint).hostname or "").endswith(_AWS_HOSTS):
+        config = config.merge(elsewhere)
+    elif endpoint == made.meta.endpoint_url:
+        return made
+    return session.client("s3", endpoint_url=endpoint, config=config, verify=verify)
 
 
 def without_credentials(url: str) -> str:

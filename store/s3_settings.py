@@ -14,7 +14,7 @@ import msgspec
 from .errors import Usage
 from .retry_budget import AT_ONCE, PER_S
 
-__all__ = ["S3Settings", "as_variables", "exported", "settings_in"]
+__all__ = ["S3Settings", "as_variables", "exported", "found_by", "settings_in"]
 
 _PREFIX = "SLACKWATER_S3_"
 _MIB = 1 << 20
@@ -79,6 +79,11 @@ def as_variables(table: Mapping[str, Any], where: str) -> dict[str, str]:
 def exported(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables among these that are settings of S3: what a process hands on to those that it starts."""
     return {name: value for name, value in environ.items() if name.startswith(_PREFIX) and value}
+
+
+def found_by(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables among these by which a process finds S3 and talks to it: AWS's, and settings. Some are secrets."""
+    return {name: value for name, value in environ.items() if name.startswith((_PREFIX, "AWS_"))}
 
 
 def _parsed(given: Mapping[str, Any], called: Callable[[str], str]) -> S3Settings:

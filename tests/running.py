@@ -33,7 +33,7 @@ from slackwater.store.cache import SstCache
 from slackwater.store.open import open_store
 
 APPS = Path(__file__).parent / "apps"
-LEDGER, DIAMOND, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "split.py"
+LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
 SLACKWATER = Path(sys.executable).parent / "slackwater"
 PATIENCE_S = 120.0
 SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
@@ -62,6 +62,10 @@ EXPECTED = {
         "GROUP BY branch",
         "bands": 'SELECT account, count(*) FILTER (amount < -50) "large", count(*) FILTER (amount >= -50) "small", '
         "coalesce(sum(amount) FILTER (amount < -50), 0)::BIGINT lost FROM raw WHERE amount < 0 GROUP BY account",
+    },
+    PAIR: {
+        "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
+        "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total FROM raw GROUP BY branch",
     },
 }
 """Every table of the apps, as SQL over their raw input."""

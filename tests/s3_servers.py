@@ -37,17 +37,28 @@ def moto(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def versitygw(folder: Path) -> Iterator[str]:
+def versitygw(folder: Path, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Iterator[str]:
     """The endpoint of a running versitygw that keeps its objects in the folder, its log beside them.
 
     Skips the test where there is no Go to build it.
     """
     port, objects = ports.choose(), folder / "objects"
     objects.mkdir()
-    listen = ("--port", f"{ports.HOST}:{port}", "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--keep-alive")
+    listen = ("--port", f"{ports.HOST}:{port}", "--access", access_key, "--secret", secret_key, "--keep-alive")
     command = [str(_built()), *listen, "posix", *_metadata(folder, objects), str(objects)]
     with _running(command, folder, port) as endpoint:
         yield endpoint
+
+
+@contextmanager
+def signed(folder: Path, access_key: str, secret_key: str) -> Iterator[str]:
+    """The endpoint of a server that looks at signatures, where there is Go or it was built before; else of moto."""
+    if _program().exists() or shutil.which("go"):
+        with versitygw(folder, access_key, secret_key) as endpoint:
+            yield endpoint
+    else:
+        with moto(folder) as endpoint:
+            yield endpoint
 
 
 def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
@@ -76,10 +87,13 @@ def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
         server.terminate(_STOP_PATIENCE_S)
 
 
+def _program() -> Path:
+    return cache_folder() / f"versitygw-{_VERSION}" / "versitygw"
+
+
 def _built() -> Path:
     """The program, built once into the user's cache, about a minute. Many processes may ask at once."""
-    go = shutil.which("go")
-    program = cache_folder() / f"versitygw-{_VERSION}" / "versitygw"
+    go, program = shutil.which("go"), _program()
     if program.exists():
         return program
     if go is None:

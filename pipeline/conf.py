@@ -1,0 +1,105 @@
+"""What whoever runs an app says to Spark: settings, and Python files for its tasks. Checked before Spark starts."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..store.errors import NotFound, Usage
+
+__all__ = ["SECRETS", "check_py_files", "secrets_in", "settings_of"]
+
+SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
+"""Settings whose values nobody may see have such names; Spark's UI and event log redact them."""
+
+_KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
+_OTHERWISE = {
+    "spark.master": "--master URL",
+    "spark.submit.pyFiles": "--py-files FILES",
+}
+_DRIVER_HERE = "spark.submit.deployMode"
+_TIME_ZONE = "spark.sql.session.timeZone"
+_KINDS = (".py", ".zip", ".egg")
+
+
+def settings_of(words: Iterable[str]) -> dict[str, str]:
+    """Settings of Spark from words such as `spark.executor.memory=2g`; of a key said twice, the last.
+
+    Raises:
+        Usage: A word is no setting, or one that is said otherwise. Values are not repeated: they may be secrets.
+    """
+    settings: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if not equals:
+            shown = f", not {key!r}" if _KEY.fullmatch(key) else "; one of them has no '='"
+            raise Usage(f"--conf takes KEY=VALUE{shown}", hint="write --conf spark.executor.memory=2g")
+        if not _KEY.fullmatch(key):
+            raise Usage(
+                f"--conf {key!r} is not a setting of Spark: their names begin with 'spark.'",
+                hint="write --conf spark.executor.memory=2g",
+            )
+        settings[key] = value
+    check_settings(settings)
+    return settings
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """See that no setting says what is said in another way, or what cannot be. Raises `Usage`."""
+    for key, value in settings.items():
+        if any(not char.isprintable() for char in value):
+            raise Usage(f"Spark's setting {key} has a character in its value that cannot be printed")
+        if key in _OTHERWISE:
+            raise Usage(f"{key} is not said by --conf", hint=f"write {_OTHERWISE[key]}")
+    if settings.get(_DRIVER_HERE, "client") != "client":
+        raise Usage(
+            f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is the driver itself, where it is started",
+            hint="leave it out, or start `slackwater run` by spark-submit on the machine that shall be the driver",
+        )
+    if settings.get(_TIME_ZONE, "UTC") != "UTC":
+        raise Usage(
+            f"{_TIME_ZONE} is {settings[_TIME_ZONE]!r}: times in tables are UTC, and so is the session",
+            hint="leave it out; convert in the program, by from_utc_timestamp, where another zone is wanted",
+        )
+
+
+def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
+    """The names among these of settings that hold secrets, as far as a name tells."""
+    return tuple(name for name in settings if re.search(SECRETS, name))
+
+
+def check_py_files(paths: Iterable[str]) -> tuple[str, ...]:
+    """The files, absolute.
+
+    Raises:
+        NotFound: There is no such file.
+        Usage: It is not a Python file, a zip or an egg, or two have the same name.
+    """
+    files: dict[str, Path] = {}
+    for path in paths:
+        if not path.strip():
+            raise Usage("--py-files names a file of no name", hint="write --py-files parsing.py,rules.zip")
+        if "://" in path:
+            raise Usage(
+                f"--py-files {path}: expected a file of this machine, on which the program is read as well",
+                hint="fetch it first; Spark hands it on from here",
+            )
+        file = Path(path).expanduser().resolve()
+        if file.is_dir():
+            raise Usage(f"--py-files {path} is a folder; expected {', '.join(_KINDS)}", hint="zip it, and name the zip")
+        if not file.exists():
+            near = [one.name for one in file.parent.glob("*") if one.suffix in _KINDS] if file.parent.is_dir() else []
+            raise NotFound("Python file", path, near)
+        if file.suffix not in _KINDS:
+            raise Usage(f"--py-files {path}: expected a file that ends in {', '.join(_KINDS)}")
+        if file.suffix != ".py" and not zipfile.is_zipfile(file):
+            raise Usage(f"--py-files {path} is not a zip, whatever its name says")
+        if files.setdefault(file.name, file) != file:
+            raise Usage(
+                f"--py-files has {files[file.name]} and {file}: Spark hands files on by their names",
+                hint="rename one of them",
+            )
+    return tuple(map(str, files.values()))
