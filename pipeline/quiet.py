@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..store.printable import printable
+
 __all__ = ["quiet_errors", "quiet_start"]
 
 _NOISE = (
@@ -67,4 +69,11 @@ def _relay(read: int, to: int) -> None:
     with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
         for line in lines:
             if not line.startswith(_NOISE):
-                terminal.write(line)
+                terminal.write(_shown(line))
+
+
+def _shown(line: bytes) -> bytes:
+    """The line as a terminal may get it: users' values are in the messages of Spark and of its Python workers."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
+    # Java indents by tabs.
+    return printable(text.expandtabs(4)).encode() + b"\n"
