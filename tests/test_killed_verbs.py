@@ -195,7 +195,11 @@ def no_litter(app: FlightsApp) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    # Killed anywhere, a collection is tested by itself, too (tests/test_gc.py), and it makes the most requests.
+    "case",
+    [pytest.param(case, marks=[pytest.mark.soak] if case == "gc" else []) for case in CASES],
+)
 def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,9 +229,11 @@ def test_a_verb_that_is_killed_anywhere_finishes_when_it_is_typed_again(
             assert (thrice.exit_code, done_already in thrice.stdout) == (0, True), f"{where}\n{thrice.output}"
         found = described(app)
         if case in ("compact", "gc"):
-            # Their log tells what each call did, and each was another one.
+            # Their log tells what each call did, and each was another one. How many merges that end together are one
+            # version is a matter of time.
             for each in (found, expected):
                 each["flights"].pop("operations", None)
+                each["flights"].pop("versions", None)
         assert found == expected, where
         check_whole(app)
         no_litter(app)
