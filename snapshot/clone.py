@@ -293,7 +293,9 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, wanted: AppInfo) -
     ours = replace(wanted.origin, snapshot="", cut=found.origin.cut if ref.moves else wanted.origin.cut)
     is_same = ours == replace(found.origin, snapshot="")
     if not (missing := unfinished(target, found)):
-        # Who asks for the present of an app, and finds a clone that runs, means another one.
+        # A moment that moves only goes on: an earlier one is another. And who asks for the present of an app, and finds
+        # a clone that runs, means another clone.
+        is_same = is_same and all(wanted.origin.cut.get(stage, 0) >= at for stage, at in found.origin.cut.items())
         if is_same and not (ref.moves and has_run(target, found)) and _is_pinned(store, found.origin):
             return found
         raise Refused(f"app {wanted.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
