@@ -3,8 +3,6 @@
 0 done, 1 failed, 2 usage, 130 interrupted, 141 when the reader of our output went away.
 """
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +10,15 @@ from typing import Any
 import typer
 
 from ..store.errors import SlackwaterError, Usage
-from .output import output_for, print_traceback
+from . import terminal
+from .output import output_for
 
-__all__ = ["guard", "silence_stdout"]
+__all__ = ["UsageError", "guard", "print_usage"]
 
 # typer exports one of the usage errors; their common base is what parsing raises.
-_UsageError: Any = typer.BadParameter.__mro__[1]
+UsageError: Any = typer.BadParameter.__mro__[1]
+# The one that brings the help instead of a sentence; typer does not export it.
+_NO_WORDS = "NoArgsIsHelpError"
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
@@ -33,31 +34,40 @@ def guard(args: Sequence[str], *, debug: bool = False) -> Iterator[None]:
     output = output_for(json="--json" in args)
     try:
         yield
-        sys.stdout.flush()
+        terminal.flush()
     except SlackwaterError as error:
         output.error(error)
         if debug:
-            print_traceback()
+            terminal.print_traceback(error)
         raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
-        silence_stdout()
+        terminal.silence()
         raise typer.Exit(_PIPE_CLOSED) from None
-    except _UsageError as error:
-        if "--json" not in args:
-            raise
-        output.error(Usage(error.format_message()))
+    except UsageError as error:
+        print_usage(error, args)
         raise typer.Exit(2) from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
         output.bug(error)
         if debug:
-            print_traceback()
+            terminal.print_traceback(error)
         raise typer.Exit(1) from None
 
 
-def silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere instead of complaining about the closed pipe."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def print_usage(error: Any, args: Sequence[str]) -> None:
+    """What typer found wrong with the words of a command line, in which these words may be repeated."""
+    if "--json" in args:
+        output_for(json=True).error(Usage(error.format_message()))
+        return
+    context = error.ctx
+    if type(error).__name__ == _NO_WORDS:
+        terminal.print_parts(context.get_help().splitlines(), stderr=True)
+        return
+    if context is not None:
+        option = context.help_option_names[0]
+        usage = (*context.get_usage().splitlines(), f"Try '{context.command_path} {option}' for help.", "")
+        terminal.print_parts(usage, stderr=True)
+    terminal.print_failure("error", error.format_message())

@@ -60,7 +60,8 @@ def clone(
     """
     from ..pipeline.channels import KafkaChannels
     from ..snapshot.clone import clone as make
-    from ..snapshot.operations import record, whoami
+    from ..snapshot.clone import has_run
+    from ..snapshot.operations import record_once, whoami
     from ..store.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
@@ -82,11 +83,22 @@ def clone(
             error.hint += "; --store is where the source is, --to says where the clone goes"
         raise
     if not dry_run:
-        record(opened, plan.source.app, "clone", f"{source} as {name}{f' in {to}' if to else ''}", by)
-        record(target, name, "clone", f"from {source} in {opened.url}", by)
+        since_ms, where = plan.info.created_ms, f"{name}{f' in {to}' if to else ''}"
+        done = f"{source} as {where}"
+        record_once(
+            opened, plan.source.app, "clone", done, by, since_ms=since_ms, same=lambda had: had.endswith(f" as {where}")
+        )
+        record_once(
+            target, name, "clone", f"from {source} in {opened.url}", by, since_ms=since_ms, same=lambda _had: True
+        )
     output = output_for(json=as_json)
     thinned.tell(output, source, plan.source.thinned)
-    output.show(_data(plan, dry_run), *_parts(plan, source, options.said(to or store), dry_run))
+    parts = (
+        _done_already(plan, runs=has_run(target, plan.info))
+        if plan.done
+        else _parts(plan, source, options.said(to or store), dry_run)
+    )
+    output.show(_data(plan, dry_run), *parts)
 
 
 def _topics(pairs: Sequence[str]) -> dict[str, str]:
@@ -113,8 +125,21 @@ def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
         "topics": plan.topics,
         "in_flight": plan.in_flight,
         "resumed": plan.resumed,
+        "done_already": plan.done,
         "dry_run": dry_run,
     }
+
+
+def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Part]:
+    now_ms = humane.now_ms()
+    origin = plan.info.origin
+    since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
+    yield (
+        f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
+        f"the moment of {humane.when(plan.source.time_ms, now_ms)}, begun {humane.age(plan.info.created_ms, now_ms)}"
+    )
+    if runs:
+        yield "it has run on since; another clone of that moment needs another name"
 
 
 def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterator[Part]:

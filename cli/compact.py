@@ -16,6 +16,7 @@ from .tables import Grid, Title
 
 if TYPE_CHECKING:
     from ..snapshot.compact import AppCompactor, Compacted, Merge
+    from ..store.manifest import Manifest
 
 __all__ = ["app"]
 
@@ -60,7 +61,7 @@ def compact(
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
     from ..pipeline.stopping import stop_signals
-    from ..snapshot.compact import AppCompactor, plan
+    from ..snapshot.compact import AppCompactor, merged_last, plan
     from ..snapshot.operations import record, whoami
 
     if watch and (full or dry_run):
@@ -99,7 +100,9 @@ def compact(
     if done:
         versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
         record(opened, app_name, "compact", f"--full, {versions}" if full else versions, by)
-    output.show({"app": app_name, "dry_run": False, "versions": done}, *_parts(app_name, done))
+    earlier = () if done else merged_last(opened, app_name, wanted)
+    data = {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
+    output.show(data, *_parts(app_name, done, earlier))
 
 
 def _watch(compactor: "AppCompactor", output: Output, app_name: str, every_s: float, stop: threading.Event) -> None:
@@ -133,7 +136,12 @@ def _line(done: "Compacted") -> str:
     return "  ".join(filter(None, words))
 
 
-def _parts(app_name: str, done: "list[Compacted]") -> Iterator[Part]:
+def _parts(app_name: str, done: "list[Compacted]", earlier: "tuple[Manifest, ...]") -> Iterator[Part]:
+    if earlier:
+        now_ms = humane.now_ms()
+        merged = (f"{each.stage} by v{each.version}, {humane.age(each.time_ms, now_ms)}" for each in earlier)
+        yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
+        return
     if not done:
         yield f"nothing to merge in {app_name}"
         return

@@ -76,7 +76,7 @@ def up(
             "environment": environment,
             "env_file": str(servers.env_file),
         },
-        servers.env_file.read_text(encoding="utf-8").rstrip(),
+        *servers.env_file.read_text(encoding="utf-8").splitlines(),
     )
 
 

@@ -8,7 +8,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from .boundary import guard, silence_stdout
+from . import terminal
+from .boundary import UsageError, guard, print_usage
 from .options import examples
 
 __all__ = ["VERBS", "app", "main"]
@@ -54,6 +55,14 @@ class _Verbs(TyperGroup):
             self.commands[cmd_name].name = cmd_name
         return self.commands.get(cmd_name)
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        words = tuple(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except UsageError as error:
+            print_usage(error, words)
+            raise typer.Exit(2) from None
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self._words = tuple(args)
         return super().parse_args(ctx, args)
@@ -83,7 +92,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from .. import __version__
 
-        typer.echo(f"slackwater {__version__}")
+        terminal.print_parts([f"slackwater {__version__}"])
         raise typer.Exit
 
 
@@ -103,6 +112,7 @@ def _root(
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
+    terminal.handle_everything()
     try:
         app(prog_name="slackwater")
     except KeyboardInterrupt:
@@ -110,9 +120,9 @@ def main() -> None:
     finally:
         # The last lines may still be in the buffer when the reader has gone.
         try:
-            sys.stdout.flush()
+            terminal.flush()
         except BrokenPipeError:
-            silence_stdout()
+            terminal.silence()
 
 
 if __name__ == "__main__":

@@ -3,25 +3,16 @@
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 """
 
-import os
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..store.errors import SlackwaterError
-from .tables import Grid, Title, as_plain, as_rich, printable
+from . import terminal
+from .terminal import Part
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+__all__ = ["JsonOutput", "Output", "Part", "Progress", "Show", "TextOutput", "output_for"]
 
-__all__ = ["JsonOutput", "Output", "Part", "Progress", "Show", "TextOutput", "output_for", "print_traceback"]
-
-Part = Grid | Title | str
-"""What a result is shown as: tables, titles and lines of text."""
-
-_PIECE = 1 << 16
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 
@@ -79,9 +70,9 @@ class JsonOutput:
 
         # Sums of integers come as decimals from DuckDB: numbers all the same.
         encoded = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode(data)
-        if sys.stdout.isatty():
+        if terminal.is_terminal():
             encoded = msgspec.json.format(encoded, indent=2)
-        _print(encoded.decode() + "\n")
+        terminal.print_json(encoded.decode())
 
     @contextmanager
     def live(self) -> Iterator[Show]:
@@ -108,7 +99,7 @@ class JsonOutput:
         import json
 
         described = {"error": kind, "message": message, "hint": hint}
-        sys.stderr.write(json.dumps(described, ensure_ascii=False) + "\n")
+        terminal.print_json(json.dumps(described, ensure_ascii=False), stderr=True)
 
 
 class TextOutput:
@@ -116,62 +107,38 @@ class TextOutput:
 
     def show(self, data: object, *parts: Part) -> None:
         """The parts, one under the other."""
-        if sys.stdout.isatty():
-            from rich.console import Console
-
-            console = Console(highlight=False)
-            for part in parts:
-                console.print(_drawn(part, console.width), soft_wrap=not isinstance(part, Grid))
-        else:
-            for part in parts:
-                _print(_plain(part))
+        terminal.print_parts(parts)
 
     @contextmanager
     def live(self) -> Iterator[Show]:
         """On a terminal in one place, else one under the other."""
-        if not sys.stdout.isatty():
+        if not terminal.is_terminal():
             yield self.show
             return
-        from rich.console import Console, Group
-        from rich.live import Live
-
-        console = Console(highlight=False)
-        with Live(console=console, auto_refresh=False) as live:
-            yield lambda data, *parts: live.update(
-                Group(*(_drawn(part, console.width) for part in parts)), refresh=True
-            )
+        with terminal.live() as draw:
+            yield lambda data, *parts: draw(parts)
 
     def note(self, line: str) -> None:
         """A line on stderr."""
-        sys.stderr.write(f"{_clean(line)}\n")
+        terminal.print_note(line)
 
     @contextmanager
     def progress(self) -> Iterator[Progress]:
         """The picture, in one place, on a terminal; else the lines."""
-        if not sys.stderr.isatty():
+        if not terminal.is_terminal(stderr=True):
             yield lambda line, *picture: self.note(line) if line else None
             return
-        from rich.console import Console, Group
-        from rich.live import Live
-
-        console = Console(stderr=True, highlight=False)
-        with Live(console=console, transient=True) as live:
-            yield lambda line, *picture: live.update(
-                Group(*(_drawn(part, console.width) for part in picture or (line,))), refresh=True
-            )
+        with terminal.live(stderr=True, transient=True) as draw:
+            yield lambda line, *picture: draw(picture or (line,))
 
     def error(self, error: SlackwaterError) -> None:
-        """The sentence, and the next step under it."""
-        self._error("error", error.message, error.hint)
+        """The sentence, what it quotes, and the next step."""
+        terminal.print_failure("error", error.sentence, quoted=error.quoted, hint=error.hint)
 
     def bug(self, error: Exception) -> None:
         """What it was, and how to tell us."""
-        self._error("bug", f"{_BUG}: {_described(error)}", _BUG_HINT)
-
-    def _error(self, label: str, message: str, hint: str) -> None:
-        if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
-            label = f"\x1b[1;31m{label}\x1b[0m"
-        sys.stderr.write(f"{label}: {_clean(message)}\n" + (f"hint: {_clean(hint)}\n" if hint else ""))
+        sentence, _, quoted = _described(error).partition("\n")
+        terminal.print_failure("bug", f"{_BUG}: {sentence}", quoted=quoted, hint=_BUG_HINT)
 
 
 def output_for(*, json: bool) -> Output:
@@ -179,45 +146,6 @@ def output_for(*, json: bool) -> Output:
     return JsonOutput() if json else TextOutput()
 
 
-def print_traceback() -> None:
-    """Where the exception that is being handled comes from, on stderr."""
-    traceback.print_exc()
-
-
-def _print(text: str) -> None:
-    """Write to stdout, in pieces: unbuffered, Python takes the part that a closed pipe took for the whole."""
-    for start in range(0, len(text), _PIECE):
-        sys.stdout.write(text[start : start + _PIECE])
-    sys.stdout.flush()
-
-
 def _described(error: Exception) -> str:
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return ", ".join((said, *getattr(error, "__notes__", ())))
-
-
-def _clean(text: str) -> str:
-    """Without control characters, but in lines: DuckDB's messages show the query, and a mark under it."""
-    return "\n".join(map(printable, text.splitlines()))
-
-
-def _plain(part: Part) -> str:
-    match part:
-        case Grid():
-            return as_plain(part)
-        case Title(text):
-            return f"{_clean(text)}\n"
-        case _:
-            return f"{_clean(part)}\n"
-
-
-def _drawn(part: Part, width: int) -> "RenderableType":
-    from rich.text import Text
-
-    match part:
-        case Grid():
-            return as_rich(part, width)
-        case Title(text):
-            return Text(_clean(text), style="bold")
-        case _:
-            return Text(_clean(part))

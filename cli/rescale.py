@@ -59,7 +59,7 @@ def rescale(
 
 def _words(done: "Rescaled", stage: str, dry_run: bool) -> tuple[str, ...]:
     if done.before == done.partitions:
-        return (f"{stage} has {humane.plural(done.before, 'state partition')} already: nothing to do",)
+        return (f"done already: {stage} has {humane.plural(done.before, 'state partition')}",)
     what = f"{stage} from {done.before} to {humane.plural(done.partitions, 'state partition')}"
     if dry_run:
         return (f"would rescale {what} with v{done.version}",)

@@ -15,7 +15,7 @@ from .waiting import await_answers, waiting_for, withdrawn_on_failure
 if TYPE_CHECKING:
     from ..snapshot.in_flight import InFlight
     from ..snapshot.requests import Request
-    from ..snapshot.snapshots import Snapshot
+    from ..snapshot.snapshots import Snapshot, SnapshotKind
     from ..snapshot.topology import Cut
 
 __all__ = ["app"]
@@ -61,28 +61,35 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ..snapshot import snapshots, taking
+    from ..snapshot import requests, snapshots, taking
     from ..snapshot.cut import resolve
-    from ..snapshot.operations import record, whoami
+    from ..snapshot.operations import record_once, whoami
 
     settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
     opened, reader = settings.open_store(), settings.open_channels()
-    name = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    if instant:
+    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", humane.now_ms()
+    # A call that was interrupted is typed again: it finds what that one took, or its request.
+    kind: SnapshotKind = "instant" if instant else "markers"
+    earlier = taking.taken_already(opened, app_name, name, kind, by=by, now_ms=now_ms)
+    own = requests.own_request(opened, app_name, name, by) if earlier is None and not instant else None
+    if earlier is not None:
+        snapshot = earlier
+    elif instant:
         cut = resolve(opened, app_name, now_ms=humane.now_ms())
         snapshot = snapshots.pin(opened, cut, name, by=by, reader=reader)
         if reader is None:
             output.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
     elif not wait:
-        asked = taking.request(opened, app_name, name, by)
-        output.show(asked, f"asked for {app_name}@{name}; `slackwater snapshot list {app_name}` shows it")
+        asked = own or taking.request(opened, app_name, name, by)
+        when = f" already, {humane.age(asked.created_ms, now_ms)}" if own else ""
+        output.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
     else:
-        with withdrawn_on_failure(opened, app_name, name, by):
-            asked = taking.request(opened, app_name, name, by)
+        with withdrawn_on_failure(opened, app_name, name, by, since_ms=own.created_ms if own else now_ms):
+            asked = own or taking.request(opened, app_name, name, by)
             snapshot = await_answers(opened, app_name, asked, timeout, reader, output)
-    record(opened, app_name, "snapshot take", name, by)
-    output.show(snapshot, *_taken(snapshot, options.said(store)))
+    record_once(opened, app_name, "snapshot take", name, by, since_ms=snapshot.created_ms)
+    output.show(snapshot, *_taken(snapshot, options.said(store), earlier is not None))
 
 
 @app.command("list", epilog=options.examples("slackwater snapshot list flights"))
@@ -131,27 +138,43 @@ def rm(
     The versions stay in the history; only the promise to keep them is gone.
     """
     from ..snapshot import requests, snapshots
-    from ..snapshot.operations import record, whoami
+    from ..snapshot.operations import find_operation, record_once, whoami
 
-    opened = load(store=store).open_store()
+    opened, output = load(store=store).open_store(), output_for(json=as_json)
     asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
-    gone: Any = asked[0] if asked else snapshots.check_removable(opened, app_name, name, force=force)
+    found = snapshots.find_snapshot(opened, app_name, name)
+    if found is None and not asked:
+        earlier = find_operation(opened, app_name, "snapshot rm", name.__eq__)
+        if earlier is not None:
+            if not dry_run:
+                snapshots.remove_records(opened, app_name, name)
+            when = f"{humane.when(earlier.time_ms, humane.now_ms())} by {earlier.by}"
+            data = {"removed": None, "dry_run": dry_run, "done_already": True}
+            output.show(data, f"done already: {app_name}@{name} was removed {when}")
+            return
+    if found is not None or not asked:
+        found = snapshots.check_removable(opened, app_name, name, force=force)
+    gone: Any = found if found is not None else asked[0]
     if not dry_run:
-        if asked:
-            requests.cancel(opened, app_name, gone)
-        else:
+        # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
+        record_once(opened, app_name, "snapshot rm", name, whoami(), since_ms=gone.created_ms)
+        for each in asked:
+            requests.cancel(opened, app_name, each)
+        if found is not None:
             snapshots.remove(opened, app_name, name, force=force)
-        record(opened, app_name, "snapshot rm", name, whoami())
-    what = f"{'the request for ' if asked else ''}{app_name}@{name}"
+    what = f"{'the request for ' if found is None else ''}{app_name}@{name}"
     done = "would remove" if dry_run else "removed"
-    data = {"removed": gone, "dry_run": dry_run}
-    output_for(json=as_json).show(data, f"{done} {what}{'' if asked else f' ({_versions(gone)})'}")
+    data = {"removed": gone, "dry_run": dry_run, "done_already": False}
+    output.show(data, f"{done} {what}{'' if found is None else f' ({_versions(found)})'}")
 
 
-def _taken(snapshot: "Snapshot", flags: str) -> Iterator[Part]:
+def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
     took = humane.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
-    yield f"snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
+    if is_earlier:
+        done = f"is the one that you took {humane.age(snapshot.completed_ms, humane.now_ms())}"
+    begin = "done already: " if is_earlier else ""
+    yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
         yield f"{humane.plural(rows, 'record')} on the way between stages kept with it"
     yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'

@@ -4,15 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..store.printable import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Grid", "Title", "as_plain", "as_rich", "printable"]
-
-# Data comes from strangers: no control character may reach the terminal, no line break the columns.
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160))}
-_CONTROL |= {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}
-
+__all__ = ["Grid", "Title", "as_plain", "as_rich"]
 
 _FOLDED = 20
 """Columns of the terminal that a value which does not fit shall have at least."""
@@ -20,7 +17,11 @@ _FOLDED = 20
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Rows of words under headings. A heading that starts with `>` marks a column aligned to the right."""
+    """Rows of words under headings, all of them printable (`of` makes them so).
+
+    A heading that starts with `>` marks a column aligned to the right. One that is not ours to choose starts with `<`
+    or `>`, whatever follows.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -28,12 +29,12 @@ class Grid:
     @classmethod
     def of(cls, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Grid":
         """A grid of any rows."""
-        return cls(tuple(headings), tuple(tuple(printable(cell) for cell in row) for row in rows))
+        return cls(tuple(map(printable, headings)), tuple(tuple(printable(cell) for cell in row) for row in rows))
 
     @property
     def names(self) -> tuple[str, ...]:
         """The headings without their marks."""
-        return tuple(heading.removeprefix(">") for heading in self.headings)
+        return tuple(heading[1:] if heading.startswith((">", "<")) else heading for heading in self.headings)
 
     @property
     def to_right(self) -> tuple[bool, ...]:
@@ -46,11 +47,6 @@ class Title:
     """A line that stands out on a terminal."""
 
     text: str
-
-
-def printable(text: str) -> str:
-    """`text` with its control characters written out."""
-    return text.translate(_CONTROL)
 
 
 def as_plain(grid: Grid) -> str:

@@ -23,7 +23,7 @@ _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 def grid(table: pa.Table, limit: int | None = None) -> Grid:
     """The first `limit` rows (all for None) as words; numbers are aligned to the right."""
     shown = table if limit is None else table.slice(0, min(limit, table.num_rows))
-    headings = [f">{field.name}" if _is_number(field.type) else field.name for field in table.schema]
+    headings = [f"{'>' if _is_number(field.type) else '<'}{field.name}" for field in table.schema]
     return Grid.of(headings, ([word(value) for value in row.values()] for row in rows(shown)))
 
 

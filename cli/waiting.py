@@ -84,17 +84,16 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
 
 
 @contextmanager
-def withdrawn_on_failure(store: "ObjectStore", app_name: str, name: str, by: str) -> Iterator[None]:
-    """Whatever ends the block early withdraws the request that was made in it."""
+def withdrawn_on_failure(store: "ObjectStore", app_name: str, name: str, by: str, *, since_ms: int) -> Iterator[None]:
+    """Whatever ends the block early withdraws the request that was made in it, or since then."""
     from ..snapshot.requests import cancel, open_requests
 
-    started_ms = humane.now_ms()
     try:
         yield
     except BaseException:
         # By name, not by value: Ctrl-C may come when the request is written and its author does not know it yet.
         for asked in open_requests(store, app_name):
-            if (asked.name, asked.by) == (name, by) and asked.created_ms >= started_ms:
+            if (asked.name, asked.by) == (name, by) and asked.created_ms >= since_ms:
                 cancel(store, app_name, asked)
         raise
 

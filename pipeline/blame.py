@@ -41,7 +41,8 @@ def told_as_the_users(what: str, function: object = None) -> Iterator[None]:
     except Exception as error:
         place = _place(error) or _beginning(function)
         where = f"{_shown(place[0])}, line {place[1]}: " if place else ""
-        raise Refused(f"{what} does not run: {where}{_described(error)}", hint=_hint(error)) from error
+        sentence, _, quoted = _described(error).partition("\n")
+        raise Refused(f"{what} does not run: {where}{sentence}", quoted=quoted, hint=_hint(error)) from error
 
 
 def _described(error: Exception) -> str:

@@ -147,8 +147,8 @@ class EmbeddedServer(ABC):
 
     def _failed(self, kind: type[SlackwaterError], message: str) -> SlackwaterError:
         words = last_words(self.log, self._log_start)
-        said = f"; the last lines of its log:\n{words}" if words else ", and it logged nothing"
-        return kind(f"{message}{said}", hint=f"the whole log is in {self.log}")
+        said = "; the last lines of its log:" if words else ", and it logged nothing"
+        return kind(f"{message}{said}", quoted=words, hint=f"the whole log is in {self.log}")
 
     def __enter__(self) -> Self:
         self.start()

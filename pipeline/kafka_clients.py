@@ -5,11 +5,12 @@ Spark's Python workers are reused, so that their clients are too.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from ..store.errors import Unavailable
 
@@ -23,6 +24,17 @@ GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.
 
 # By process (`kept`), as a forked child must not use its parent's clients.
 clients: dict[tuple[object, ...], Any] = {}
+
+
+@atexit.register
+def _close() -> None:
+    """End the clients of this process, and with them their threads, while there is an interpreter to call back."""
+    mine = [key for key in clients if key[0] == os.getpid()]
+    for key in mine:
+        kept_clients = clients.pop(key)
+        for client in kept_clients if isinstance(kept_clients, list) else [kept_clients]:
+            if isinstance(client, Consumer):
+                client.close()
 
 
 def properties(kafka: Kafka, **ours: object) -> dict[str, object]:

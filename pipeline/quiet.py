@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..store.printable import printable
+
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
@@ -79,4 +81,11 @@ def _relay(read: int, to: int) -> None:
     with os.fdopen(read, "rb") as lines, os.fdopen(to, "wb", buffering=0) as terminal:
         for line in lines:
             if not line.startswith(_NOISE):
-                terminal.write(line)
+                terminal.write(_shown(line))
+
+
+def _shown(line: bytes) -> bytes:
+    """The line as a terminal may get it: users' values are in the messages of Spark and of its Python workers."""
+    text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="backslashreplace")
+    # Java indents by tabs.
+    return printable(text.expandtabs(4)).encode() + b"\n"

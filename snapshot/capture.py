@@ -21,6 +21,7 @@ from ulid import ULID
 from ..store import keys
 from ..store.errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store.objects import ObjectStore
+from ..store.whole import read_whole
 from .in_flight import InFlight
 
 __all__ = ["ADDRESS", "Captured", "CapturedObject", "ChannelReader", "capture", "count_by_partition", "discard", "read"]
@@ -120,7 +121,7 @@ def read(store: ObjectStore, captured: Captured, flight: InFlight | None = None)
             raise Corruption(f"records in flight are gone: {each.key} does not exist", object_key=each.key) from None
         if xxhash.xxh3_128_hexdigest(data) != each.checksum:
             raise Corruption(f"{each.key} is not what was written: its checksum is another", object_key=each.key)
-        rows = pq.read_table(pa.BufferReader(data))
+        rows = read_whole(data)
         yield rows if flight is None else _inside(rows, flight)
 
 

@@ -22,10 +22,10 @@ from .carry import Carried, Channels, carried_input, carried_output, carry, chan
 from .cut import cut_at
 from .in_flight import InFlight, in_flight
 from .refs import Ref, parse
-from .snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot
+from .snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
 from .topology import Cut, channels, order, violations
 
-__all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "plan_clone", "unfinished"]
+__all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "has_run", "plan_clone", "unfinished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class ClonePlan:
     """What is copied into the clone's channels."""
     resumed: bool
     """Whether an earlier call had begun this clone: its cut and snapshot are those of that call."""
+    done: bool = False
+    """Whether that call, or another one, had finished it too."""
 
 
 class _CarriedChannels(Struct, frozen=True):
@@ -64,7 +66,7 @@ def clone(
 ) -> ClonePlan:
     """Make app `name` from another app's moment; the source only gets a snapshot that pins its cut.
 
-    A call that was interrupted is finished by the same call again.
+    A call that was interrupted is finished by the same call again, which finds nothing to do when the clone is there.
 
     Args:
         store: the source's store.
@@ -93,6 +95,9 @@ def clone(
         return plan
     if not plan.resumed:
         plan = _begin(store, target, plan, by)
+    if plan.info.origin is not None:
+        root = _root_from(store, target)
+        remove_pins_without_clone(store, plan.info.origin.app, plan.info.name, root)
     finish_clone(store, target, plan.info, channels=channels, by=by)
     return plan
 
@@ -122,13 +127,17 @@ def plan_clone(
         topics={declared: topic for declared, topic in sorted(read_topics.items()) if declared != topic},
     )
     info = AppInfo(name=name, created_ms=now_ms, origin=origin)
-    begun = _begun(target_store, ref, info)
+    begun = _begun(store, target_store, ref, info)
+    done = begun is not None and not unfinished(target_store, begun)
     if begun is not None and begun.origin is not None:
         info = begun
         cut = of_snapshot(store, read_snapshot(store, cut.app, begun.origin.snapshot))
     if wrong := violations(cut.stages):
         raise Refused(f"{source} is not a consistent cut: {'; '.join(wrong)}", hint="choose another moment")
     flights = in_flight(store, cut)
+    if done:
+        # It has all that it needs of Kafka, which need not have that any more.
+        return ClonePlan(cut, info, target_store.url, read_topics, flights, resumed=True, done=True)
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     _check_topics(cut, read_topics, [one for one in flights if not (keeper and keeper.captured(one))], channels)
     if begun is None:
@@ -157,6 +166,7 @@ def finish_clone(
     if info.origin is None:
         raise Refused(f"app {info.name!r} is no clone: there is nothing to finish")
     if not missing:
+        _announce(target, info, channels)
         return ()
     pinned = read_snapshot(store, info.origin.app, info.origin.snapshot)
     cut = of_snapshot(store, pinned)
@@ -166,8 +176,32 @@ def finish_clone(
         if stage in missing:
             first = _first_version(store, target, cut, stage, info, carried)
             _commit(target, replace(first, by=by))
-            channels.announce(info.name, stage, {read.topic: read.offsets for read in first.inputs.values()})
+    _announce(target, info, channels)
     return missing
+
+
+def _announce(target: ObjectStore, info: AppInfo, channels: Channels) -> None:
+    """Tell Kafka's tools where the stages begin; those that run on already tell it themselves."""
+    for stage, version in (info.origin.cut if info.origin else {}).items():
+        head = history.head(target, info.name, stage)
+        if head is not None and head.version == version:
+            channels.announce(info.name, stage, {read.topic: read.offsets for read in head.inputs.values()})
+
+
+def _root_from(store: ObjectStore, target: ObjectStore) -> str:
+    """How a pin in `store` names the root of a clone in `target`."""
+    return "" if target.url == store.url else target.url
+
+
+def has_run(store: ObjectStore, info: AppInfo) -> bool:
+    """Whether a clone has gone on from its first versions. The requests of `history.head` for each stage."""
+    cut = info.origin.cut if info.origin else {}
+    heads = {stage: history.head(store, info.name, stage) for stage in history.list_stages(store, info.name)}
+    return any(head is not None and head.version != cut.get(stage) for stage, head in heads.items())
+
+
+def _is_pinned(store: ObjectStore, origin: Origin) -> bool:
+    return find_snapshot(store, origin.app, origin.snapshot) is not None
 
 
 def unfinished(store: ObjectStore, info: AppInfo) -> tuple[str, ...]:
@@ -184,10 +218,16 @@ def _begin(store: ObjectStore, target: ObjectStore, plan: ClonePlan, by: str) ->
     origin = plan.info.origin
     if origin is None:
         raise AssertionError("a clone without an origin")
-    root = "" if target.url == store.url else target.url
+    root = _root_from(store, target)
     snapshot = _pin_for(store, plan.source, plan.info.name, root, by)
     info = replace(plan.info, origin=replace(origin, snapshot=snapshot))
-    apps.create_app(target, info)
+    try:
+        apps.create_app(target, info)
+    except Refused:
+        if apps.find_app(target, info.name) is not None:
+            # Somebody else was faster: what was pinned for this call keeps nothing alive.
+            remove_pins_without_clone(store, origin.app, info.name, root)
+        raise
     return ClonePlan(plan.source, info, plan.target_root, plan.topics, plan.in_flight, plan.resumed)
 
 
@@ -234,8 +274,8 @@ def _users_inputs(cut: Cut) -> list[tuple[str, str, Input]]:
     ]
 
 
-def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
-    """This very clone's identity if an earlier call began it and did not finish; None if the name is free."""
+def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
+    """This very clone's identity if an earlier call began it, and perhaps finished it; None if the name is free."""
     try:
         found = apps.read_app(target, wanted.name)
     except NotFound:
@@ -249,11 +289,17 @@ def _begun(target: ObjectStore, ref: Ref, wanted: AppInfo) -> AppInfo | None:
     if found.origin is None or wanted.origin is None:
         raise Refused(f"app {wanted.name!r} exists already under {target.url}", hint=hint)
     made_from = f"{found.origin.app}@{found.origin.snapshot} in {found.origin.root}"
-    if not (missing := unfinished(target, found)):
-        raise Refused(f"app {wanted.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
     # `app@now` was another moment when the clone was begun; a fixed moment must be the same.
     ours = replace(wanted.origin, snapshot="", cut=found.origin.cut if ref.moves else wanted.origin.cut)
-    if ours != replace(found.origin, snapshot=""):
+    is_same = ours == replace(found.origin, snapshot="")
+    if not (missing := unfinished(target, found)):
+        # A moment that moves only goes on: an earlier one is another. And who asks for the present of an app, and finds
+        # a clone that runs, means another clone.
+        is_same = is_same and all(wanted.origin.cut.get(stage, 0) >= at for stage, at in found.origin.cut.items())
+        if is_same and not (ref.moves and has_run(target, found)) and _is_pinned(store, found.origin):
+            return found
+        raise Refused(f"app {wanted.name!r} exists already under {target.url}, a clone of {made_from}", hint=hint)
+    if not is_same:
         raise Refused(
             f"app {wanted.name!r} is an unfinished clone of {made_from}; {', '.join(missing)} are missing, "
             "and this call is for another moment or other topics",

@@ -15,7 +15,7 @@ from ..store.picking import pick_for
 from .moments import stages_of
 from .stage_compactor import Compacted, StageCompactor
 
-__all__ = ["AppCompactor", "Compacted", "Merge", "plan"]
+__all__ = ["AppCompactor", "Compacted", "Merge", "merged_last", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bo
     """
     tables = (head for head in _tables_of(store, app, wanted) if not head.retired)
     return tuple(merge for head in tables for merge in _due(head, full))
+
+
+def merged_last(store: ObjectStore, app: str, wanted: tuple[str, ...] = ()) -> tuple[Manifest, ...]:
+    """The heads that are compactions: nothing has come since. Arguments, requests and errors as of `plan`."""
+    return tuple(head for head in _tables_of(store, app, wanted) if head.kind == "compaction")
 
 
 def _due(head: Manifest, full: bool) -> Iterator[Merge]:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from ..store.errors import Corruption, ObjectNotFound
 from ..store.objects import ObjectStore
+from ..store.whole import read_whole
 from .capture import ADDRESS, Captured, CapturedObject
 from .findings import Checked, noted
 from .flights import Flight
@@ -122,7 +122,7 @@ def _addresses(store: ObjectStore, each: CapturedObject, partitions: int) -> Add
         raise Corruption(f"{each.key} has checksum {found}; expected {each.checksum}", object_key=each.key)
     try:
         # All columns: a page that cannot be read is found by its own checksum.
-        rows = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+        rows = read_whole(data, check_pages=True)
         found_rows = np.column_stack([rows[name].cast(pa.int64()).to_numpy() for name in ADDRESS])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corruption(f"{each.key} does not hold records with addresses: {error}", object_key=each.key) from None

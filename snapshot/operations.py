@@ -2,6 +2,7 @@
 
 import getpass
 import socket
+from collections.abc import Callable
 
 from msgspec import Struct
 from ulid import ULID
@@ -10,7 +11,7 @@ from ..store import codec, keys
 from ..store.errors import ObjectNotFound
 from ..store.objects import ObjectStore, documents
 
-__all__ = ["Operation", "list_operations", "record", "whoami"]
+__all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]
 
 
 class Operation(Struct, frozen=True):
@@ -32,6 +33,49 @@ def record(store: ObjectStore, app: str, verb: str, detail: str, by: str) -> Ope
     done = Operation(id=str(ulid), app=app, verb=verb, detail=detail, by=by, time_ms=ulid.milliseconds)
     store.put(f"{keys.operations(app)}{done.id}.json", codec.encode(done))
     return done
+
+
+def record_once(
+    store: ObjectStore,
+    app: str,
+    verb: str,
+    detail: str,
+    by: str,
+    *,
+    since_ms: int,
+    same: Callable[[str], bool] | None = None,
+) -> None:
+    """As `record`, unless the log has it already since that time: who repeats a verb may have died before or after it.
+
+    `same` says which details are those of this very operation; by default they must be equal.
+    """
+    is_same = same or detail.__eq__
+    if find_operation(store, app, verb, is_same, since_ms=since_ms) is None:
+        record(store, app, verb, detail, by)
+
+
+def find_operation(
+    store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
+) -> Operation | None:
+    """The newest operation of that verb, since that time, whose detail is meant. One listing, and a read for each."""
+    names = sorted((info.key for info in documents(store, keys.operations(app))), reverse=True)
+    for key in names:
+        if _time_ms(key) < since_ms:
+            break
+        try:
+            found = codec.decode(store.get(key), Operation, key=key)
+        except ObjectNotFound:
+            continue
+        if found.verb == verb and is_meant(found.detail):
+            return found
+    return None
+
+
+def _time_ms(key: str) -> int:
+    try:
+        return ULID.from_str(key.rpartition("/")[2].removesuffix(".json")).milliseconds
+    except ValueError:
+        return 0
 
 
 def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Operation, ...]:

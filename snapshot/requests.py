@@ -6,7 +6,7 @@ from ..store import codec, keys
 from ..store.errors import ObjectNotFound, Refused
 from ..store.objects import ObjectStore, documents
 
-__all__ = ["Request", "cancel", "check_not_asked", "open_requests"]
+__all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]
 
 
 class Request(Struct, frozen=True):
@@ -32,6 +32,11 @@ def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
 def cancel(store: ObjectStore, app: str, request: Request) -> None:
     """Withdraw a request; no error when it is answered or withdrawn already."""
     store.delete(keys.request(app, request.id))
+
+
+def own_request(store: ObjectStore, app: str, name: str, by: str) -> Request | None:
+    """The request for a snapshot of this name that `by` has made already and that is open; None if there is none."""
+    return next((asked for asked in open_requests(store, app) if (asked.name, asked.by) == (name, by)), None)
 
 
 def check_not_asked(store: ObjectStore, app: str, name: str) -> None:

@@ -17,12 +17,16 @@ from ..store.knobs import whole
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .moments import stages_of
-from .operations import record
+from .operations import find_operation, record
 
 __all__ = ["MAX_PARTITIONS", "Rescaled", "rescale"]
 
 MAX_PARTITIONS = 1 << 16
 """Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
+
+
+_LOOK_BACK = 50
+"""Versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ def rescale(
     """Let a stage's table have so many state partitions from its next version on.
 
     Snapshots under way are carried on. A runner of the stage is fenced off, and goes on with the new number when it is
-    started again. One manifest, one entry in the app's log, and nothing at all when the table has that number already.
+    started again. One manifest and one entry in the app's log. When the table has that number already, nothing but the
+    entry, where whoever gave it the number died before.
 
     Args:
         store: the store of the app.
@@ -88,8 +93,32 @@ def rescale(
                 known=head.version,
             )
             version = done.version
-            record(store, app, "rescale", f"{stage} to {partitions} state partitions, from {before}", by)
+            _record(store, app, stage, before, partitions, by)
+    elif not dry_run:
+        _record_earlier(store, head, partitions)
     return Rescaled(app, stage, version, before, partitions, len(head.ssts))
+
+
+def _record(store: ObjectStore, app: str, stage: str, before: int, partitions: int, by: str) -> None:
+    record(store, app, "rescale", f"{stage} to {partitions} state partitions, from {before}", by)
+
+
+def _record_earlier(store: ObjectStore, head: Manifest, partitions: int) -> None:
+    """Note the rescale that gave the table its number, if whoever committed it died before that."""
+    app, stage = head.app, head.stage
+    known = find_operation(store, app, "rescale", lambda detail: detail.startswith(f"{stage} to "))
+    if known is not None and known.detail.startswith(f"{stage} to {partitions} "):
+        return
+    later = head
+    # Further back nobody repeats what was interrupted.
+    for version in range(head.version - 1, max(head.version - _LOOK_BACK, 0), -1):
+        earlier = history.find(store, app, stage, version)
+        if earlier is None or earlier.table is None:
+            return
+        if later.kind == "rescale":
+            _record(store, app, stage, earlier.table.partitions, partitions, later.by)
+            return
+        later = earlier
 
 
 def _with(draft: Manifest, partitions: int) -> Manifest:

@@ -28,6 +28,8 @@ __all__ = [
     "pin",
     "read_snapshot",
     "remove",
+    "remove_pins_without_clone",
+    "remove_records",
     "taken",
 ]
 
@@ -131,12 +133,30 @@ def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> S
     """
     snapshot = check_removable(store, app, name, force=force)
     store.delete(keys.snapshot(app, name))
-    # After the document: what it named must not be missing while it is there. Clones' pins may share it.
-    shared = {key for other in list_snapshots(store, app) for key in other.object_keys}
-    for info in store.list(keys.snapshot_objects(app, name)):
-        if info.key not in shared:
-            store.delete(info.key)
+    # After the document: what it named must not be missing while it is there.
+    remove_records(store, app, name)
     return snapshot
+
+
+def remove_records(store: ObjectStore, app: str, name: str) -> None:
+    """Delete the records in flight that were kept under the name of a snapshot, but those that others share."""
+    objects = [info.key for info in store.list(keys.snapshot_objects(app, name))]
+    # Clones' pins may share them.
+    shared = {key for other in list_snapshots(store, app) for key in other.object_keys} if objects else set()
+    for key in objects:
+        if key not in shared:
+            store.delete(key)
+
+
+def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
+    """Delete the pins for a clone of that name from which no app lives.
+
+    To be called when there is an app of that name: nobody else can make a clone from another pin then. Such pins are
+    left by calls that were interrupted, or that lost a race for the name, before their clone existed.
+    """
+    for each in list_snapshots(store, app):
+        if (each.kind, each.clone, each.clone_root) == ("clone", clone, clone_root) and not _clone_lives(store, each):
+            remove(store, app, each.name)
 
 
 def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:

@@ -17,6 +17,7 @@ from ..store.objects import ObjectStore
 from ..store.python_values import python_rows
 from ..store.tails import decode_tail
 from ..store.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
+from ..store.whole import read_groups
 from .findings import Checked, noted
 
 __all__ = ["placed", "reread", "row_faults"]
@@ -88,7 +89,7 @@ def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
     file = pq.ParquetFile(pa.BufferReader(data))
     for group, one in enumerate(tail.filters):
         if one is not None:
-            hashes = file.read_row_group(group, columns=[HASH]).column(HASH).to_numpy()
+            hashes = read_groups(file, [group], [HASH]).column(HASH).to_numpy()
             hidden = int(np.count_nonzero(~one.may_have(hashes)))
             if hidden:
                 yield f"the filter of row group {group} hides {hidden} of its {len(hashes)} rows"

@@ -126,7 +126,7 @@ def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
     """The text of the one statement in `sql`. Raises `Usage` unless it is one that only reads."""
     statements = con.extract_statements(sql)
     if len(statements) != 1:
-        raise Usage(f"expected one SQL statement, found {len(statements)}\n  query: {sql.strip()}")
+        raise Usage(f"expected one SQL statement, found {len(statements)}", quoted=_query(sql))
     kind = statements[0].type.name
     if kind == "EXPLAIN":
         # EXPLAIN ANALYZE carries out what it explains.
@@ -134,8 +134,8 @@ def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
         _reading(con, explained if found else "")
     elif kind not in _READING:
         raise Usage(
-            f"this is a {kind} statement; a query can only read, "
-            f"with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN\n  query: {sql.strip()}",
+            f"this is a {kind} statement; a query can only read, with SELECT, FROM, DESCRIBE, SUMMARIZE or EXPLAIN",
+            quoted=_query(sql),
             hint="--out writes a result to a file",
         )
     return str(statements[0].query)
@@ -144,16 +144,23 @@ def _reading(con: duckdb.DuckDBPyConnection, sql: str) -> str:
 def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> SlackwaterError:
     words = str(error).strip()
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(words)):
-        return NotFound("table", match[1], _columns(con), hint=f"query: {sql.strip()}")
+        return NotFound("table", match[1], _columns(con), hint=_query(sql))
     if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(words)):
         known = {column for names in _columns(con).values() for column in names}
-        return NotFound("column", match[1] or match[2], known, hint=f"query: {sql.strip()}")
-    message = f"{words}\n  query: {sql.strip()}"
+        return NotFound("column", match[1] or match[2], known, hint=_query(sql))
+    sentence, _, more = words.partition("\n")
+    quoted = "\n".join(filter(None, (more.strip("\n"), _query(sql))))
     if isinstance(error, duckdb.PermissionException):
-        return SlackwaterError(message, hint="a query sees the app's tables only, no file and no setting")
+        return SlackwaterError(
+            sentence, quoted=quoted, hint="a query sees the app's tables only, no file and no setting"
+        )
     if isinstance(error, duckdb.ProgrammingError | duckdb.DataError | duckdb.NotSupportedError):
-        return Usage(message)
-    return SlackwaterError(message)
+        return Usage(sentence, quoted=quoted)
+    return SlackwaterError(sentence, quoted=quoted)
+
+
+def _query(sql: str) -> str:
+    return f"query: {sql.strip()}"
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:

@@ -19,11 +19,15 @@ from .capture import Captured, ChannelReader, capture, discard
 from .in_flight import InFlight, in_flight
 from .moments import retired_since
 from .refs import check_snapshot_name
-from .requests import Request, check_not_asked, open_requests
-from .snapshots import Snapshot, create, find_snapshot, taken
+from .requests import Request, cancel, check_not_asked, open_requests
+from .snapshots import Snapshot, SnapshotKind, create, find_snapshot, taken
 from .topology import Cut
 
-__all__ = ["Answer", "answers", "request", "try_complete"]
+__all__ = ["REPEAT_MS", "Answer", "answers", "request", "taken_already", "try_complete"]
+
+REPEAT_MS = 600_000
+"""Who asks again for the same snapshot within this time of its completion repeats a call that was interrupted, and
+means that snapshot. Later it is another one, whose name is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,26 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
     store.put(keys.request(app, asked.id), codec.encode(asked))
     return asked
+
+
+def taken_already(
+    store: ObjectStore, app: str, name: str, kind: SnapshotKind, *, by: str, now_ms: int
+) -> Snapshot | None:
+    """The snapshot of that name, if it is what a call that is repeated has taken.
+
+    That is, in the same way, by the same user on the same machine, and within `REPEAT_MS`. What that call may have left
+    of its request is removed.
+
+    Raises:
+        NotFound: there is no such app.
+    """
+    found = find_snapshot(store, app, name)
+    if found is None or (found.kind, found.by) != (kind, by) or now_ms - found.completed_ms > REPEAT_MS:
+        return None
+    for asked in open_requests(store, app):
+        if asked.id == found.id:
+            cancel(store, app, asked)
+    return found
 
 
 def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]:

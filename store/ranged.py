@@ -24,6 +24,7 @@ from .pieces import Pieces
 from .reads import Reads
 from .tails import Tail, tail_of
 from .types import HASH
+from .whole import read_groups
 
 __all__ = ["RangedSst"]
 
@@ -121,7 +122,7 @@ class RangedSst:
                 metadata=self._tail.metadata,
                 page_checksum_verification=True,
             )
-            rows = file.read_row_groups(groups.tolist())
+            rows = read_groups(file, groups.tolist())
         except (pa.ArrowException, OSError) as error:
             raise corrupt(self._sst, f"row groups {groups.tolist()} cannot be decoded ({error})") from error
         rows = rows.combine_chunks()

@@ -249,6 +249,20 @@ SNAPSHOT_FAULTS = (
         ("test_snapshots.py",),
     ),
     Fault(
+        "a pin counts as left over though its clone lives",
+        _SNAPSHOTS,
+        " and not _clone_lives(store, each):",
+        ":",
+        ("test_clone.py",),
+    ),
+    Fault(
+        "a clone that runs is taken for one of the present",
+        "snapshot/clone.py",
+        "not (ref.moves and has_run(target, found))",
+        "True",
+        ("test_clone.py",),
+    ),
+    Fault(
         "nobody looks whether a snapshot is still there when its records are shared",
         _SNAPSHOTS,
         "        _still_kept(store, keeper)\n",

@@ -474,7 +474,7 @@ def test_rescale_changes_the_number_and_nothing_that_a_query_sees() -> None:
 @pytest.mark.usefixtures("app")
 def test_rescale_to_the_same_number_has_nothing_to_do_and_succeeds() -> None:
     assert done("rescale", "flights/carriers", "--partitions", "2") == (
-        "flights/carriers has 2 state partitions already: nothing to do\n"
+        "done already: flights/carriers has 2 state partitions\n"
     )
     assert from_json("log", "flights", "--operations") == []
 

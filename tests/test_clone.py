@@ -272,9 +272,34 @@ def test_a_clone_whose_records_in_flight_are_gone_is_refused_before_anything_cha
 
 
 def test_a_finished_clone_is_not_made_again(app: FlightsApp) -> None:
+    made = make(app)
+    again = make(app)
+    assert (made.done, again.done, again.info) == (False, True, made.info)
+    assert again.source.versions == made.source.versions
+
+
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [("flights@~2", {}), ("flights/legs@v2", {}), ("flights", {"topics": {"flights": "corrected"}})],
+)
+def test_another_clone_of_a_name_that_is_taken_is_refused(
+    app: FlightsApp, source: str, more: dict[str, object]
+) -> None:
+    app.kafka.topics["corrected"] = [list(messages) for messages in app.kafka.topics["flights"]]
     make(app)
     with pytest.raises(Refused, match=r"exists already under .*, a clone of flights@clone-staging"):
+        make(app, source, **more)
+
+
+def test_a_clone_that_runs_is_not_taken_for_one_of_the_present(app: FlightsApp) -> None:
+    pin(app.store, resolve(app.store, "flights", now_ms=0), "good")
+    make(app)
+    make(app, "flights@good", "fixed")
+    for name in ("staging", "fixed"):
+        started(app, name).step_all()
+    with pytest.raises(Refused, match="exists already"):
         make(app)
+    assert make(app, "flights@good", "fixed").done
 
 
 class Crash(BaseException):
