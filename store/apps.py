@@ -67,7 +67,7 @@ def list_apps(store: ObjectStore) -> tuple[str, ...]:
 
 def _read(store: ObjectStore, name: str) -> AppInfo:
     key = keys.app_info(keys.check_name("app", name))
-    return codec.decode(store.get(key), AppInfo, key=key)
+    return codec.read(store, key, AppInfo, under=lambda found: keys.app_info(found.name))
 
 
 def _create(store: ObjectStore, info: AppInfo) -> AppInfo:

@@ -17,6 +17,7 @@ __all__ = [
     "Refused",
     "SlackwaterError",
     "Unavailable",
+    "Unstorable",
     "Usage",
 ]
 
@@ -68,6 +69,10 @@ class NotFound(SlackwaterError, LookupError):
 
 class Refused(SlackwaterError):
     """The request is understood but would lose or break something; nothing was changed."""
+
+
+class Unstorable(Refused, ValueError):
+    """A value that could not be read again is not written. Nothing was."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):

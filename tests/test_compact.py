@@ -312,7 +312,7 @@ def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app:
     app.heads |= {stage: head(app, stage) for stage in app.heads}
     store.reset()
     assert [*watching.look()] == []
-    assert store.counts == {"list_folders": 1, "get": 2}
+    assert store.counts == {"list_folders": 1, "get_range": 2}
     # What is new it finds.
     app.run(flights(100))
     assert len([*watching.look()]) == 2
