@@ -65,7 +65,7 @@ def leveled(
         l0_trigger: Runs that batches wrote to a state partition from which on they go down to level 1; at least 2.
         level_base_bytes: What level 1 may hold in each state partition: best about what `l0_trigger` batches write to
             one, or some times as much.
-        fanout: How much more than the level above it each further level may hold; at least 1.01.
+        fanout: How much more than the level above it each further level may hold; at least 1.1.
         max_space_amplification: Once the levels between 0 and the last take more than so many times the bytes of the
             last, all of a state partition is merged.
         target_file_bytes: How large an SST becomes, and so how much is moved from one level to the next at once; at

@@ -77,7 +77,8 @@ def entry_faults(manifest: Manifest) -> Checked:
     at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
     # What each entry may say by itself, whoever reads the manifest has seen to (`store.checks`).
     # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
-    wrong = (
+    wrong = [f"{at} has {len(manifest.ssts)} SSTs and no table"] if manifest.ssts and manifest.table is None else []
+    wrong += (
         f"{at}: SSTs {one.object} and {other.object} share hashes and versions; expected them to be of different times"
         for one, other in _sharing_hashes(manifest.ssts)
         if one.seq_min <= other.seq_max and other.seq_min <= one.seq_max

@@ -44,8 +44,6 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from _output(f"outputs[{name!r}]", output)
     if value.table is not None:
         yield from _table(value.table)
-    elif value.ssts:
-        yield Wrong("table", None, f"a table, since there are {len(value.ssts)} SSTs")
     yield from _ssts(value.ssts, value.stage, value.version)
     yield from _recorded(value)
 

@@ -27,6 +27,7 @@ __all__ = [
     "MAX_PARTITIONS",
     "MAX_SSTS",
     "MAX_TTL_MS",
+    "MIN_FILE_BYTES",
     "SOME_COLUMNS",
     "Attempt",
     "Bytes",
@@ -75,12 +76,15 @@ MAX_KAFKA_PARTITIONS = 1 << 18
 """Partitions of a Kafka topic: more than a whole cluster can hold."""
 MAX_MERGE_RUNS = 1 << 20
 """Of the knobs that count sorted runs."""
+MIN_FILE_BYTES = 1 << 8
+"""Of the knobs that say how large SSTs and levels become: with less, a table would be an SST for each row. A program
+may not even say less than a MiB."""
 MAX_FILE_BYTES = 1 << 45
 """Of an SST, and of what a level may hold. The sum over a manifest's SSTs is still a 64-bit integer."""
 MAX_TTL_MS = 1_000_000 * 86_400_000
 """With any time that a column can hold, the sum is still a 64-bit integer."""
-FANOUT_LEAST, FANOUT_MOST = 1.01, 1e6
-"""A table of 32 TiB has 1,400 levels by the one, and two by the other."""
+FANOUT_LEAST, FANOUT_MOST = 1.1, 1e6
+"""A table of a TiB has some 150 levels by the one, and two by the other."""
 AMPLIFICATION_MOST = 1e18
 
 MAX_SSTS = MAX_OBJECT_VALUES // 16
@@ -115,7 +119,9 @@ StatePartition = Annotated[int, _from(0, MAX_PARTITIONS - 1, f"a state partition
 StatePartitions = Annotated[int, _from(1, MAX_PARTITIONS, f"a number of state partitions from 1 to {MAX_PARTITIONS}")]
 
 MergeRuns = Annotated[int, _from(2, MAX_MERGE_RUNS, f"a number of runs from 2 to {MAX_MERGE_RUNS}")]
-FileBytes = Annotated[int, _from(1, MAX_FILE_BYTES, f"a number of bytes from 1 to {MAX_FILE_BYTES}")]
+FileBytes = Annotated[
+    int, _from(MIN_FILE_BYTES, MAX_FILE_BYTES, f"a number of bytes from {MIN_FILE_BYTES} to {MAX_FILE_BYTES}")
+]
 Ratio = Annotated[float, _from(0, AMPLIFICATION_MOST, f"a ratio from 0 to {AMPLIFICATION_MOST:g}")]
 Fanout = Annotated[float, _from(FANOUT_LEAST, FANOUT_MOST, f"a factor from {FANOUT_LEAST:g} to {FANOUT_MOST:g}")]
 TtlMs = Annotated[int, _from(0, MAX_TTL_MS, "milliseconds, from 0 to a million days")]

@@ -38,6 +38,11 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a root that is none": (("ssts", 0, "root"), "gopher://x", "ssts[0].root is 'gopher://x'; expected a store root"),
     "a trigger of nothing": (("table", "compaction", "l0_trigger"), 0, "table.compaction.l0_trigger is 0; expected"),
     "a fanout below 0": (("table", "compaction", "fanout"), -1, "table.compaction.fanout is -1; expected a factor"),
+    "files of a byte": (
+        ("table", "compaction", "target_file_bytes"),
+        1,
+        "table.compaction.target_file_bytes is 1; expected a number of bytes from 256",
+    ),
     "a fanout of 1": (("table", "compaction", "fanout"), 1.0, "table.compaction.fanout is 1.0; expected a factor"),
     "a column of no name": (("table", "key", 0, "name"), "", 'table.key[0].name is ""; expected a column'),
     "a column with NUL": (("table", "key", 0, "name"), "a\0b", 'table.key[0].name is "a\\u0000b"; expected a column'),

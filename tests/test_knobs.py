@@ -81,7 +81,7 @@ def test_a_ratio_without_end_is_refused_with_what_to_write_instead() -> None:
     for value in (math.nan, -math.inf, -0.5):
         with pytest.raises(Usage, match="size_ratio is"):
             sw.universal(size_ratio=value)
-    with pytest.raises(Usage, match=r"fanout is inf; expected a finite number, 1\.01 to 1e\+06"):
+    with pytest.raises(Usage, match=r"fanout is inf; expected a finite number, 1.1 to 1e\+06"):
         sw.leveled(fanout=math.inf)
 
 
