@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from ..snapshot.rescale import MAX_PARTITIONS
 from ..store.errors import NotFound, Refused, Usage
-from ..store.keys import check_name
+from ..store.keys import check_name, check_topic
 from ..store.knobs import whole
+from ..store.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ..store.manifest import Policy
 from .lifetime import lifetime_ms
 from .stall import L0_SLOWDOWN, L0_STOP
@@ -52,11 +52,11 @@ def topic(name: str, *, starting_offsets: str = "earliest") -> Topic:
             Streaming. A stage with state always goes on where its last version stopped.
 
     Raises:
-        Usage: `starting_offsets` is neither.
+        Usage: `starting_offsets` is neither, or Kafka has no topics of such a name.
     """
     if starting_offsets not in ("earliest", "latest"):
         raise Usage(f"starting_offsets of topic {name!r} is {starting_offsets!r}: expected 'earliest' or 'latest'")
-    return Topic(name, starting_offsets)
+    return Topic(check_topic(name), starting_offsets)
 
 
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:
@@ -74,7 +74,7 @@ def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> 
     check_name("repartition topic", name)
     if not columns or len(set(columns)) != len(columns):
         raise Usage(f"repartition {name!r}: key is {columns!r}; expected one or more different column names")
-    return Repartition(name, columns, whole(f"repartition {name!r}: partitions", partitions, 1))
+    return Repartition(name, columns, whole(f"repartition {name!r}: partitions", partitions, 1, MAX_KAFKA_PARTITIONS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import re
 import pyarrow as pa
 
 from ..store.errors import NotFound, Refused, Usage
+from ..store.limits import MAX_TTL_MS
 from ..store.manifest import Ttl
 
 __all__ = ["agree", "bind", "lifetime_ms"]
@@ -28,8 +29,6 @@ _UNITS_MS = {
 }
 _PART = re.compile(rf"(\d{{1,9}})\s*({'|'.join(sorted(_UNITS_MS, key=len, reverse=True))})s?\b\s*")
 _WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+", re.IGNORECASE)
-_LONGEST_MS = 1_000_000 * _UNITS_MS["day"]
-"""With any time that a column can hold, the sum is still a 64-bit integer."""
 
 
 def lifetime_ms(text: str) -> int:
@@ -41,7 +40,7 @@ def lifetime_ms(text: str) -> int:
     if not isinstance(text, str) or not _WHOLE.fullmatch(text):
         raise Usage(f"ttl {text!r} is not a span of time", hint='write a number and a unit: "7 days", "36 hours"')
     total_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text.lower()))
-    if not 0 < total_ms <= _LONGEST_MS:
+    if not 0 < total_ms <= MAX_TTL_MS:
         raise Usage(f"ttl {text!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
     return total_ms
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ..store.knobs import finite, whole
+from ..store.limits import AMPLIFICATION_MOST, FANOUT_LEAST, FANOUT_MOST, MAX_FILE_BYTES, MAX_MERGE_RUNS
 from ..store.manifest import Policy
 
 __all__ = ["leveled", "universal"]
@@ -64,7 +65,7 @@ def leveled(
         l0_trigger: Runs that batches wrote to a state partition from which on they go down to level 1; at least 2.
         level_base_bytes: What level 1 may hold in each state partition: best about what `l0_trigger` batches write to
             one, or some times as much.
-        fanout: How much more than the level above it each further level may hold; above 1.
+        fanout: How much more than the level above it each further level may hold; at least 1.1.
         max_space_amplification: Once the levels between 0 and the last take more than so many times the bytes of the
             last, all of a state partition is merged.
         target_file_bytes: How large an SST becomes, and so how much is moved from one level to the next at once; at
@@ -88,16 +89,16 @@ def leveled(
 def _checked(policy: Policy) -> Policy:
     what = f"{policy.kind} compaction: "
     counts = {
-        "l0_trigger": 2,
-        "min_merge_width": 2,
-        "max_merge_width": 2,
-        "level_base_bytes": _MIB,
-        "target_file_bytes": _MIB,
+        "l0_trigger": (2, MAX_MERGE_RUNS),
+        "min_merge_width": (2, MAX_MERGE_RUNS),
+        "max_merge_width": (2, MAX_MERGE_RUNS),
+        "level_base_bytes": (_MIB, MAX_FILE_BYTES),
+        "target_file_bytes": (_MIB, MAX_FILE_BYTES),
     }
     ratios = ("size_ratio", "max_space_amplification")
     return replace(
         policy,
-        **{knob: whole(what + knob, getattr(policy, knob), least) for knob, least in counts.items()},
-        **{knob: finite(what + knob, getattr(policy, knob), 0) for knob in ratios},
-        fanout=finite(what + "fanout", policy.fanout, 1, or_more=False),
+        **{knob: whole(what + knob, getattr(policy, knob), *limits) for knob, limits in counts.items()},
+        **{knob: finite(what + knob, getattr(policy, knob), 0, AMPLIFICATION_MOST) for knob in ratios},
+        fanout=finite(what + "fanout", policy.fanout, FANOUT_LEAST, FANOUT_MOST),
     )

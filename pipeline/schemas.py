@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from ..store import keys
 from ..store.errors import NotFound, Refused, Usage
 from ..store.hashing import hash_keys
 from ..store.manifest import Column, Table
@@ -231,6 +232,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
     bound = stage.state.bind(arrow, key)
     emits = _emitted(stage, bound)
+    keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
         values=tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),

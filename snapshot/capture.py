@@ -4,6 +4,7 @@ An object holds the channel's own columns and each record's address: `_partition
 repartition topic) and `_row` (within the message).
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -18,13 +19,25 @@ import xxhash
 from msgspec import Struct
 from ulid import ULID
 
-from ..store import keys
+from ..store import checks, keys, spark_ddl
+from ..store import limits as fits
+from ..store.checks import Wrong
 from ..store.errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store.objects import ObjectStore
 from ..store.whole import read_whole
 from .in_flight import InFlight
 
-__all__ = ["ADDRESS", "Captured", "CapturedObject", "ChannelReader", "capture", "count_by_partition", "discard", "read"]
+__all__ = [
+    "ADDRESS",
+    "Captured",
+    "CapturedObject",
+    "ChannelReader",
+    "capture",
+    "captured_is_wrong",
+    "count_by_partition",
+    "discard",
+    "read",
+]
 
 ADDRESS = ("_partition", "_offset", "_row")
 """What an object holds besides the channel's columns: int32, int64, int32."""
@@ -50,29 +63,29 @@ class ChannelReader(Protocol):
 class CapturedObject(Struct, frozen=True):
     """One immutable Parquet object with captured records."""
 
-    key: str
-    rows: int
-    bytes: int
-    checksum: str
+    key: fits.Key
+    rows: fits.Bytes
+    bytes: fits.Bytes
+    checksum: fits.Checksum
     """xxh3_128 of the object's bytes, hexadecimal."""
 
 
 class Captured(Struct, frozen=True):
     """The state of one channel for one receiver, as a snapshot keeps it."""
 
-    channel: str
-    sender: str
-    receiver: str
-    topic: str
-    starts: tuple[int, ...]
+    channel: fits.Topic
+    sender: fits.Name
+    receiver: fits.Name
+    topic: fits.Topic
+    starts: fits.Offsets
     """The records' messages lay at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
-    ends: tuple[int, ...]
-    after: int
+    ends: fits.Offsets
+    after: fits.Seq
     """They were sent by the sender's versions `after` + 1 to `up_to`."""
-    up_to: int
-    counts: tuple[int, ...]
+    up_to: fits.Seq
+    counts: fits.Counts
     """Records by partition."""
-    schema: str
+    schema: fits.Text
     """The channel's columns as a Spark DDL string."""
     objects: tuple[CapturedObject, ...]
 
@@ -80,6 +93,26 @@ class Captured(Struct, frozen=True):
     def rows(self) -> int:
         """Number of records."""
         return sum(each.rows for each in self.objects)
+
+
+def captured_is_wrong(at: str, kept: Captured, objects: re.Pattern[str]) -> Iterator[Wrong]:
+    """What is wrong between the fields of a captured channel; `objects` is what its objects' keys look like."""
+    if len(kept.ends) != len(kept.starts) or any(map(int.__gt__, kept.starts, kept.ends)):
+        yield Wrong(f"{at}.ends", kept.ends, "an offset for each of starts, not before it")
+    if kept.counts and len(kept.counts) != len(kept.starts):
+        yield Wrong(f"{at}.counts", kept.counts, f"as many numbers as starts, {len(kept.starts)}, or none")
+    if kept.after > kept.up_to:
+        yield Wrong(f"{at}.up_to", kept.up_to, f"not below after, {kept.after}")
+    try:
+        spark_ddl.parse(kept.schema)
+    except ValueError:
+        yield Wrong(f"{at}.schema", kept.schema, "a Spark DDL string")
+    for number, each in enumerate(kept.objects):
+        if not objects.fullmatch(each.key):
+            yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
+        if each.rows > each.bytes:
+            yield Wrong(f"{at}.objects[{number}].rows", each.rows, f"at most its bytes, {each.bytes}")
+        yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", each.checksum)
 
 
 def capture(

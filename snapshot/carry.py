@@ -6,6 +6,7 @@ from typing import Protocol
 import pyarrow as pa
 from msgspec import Struct
 
+from ..store import limits as fits
 from ..store.manifest import Input, Output
 from ..store.objects import ObjectStore
 from .capture import read
@@ -56,11 +57,11 @@ class Channels(Protocol):
 class Carried(Struct, frozen=True):
     """A channel of a clone, as copied."""
 
-    topic: str
-    ends: tuple[int, ...]
-    attempts: tuple[str, ...]
-    rows: int
-    starts: dict[str, tuple[int, ...]]
+    topic: fits.Topic
+    ends: fits.Offsets
+    attempts: tuple[fits.Attempt, ...]
+    rows: fits.Count
+    starts: dict[fits.NameOrNone, fits.Offsets]
     """For each receiver, where it reads on."""
 
 

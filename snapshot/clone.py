@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ..store import apps, codec, history, keys
+from ..store import limits as fits
 from ..store.commit import commit
 from ..store.errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
 from ..store.manifest import AppInfo, Input, Manifest, Origin, Sst
@@ -49,7 +50,7 @@ class ClonePlan:
 class _CarriedChannels(Struct, frozen=True):
     """The result of copying, noted before the first manifest: copying again would move the offsets."""
 
-    channels: dict[str, Carried]
+    channels: dict[fits.Topic, Carried]
 
 
 def clone(
@@ -333,14 +334,14 @@ def _carried(
     """Where the copied records lie: as noted by an earlier call, else copied now and noted."""
     key = keys.channels(name)
     try:
-        return codec.decode(target.get(key), _CarriedChannels, key=key).channels
+        return codec.read(target, key, _CarriedChannels).channels
     except ObjectNotFound:
         copied = _CarriedChannels(carry(store, of_snapshot(store, pinned), name, kafka, pinned))
     try:
         target.put_if_absent(key, codec.encode(copied))
     except ObjectExists:
         # Somebody finishes the same clone at the same time; their note was first, so it counts.
-        return codec.decode(target.get(key), _CarriedChannels, key=key).channels
+        return codec.read(target, key, _CarriedChannels).channels
     return copied.channels
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..store import codec, keys
+from ..store import limits as fits
 from ..store.errors import ObjectNotFound
 from ..store.objects import ObjectStore, documents
 
@@ -17,21 +18,21 @@ __all__ = ["Operation", "find_operation", "list_operations", "record", "record_o
 class Operation(Struct, frozen=True):
     """One operation on an app. `id` is a ULID: operations sort by it in the order they were recorded."""
 
-    id: str
-    app: str
-    verb: str
+    id: fits.Ulid
+    app: fits.Name
+    verb: fits.Line
     """What was done, as the command line calls it: `snapshot take`, `clone`."""
-    detail: str
-    by: str
+    detail: fits.Text
+    by: fits.Line
     """user@host."""
-    time_ms: int
+    time_ms: fits.TimeMs
 
 
 def record(store: ObjectStore, app: str, verb: str, detail: str, by: str) -> Operation:
     """Add an operation to the app's log. One request."""
     ulid = ULID()
     done = Operation(id=str(ulid), app=app, verb=verb, detail=detail, by=by, time_ms=ulid.milliseconds)
-    store.put(f"{keys.operations(app)}{done.id}.json", codec.encode(done))
+    store.put(keys.operation(app, done.id), codec.encode(done))
     return done
 
 
@@ -63,7 +64,7 @@ def find_operation(
         if _time_ms(key) < since_ms:
             break
         try:
-            found = codec.decode(store.get(key), Operation, key=key)
+            found = codec.read(store, key, Operation, under=lambda done: keys.operation(app, done.id))
         except ObjectNotFound:
             continue
         if found.verb == verb and is_meant(found.detail):
@@ -84,7 +85,7 @@ def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Opera
     found: list[Operation] = []
     for key in names[: limit or None]:
         try:
-            found.append(codec.decode(store.get(key), Operation, key=key))
+            found.append(codec.read(store, key, Operation, under=lambda done: keys.operation(app, done.id)))
         except ObjectNotFound:
             continue  # removed since the listing
     return tuple(found)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ..store import apps, boundary, codec, commit, history, keys
+from ..store import limits as fits
 from ..store.errors import ObjectExists, ObjectNotFound, Refused
 from ..store.manifest import Manifest
 from ..store.objects import ObjectInfo, ObjectStore, exists
@@ -39,13 +40,13 @@ _BATCH = 1_000
 class Removal(Struct, frozen=True):
     """The note that an app is being removed, and after that, that it was."""
 
-    id: str
-    app: str
-    time_ms: int
-    by: str
+    id: fits.Ulid
+    app: fits.Name
+    time_ms: fits.TimeMs
+    by: fits.Line
     """user@host."""
-    stages: tuple[str, ...]
-    topics: tuple[str, ...]
+    stages: tuple[fits.Name, ...]
+    topics: tuple[fits.Topic, ...]
     """Its repartition topics."""
 
 
@@ -224,7 +225,7 @@ def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> 
 
 def _note(store: ObjectStore, key: str) -> Removal | None:
     try:
-        return codec.decode(store.get(key), Removal, key=key)
+        return codec.read(store, key, Removal)
     except ObjectNotFound:
         return None
 

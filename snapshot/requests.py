@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from ..store import codec, keys
+from ..store import limits as fits
 from ..store.errors import ObjectNotFound, Refused
 from ..store.objects import ObjectStore, documents
 
@@ -12,10 +13,10 @@ __all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request
 class Request(Struct, frozen=True):
     """What asks a running app for a snapshot. `id` is a ULID, and the name by which stages record it."""
 
-    id: str
-    name: str
-    created_ms: int
-    by: str
+    id: fits.Ulid
+    name: fits.Name
+    created_ms: fits.TimeMs
+    by: fits.Line
 
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
@@ -23,7 +24,7 @@ def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
     found = []
     for info in documents(store, keys.requests(app)):
         try:
-            found.append(codec.decode(store.get(info.key), Request, key=info.key))
+            found.append(codec.read(store, info.key, Request, under=lambda asked: keys.request(app, asked.id)))
         except ObjectNotFound:
             continue  # answered since the listing
     return tuple(found)

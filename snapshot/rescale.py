@@ -14,15 +14,13 @@ from ulid import ULID
 from ..store import commit, history
 from ..store.errors import Refused
 from ..store.knobs import whole
+from ..store.limits import MAX_PARTITIONS
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .moments import stages_of
 from .operations import find_operation, record
 
-__all__ = ["MAX_PARTITIONS", "Rescaled", "rescale"]
-
-MAX_PARTITIONS = 1 << 16
-"""Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
+__all__ = ["Rescaled", "rescale"]
 
 
 _LOOK_BACK = 50
@@ -58,7 +56,7 @@ def rescale(
         store: the store of the app.
         app: the app's name.
         stage: the stage's name.
-        partitions: how many, 1 to `MAX_PARTITIONS`.
+        partitions: how many, 1 to `limits.MAX_PARTITIONS`.
         by: user@host, for the manifest and the log.
         now_ms: the wall clock.
         dry_run: check everything and commit nothing.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from ..store import codec, history, keys
+from ..store import limits as fits
 from ..store.errors import ObjectNotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore, documents
@@ -25,11 +26,11 @@ _FORGOTTEN_MS = 3_600_000
 class Beat(Struct, frozen=True):
     """A runner's sign of life."""
 
-    writer: str
+    writer: fits.Ulid
     """Unique id of the runner, as in the manifests that it commits."""
-    by: str
+    by: fits.Line
     """host:pid."""
-    stages: dict[str, int]
+    stages: dict[fits.Name, fits.Epoch]
     """The stages it has claimed, and under which epoch."""
 
 
@@ -83,6 +84,6 @@ def _read(store: ObjectStore, app: str, *, since_ms: int) -> Iterator[Beat]:
         if info.modified_ms < since_ms:
             continue
         try:
-            yield codec.decode(store.get(info.key), Beat, key=info.key)
+            yield codec.read(store, info.key, Beat, under=lambda it: keys.runner(app, it.writer))
         except ObjectNotFound:
             continue  # it ended since the listing

@@ -6,11 +6,12 @@ from typing import Literal
 from msgspec import Struct
 from ulid import ULID
 
-from ..store import apps, boundary, codec, history, keys
+from ..store import apps, boundary, checks, codec, history, keys
+from ..store import limits as fits
 from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
 from ..store.objects import ObjectStore, documents, exists
 from ..store.open import open_store
-from .capture import Captured, ChannelReader, capture, discard
+from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
 from .in_flight import InFlight, in_flight
 from .refs import check_snapshot_name
 from .requests import check_not_asked, open_requests
@@ -40,19 +41,19 @@ SnapshotKind = Literal["markers", "instant", "clone"]
 class Snapshot(Struct, frozen=True):
     """A named cut. Nothing that it reaches is ever collected."""
 
-    name: str
-    id: str
-    app: str
-    created_ms: int
+    name: fits.Name
+    id: fits.Ulid
+    app: fits.Name
+    created_ms: fits.TimeMs
     """When it was asked for."""
-    completed_ms: int
+    completed_ms: fits.TimeMs
     kind: SnapshotKind
-    stages: dict[str, int]
+    stages: dict[fits.Name, fits.Version]
     """The version of each stage in the cut."""
-    by: str
-    clone: str = ""
+    by: fits.Line
+    clone: fits.NameOrNone = ""
     """The app that lives from it; empty unless `kind` is `clone`."""
-    clone_root: str = ""
+    clone_root: fits.Line = ""
     """The store root of that app, empty for the snapshot's own."""
     channels: tuple[Captured, ...] = ()
     """The records in flight that it keeps."""
@@ -70,6 +71,20 @@ class Snapshot(Struct, frozen=True):
             if kept.channel == flight.channel and spans and _reaches(kept, flight):
                 return kept
         return None
+
+
+@checks.relations.register
+def _(value: Snapshot) -> Iterator[checks.Wrong]:
+    yield from checks.root_is_wrong("clone_root", value.clone_root)
+    if value.kind == "clone" and not value.clone:
+        yield checks.Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
+    objects = keys.captured_pattern(value.app)
+    for number, kept in enumerate(value.channels):
+        yield from captured_is_wrong(f"channels[{number}]", kept, objects)
+
+
+def _key(snapshot: Snapshot) -> str:
+    return keys.snapshot(snapshot.app, snapshot.name)
 
 
 def _reaches(kept: Captured, flight: InFlight) -> bool:
@@ -155,7 +170,7 @@ def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_ro
     left by calls that were interrupted, or that lost a race for the name, before their clone existed.
     """
     for each in list_snapshots(store, app):
-        if (each.kind, each.clone, each.clone_root) == ("clone", clone, clone_root) and not _clone_lives(store, each):
+        if (each.kind, each.clone, each.clone_root) == ("clone", clone, clone_root) and not clone_lives(store, each):
             remove(store, app, each.name)
 
 
@@ -310,7 +325,7 @@ def create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     try:
         store.put_if_absent(key, codec.encode(snapshot))
     except ObjectExists:
-        return codec.decode(store.get(key), Snapshot, key=key)
+        return codec.read(store, key, Snapshot, under=_key)
     return snapshot
 
 
@@ -350,6 +365,6 @@ def _names(store: ObjectStore, app: str) -> Iterator[str]:
 
 def _read(store: ObjectStore, key: str) -> Snapshot | None:
     try:
-        return codec.decode(store.get(key), Snapshot, key=key)
+        return codec.read(store, key, Snapshot, under=_key)
     except ObjectNotFound:
         return None

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..store import boundary, codec, history, keys
+from ..store import limits as fits
 from ..store.boundary import MIN_AGE_MS, Boundary
 from ..store.errors import Corruption, ObjectNotFound
 from ..store.manifest import Manifest
@@ -115,7 +116,9 @@ def named(survey: Survey, stage: str, versions: Iterable[int]) -> Iterator[tuple
     def read(version: int) -> tuple[int, tuple[str, ...]]:
         key = keys.manifest(app, stage, version)
         try:
-            found = codec.decode(store.get(key), _Names, key=key)
+            found = codec.read(
+                store, key, _Names, under=lambda found: keys.manifest(found.app, found.stage, found.version)
+            )
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
         return version, tuple(sst.object for sst in found.ssts if sst.root in ("", store.url))
@@ -132,13 +135,16 @@ def many(ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
 
 
 class _Name(Struct, frozen=True):
-    object: str
-    root: str = ""
+    object: fits.Key
+    root: fits.Line = ""
 
 
 class _Names(Struct, frozen=True):
     """Of a manifest, the part that says what must stay."""
 
+    app: fits.Name
+    stage: fits.Name
+    version: fits.Version
     ssts: tuple[_Name, ...] = ()
 
 

@@ -82,7 +82,7 @@ def being_removed(app: str) -> Refused:
 
 def _read(store: ObjectStore, name: str) -> AppInfo:
     key = keys.app_info(keys.check_name("app", name))
-    return codec.decode(store.get(key), AppInfo, key=key)
+    return codec.read(store, key, AppInfo, under=lambda found: keys.app_info(found.name))
 
 
 def _create(store: ObjectStore, info: AppInfo) -> AppInfo:

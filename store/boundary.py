@@ -13,12 +13,14 @@ and wakes up when others have gone on, deletes only what is doomed anyway.
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from . import codec, keys
+from . import checks, codec, keys
+from . import limits as fits
 from .errors import ObjectExists, ObjectNotFound, Refused
 from .objects import ObjectStore, documents
 
@@ -50,10 +52,10 @@ spans do not differ by half."""
 class Moment(Struct, frozen=True):
     """A consistent cut before the whole history that stays: it was thinned out around it, or a snapshot pins it."""
 
-    time_ms: int
+    time_ms: fits.TimeMs
     """When its newest version was committed."""
-    stages: dict[str, int]
-    until_ms: int = 0
+    stages: dict[fits.Name, fits.Version]
+    until_ms: fits.TimeMs = 0
     """The last time up to which the app stood there, from `time_ms` on; 0 where it never stood at just this cut, or
     nobody knows any more. A later time is answered with another moment than the one that it was."""
 
@@ -61,17 +63,17 @@ class Moment(Struct, frozen=True):
 class Boundary(Struct, frozen=True):
     """What may exist of the versions of an app."""
 
-    number: int
+    number: fits.Version
     """From 1."""
     final: bool
     """False for a proposal: nothing that it alone dooms is deleted."""
-    first: dict[str, int] = {}
+    first: dict[fits.Name, fits.Version] = {}
     """The version from which on a stage's history is whole. Left out are stages that lost nothing."""
-    kept: dict[str, tuple[int, ...]] = {}
+    kept: dict[fits.Name, tuple[fits.Version, ...]] = {}
     """Versions before that one that stay, ascending."""
     moments: tuple[Moment, ...] = ()
     """The cuts that these make, oldest first."""
-    by: str = ""
+    by: fits.Line = ""
     """user@host of the collection."""
 
     def allows(self, stage: str, version: int) -> bool:
@@ -85,6 +87,21 @@ class Boundary(Struct, frozen=True):
     def at(self, time_ms: int) -> Moment | None:
         """The newest kept cut of that time or before."""
         return next((moment for moment in reversed(self.moments) if moment.time_ms <= time_ms), None)
+
+
+@checks.relations.register
+def _(value: Boundary) -> Iterator[checks.Wrong]:
+    for stage, versions in value.kept.items():
+        first = value.first.get(stage)
+        if first is None:
+            yield checks.Wrong(f"kept[{stage!r}]", versions, "nothing, for a stage that lost nothing")
+        elif any(later <= earlier for earlier, later in pairwise((*versions, first))):
+            yield checks.Wrong(f"kept[{stage!r}]", versions, f"versions ascending, below the first, {first}")
+    if any(later.time_ms < earlier.time_ms for earlier, later in pairwise(value.moments)):
+        yield checks.Wrong("moments", tuple(each.time_ms for each in value.moments), "moments, the oldest first")
+    for number, moment in enumerate(value.moments):
+        if 0 < moment.until_ms < moment.time_ms:
+            yield checks.Wrong(f"moments[{number}].until_ms", moment.until_ms, f"0, or from {moment.time_ms} on")
 
 
 def newest(store: ObjectStore, app: str) -> Boundary | None:
@@ -107,7 +124,8 @@ def all_of(store: ObjectStore, app: str, *, only_newest: bool = False) -> tuple[
         names = [info.key for info in documents(store, keys.boundaries(app))]
         try:
             return tuple(
-                codec.decode(store.get(key), Boundary, key=key) for key in (names[-1:] if only_newest else names)
+                codec.read(store, key, Boundary, under=lambda found: keys.boundary(app, found.number))
+                for key in (names[-1:] if only_newest else names)
             )
         except ObjectNotFound:
             continue  # a newer one has replaced it since the listing
@@ -142,7 +160,7 @@ def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
 def _read(store: ObjectStore, app: str, number: int) -> Boundary | None:
     key = keys.boundary(app, number)
     try:
-        return codec.decode(store.get(key), Boundary, key=key)
+        return codec.read(store, key, Boundary, under=lambda found: keys.boundary(app, found.number))
     except ObjectNotFound:
         return None
 

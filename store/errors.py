@@ -18,6 +18,7 @@ __all__ = [
     "Refused",
     "SlackwaterError",
     "Unavailable",
+    "Unstorable",
     "Usage",
 ]
 
@@ -85,6 +86,10 @@ class Refused(SlackwaterError):
 
 class Gone(Refused):
     """Records that are to be read are not in Kafka any more."""
+
+
+class Unstorable(Refused, ValueError):
+    """A value that could not be read again is not written. Nothing was."""
 
 
 class Unavailable(SlackwaterError, ConnectionError):

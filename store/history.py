@@ -90,7 +90,7 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
         Corruption: its manifest is not readable, or is another version's.
     """
     key = keys.manifest(app, stage, version)
-    manifest = codec.decode(store.get(key), Manifest, key=key)
+    manifest = codec.read(store, key, Manifest)
     found = (manifest.app, manifest.stage, manifest.version)
     if found != (app, stage, version):
         raise Corruption(

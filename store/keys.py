@@ -1,21 +1,34 @@
 """Names of objects under a store root. The only place that knows the layout."""
 
 import re
+from collections.abc import Iterable
+from functools import lru_cache
 
 from .errors import Refused, Usage
 
 __all__ = [
+    "COLUMN",
+    "COLUMN_IN_WORDS",
+    "NAME",
+    "NAME_IN_WORDS",
     "REMOVING",
+    "RESERVED_COLUMNS",
+    "TOPIC",
+    "TOPIC_IN_WORDS",
     "app_info",
     "boundaries",
     "boundary",
     "captured",
+    "captured_pattern",
     "channels",
+    "check_columns",
     "check_key",
     "check_name",
+    "check_topic",
     "collection",
     "manifest",
     "manifests",
+    "operation",
     "operations",
     "removed",
     "removing",
@@ -27,12 +40,26 @@ __all__ = [
     "snapshot_objects",
     "snapshots",
     "sst",
+    "sst_pattern",
     "ssts",
     "stages",
     "version_of",
 ]
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
+"""The grammar of names that stand in keys: apps, stages, snapshots, repartition topics."""
+NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a digit"
+TOPIC = r"[a-zA-Z0-9._-]{1,249}"
+"""Kafka's grammar of topics."""
+TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
+COLUMN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
+"""The grammar of a table's columns."""
+COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters"
+RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_expires_at", "file_index", "file_row_number")
+"""What SSTs and queries call columns of their own. DuckDB does not tell capitals from small letters."""
+
+_NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
+_FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
 # Listings are XML, which cannot say control characters; lone surrogates are not text.
 _UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_SEGMENT_BYTES = 255
@@ -48,11 +75,32 @@ def check_name(what: str, name: str) -> str:
         Usage: it may not.
     """
     if not _NAME.fullmatch(name):
-        raise Usage(
-            f"{what} name {name!r} is not usable: expected 1 to 63 of a-z, 0-9, '_' and '-', "
-            "starting with a letter or a digit"
-        )
+        raise Usage(f"{what} name {name!r} is not usable: expected {NAME_IN_WORDS}")
     return name
+
+
+def check_topic(name: str) -> str:
+    """Return `name` if a Kafka topic may have it. Raises `Usage`."""
+    if not _TOPIC.fullmatch(name):
+        raise Usage(f"topic name {name!r} is not usable: expected {TOPIC_IN_WORDS}")
+    return name
+
+
+def check_columns(what: str, names: Iterable[str]) -> None:
+    """See that a table may have columns of these names.
+
+    Raises:
+        Usage: one is not usable, or two differ in capitals alone; it begins with `what`.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        if not _COLUMN.fullmatch(name):
+            raise Usage(f"{what}: column {name[:80]!r} is not usable: expected {COLUMN_IN_WORDS}")
+        if name.casefold() in RESERVED_COLUMNS:
+            raise Usage(f"{what}: a column cannot be named {name!r}, which slackwater's own columns are; rename it")
+        other = seen.setdefault(name.casefold(), name)
+        if other is not name:
+            raise Usage(f"{what}: columns {other!r} and {name!r} have one name for DuckDB; rename one of them")
 
 
 def check_key(key: str) -> str:
@@ -135,6 +183,15 @@ def sst(app: str, stage: str, ulid: str) -> str:
     return f"{app}/stages/{stage}/sst/{ulid}.parquet"
 
 
+@lru_cache(maxsize=256)
+def sst_pattern(stage: str) -> re.Pattern[str]:
+    """What the keys of a stage's SSTs look like, each with a line's end: those of a clone lie in another app.
+
+    Nothing is tried twice (`+`): of all that is checked when a manifest is read, this takes longest.
+    """
+    return re.compile(rf"(?:{NAME}+/stages/{re.escape(stage)}/sst/{_FILE}\n)*+")
+
+
 def snapshots(app: str) -> str:
     """Prefix of all snapshots."""
     return f"{app}/snapshots/"
@@ -148,6 +205,11 @@ def snapshot(app: str, name: str) -> str:
 def captured(app: str, name: str, ulid: str) -> str:
     """Records in flight that belong to one named snapshot."""
     return f"{app}/snapshots/{name}/channels/{ulid}.parquet"
+
+
+def captured_pattern(app: str) -> re.Pattern[str]:
+    """What the keys of an app's captured records look like."""
+    return re.compile(rf"{re.escape(app)}/snapshots/{NAME}/channels/{_FILE}")
 
 
 def snapshot_objects(app: str, name: str) -> str:
@@ -178,3 +240,8 @@ def runner(app: str, writer: str) -> str:
 def operations(app: str) -> str:
     """Prefix of the log of operations."""
     return f"{app}/log/"
+
+
+def operation(app: str, ulid: str) -> str:
+    """One operation."""
+    return f"{app}/log/{ulid}.json"

@@ -5,10 +5,12 @@ replaces it under the next number.
 """
 
 from itertools import zip_longest
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import astuple
+
+from . import limits as fits
 
 __all__ = [
     "AppInfo",
@@ -35,8 +37,8 @@ partitions was changed, or it was retired."""
 class Column(Struct, frozen=True):
     """A column of a state table. `type` is Arrow's name for it, as `store.types` writes and reads it."""
 
-    name: str
-    type: str
+    name: fits.ColumnName
+    type: fits.TypeName
 
 
 class Policy(Struct, frozen=True):
@@ -47,43 +49,43 @@ class Policy(Struct, frozen=True):
 
     kind: Literal["universal", "leveled"] = "universal"
     """Runs of similar size merged (`store.universal`), or levels of growing size, each one run (`store.leveled`)."""
-    l0_trigger: int = 8
+    l0_trigger: fits.MergeRuns = 8
     """`level0_file_num_compaction_trigger`: sorted runs (leveled: of level 0) from which on there is work to do."""
-    size_ratio: float = 0.1
+    size_ratio: fits.Ratio = 0.1
     """Universal: how much larger than those before it together a run may be that is merged with them; 0.1 is 10 %."""
-    min_merge_width: int = 2
+    min_merge_width: fits.MergeRuns = 2
     """Universal: fewest runs merged because their sizes are similar."""
-    max_merge_width: int = 64
+    max_merge_width: fits.MergeRuns = 64
     """Universal: most runs merged at once, unless all are."""
-    max_space_amplification: float = 1.0
+    max_space_amplification: fits.Ratio = 1.0
     """Bytes above the oldest run (leveled: of the levels between 0 and the last), over its own, that are put up with.
     """
-    level_base_bytes: int = 64 << 20
+    level_base_bytes: fits.FileBytes = 64 << 20
     """Leveled: `max_bytes_for_level_base`, what level 1 may hold in each state partition."""
-    fanout: float = 10.0
+    fanout: fits.Fanout = 10.0
     """Leveled: `max_bytes_for_level_multiplier`, how much more each further level may hold."""
-    target_file_bytes: int = 64 << 20
+    target_file_bytes: fits.FileBytes = 64 << 20
     """`target_file_size_base`: a run of more bytes is several SSTs, side by side in their hashes."""
 
 
 class Ttl(Struct, frozen=True):
     """How long a table's rows live. Rows keep the time at which they expire as it was when they were written."""
 
-    ms: int
+    ms: fits.TtlMs
     """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
-    column: str = ""
+    column: fits.ColumnOrNone = ""
     """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
 
 
 class Table(Struct, frozen=True):
     """A stage's keyed state: `key` identifies a row; `values` whose names start with `_` are internal."""
 
-    key: tuple[Column, ...]
-    values: tuple[Column, ...]
-    partitions: int
+    key: Annotated[tuple[Column, ...], fits.SOME_COLUMNS]
+    values: Annotated[tuple[Column, ...], fits.COLUMNS]
+    partitions: fits.StatePartitions
     """Number of state partitions; partition p holds the p-th equal range of `_hash`. SSTs from before it was changed
     keep to the ranges that there were then."""
-    state: str
+    state: fits.Text
     """How the state was declared, in one line; a change of meaning is refused at start."""
     ttl: Ttl | None = None
     """None for a table whose rows never had a time to live: then its SSTs have no `_expires_at`."""
@@ -94,52 +96,52 @@ class Table(Struct, frozen=True):
 class Sst(Struct, frozen=True):
     """One immutable Parquet object, rows sorted by (`_hash`, key), of one state partition as it was then."""
 
-    object: str
+    object: fits.Key
     """Key under the store root."""
-    partition: int
+    partition: fits.StatePartition
     """The state partition it was written for. Where it belongs since a rescale, its hashes say: `store.runs`."""
-    level: int
+    level: fits.LevelNumber
     """0 as a batch wrote it; what compaction wrote has the level that its policy gave it, 1 or more."""
-    rows: int
-    bytes: int
-    checksum: str
+    rows: fits.Rows
+    bytes: fits.Bytes
+    checksum: fits.Checksum
     """xxh3_128 of the object's bytes, hexadecimal."""
-    hash_min: int
-    hash_max: int
-    seq_min: int
-    seq_max: int
+    hash_min: fits.Hash
+    hash_max: fits.Hash
+    seq_min: fits.Version
+    seq_max: fits.Version
     """`_seq` tells which version wrote a row (`Manifest.row_seq`): the larger wins."""
-    tombstones: int = 0
-    root: str = ""
+    tombstones: fits.Bytes = 0
+    root: fits.Line = ""
     """The store root that holds the object, when it is not the manifest's own (a clone across roots)."""
-    footer_bytes: int = 0
+    footer_bytes: fits.Bytes = 0
     """How many bytes at the object's end are its Parquet footer: one read brings exactly these. With filters, their
     checksums come before it, and count."""
-    footer_checksum: str = ""
+    footer_checksum: fits.Checksum = ""
     """xxh3_128 of the footer's bytes, hexadecimal."""
-    filter_bytes: int = 0
+    filter_bytes: fits.Bytes = 0
     """How many bytes before these are filters, one for each row group; 0 in SSTs that have none."""
-    expiring: int = 0
+    expiring: fits.Bytes = 0
     """Rows with a time at which they expire. The others never do, or are tombstones."""
-    expires_min: int = 0
+    expires_min: fits.SpanMs = 0
     """The range of these times, milliseconds since 1970 UTC; 0 when `expiring` is."""
-    expires_max: int = 0
+    expires_max: fits.SpanMs = 0
 
 
 class Input(Struct, frozen=True):
     """How far one input has been read: `offsets[p]` is the next offset to read in Kafka partition p."""
 
-    topic: str
-    offsets: tuple[int, ...]
-    upstream: str = ""
+    topic: fits.Topic
+    offsets: fits.Offsets
+    upstream: fits.NameOrNone = ""
     """The stage that writes this channel; empty for a user's topic."""
-    version: int = 0
+    version: fits.Seq = 0
     """The upstream version consumed up to and with; 0 for a user's topic and before the first."""
-    rows: int = 0
+    rows: fits.Count = 0
     """Rows read from this input by this version."""
-    consumed: tuple[int, ...] = ()
+    consumed: fits.Counts = ()
     """For a channel: rows read since it began, by Kafka partition. Every one was counted when it was read."""
-    lost: tuple[int, ...] = ()
+    lost: fits.Counts = ()
     """What claims passed over since the input began, because Kafka did not have it any more, by Kafka partition: rows
     of a channel, offsets of a user's topic. Empty where nothing was, or where it is not known how much."""
 
@@ -154,72 +156,72 @@ class Input(Struct, frozen=True):
 class Lost(Struct, frozen=True):
     """What one claim passed over on one input, because Kafka did not have it any more."""
 
-    topic: str
-    starts: tuple[int, ...]
+    topic: fits.Topic
+    starts: fits.Offsets
     """It stood at these offsets, by Kafka partition, and goes on at `ends`."""
-    ends: tuple[int, ...]
-    rows: tuple[int, ...] = ()
+    ends: fits.Offsets
+    rows: fits.Counts = ()
     """For a channel: rows sent in between, by Kafka partition. Those that Kafka still has count too: of an upstream
     version a reader gets all rows or none. Empty for a user's topic, whose offsets are not all records."""
-    after: int = 0
+    after: fits.Seq = 0
     """For a channel: the upstream versions `after` + 1 to `up_to` were passed over; both 0 for a user's topic."""
-    up_to: int = 0
+    up_to: fits.Seq = 0
 
 
 class Output(Struct, frozen=True):
     """What one version wrote to one channel."""
 
-    topic: str
-    ends: tuple[int, ...]
+    topic: fits.Topic
+    ends: fits.Offsets
     """The next offset after this version's last message, in each Kafka partition (also when it wrote none)."""
-    attempts: tuple[str, ...] = ()
+    attempts: tuple[fits.Attempt, ...] = ()
     """The task attempts whose messages count; all others in the range are skipped by readers."""
-    rows: int = 0
-    schema: str = ""
+    rows: fits.Count = 0
+    schema: fits.Text = ""
     """The rows' schema as a Spark DDL string."""
-    markers: dict[str, tuple[int, ...]] = {}
+    markers: dict[fits.Id, fits.Offsets] = {}
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
-    sent: tuple[int, ...] = ()
+    sent: fits.Counts = ()
     """Rows written since the channel began, by Kafka partition: what readers must find."""
 
 
 class Span(Struct, frozen=True):
     """What the upstream versions `after` + 1 to `up_to` sent on one channel."""
 
-    after: int
-    up_to: int
+    after: fits.Seq
+    up_to: fits.Seq
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
     """What versions of a stage took, over all processes that worked for it: `store.metering` says what is counted."""
 
-    ms: int = 0
+    ms: fits.Sum = 0
     """How long was counted: while the stage stood still for want of a runner, nothing was."""
-    gets: int = 0
-    puts: int = 0
-    lists: int = 0
+    gets: fits.Sum = 0
+    puts: fits.Sum = 0
+    lists: fits.Sum = 0
     """Listings, one for each 1,000 entries."""
-    deletes: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    keys: int = 0
+    deletes: fits.Sum = 0
+    bytes_read: fits.Sum = 0
+    bytes_written: fits.Sum = 0
+    keys: fits.Sum = 0
     """Keys that batches looked up."""
-    searched: int = 0
+    searched: fits.Sum = 0
     """Probes: pairs of such a key and an SST that could have it."""
-    filtered: int = 0
+    filtered: fits.Sum = 0
     """Of these, what a filter ruled out."""
-    cache_hits: int = 0
+    cache_hits: fits.Sum = 0
     """SSTs looked into that the machine had."""
-    cache_misses: int = 0
-    row_groups: int = 0
+    cache_misses: fits.Sum = 0
+    row_groups: fits.Sum = 0
     """Row groups read from the store by pieces."""
-    flushed_bytes: int = 0
+    flushed_bytes: fits.Sum = 0
     """SSTs of level 0: what batches wrote."""
-    compacted_bytes: int = 0
+    compacted_bytes: fits.Sum = 0
     """SSTs of other levels that a version names for the first time: what compactions wrote."""
-    commits: int = 0
+    commits: fits.Sum = 0
     """Puts of manifests that `commit_ms` is the time of."""
-    commit_ms: int = 0
+    commit_ms: fits.Sum = 0
 
     def __add__(self, other: "Stats") -> "Stats":
         return Stats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -236,37 +238,37 @@ class Stats(Struct, frozen=True, omit_defaults=True):
 class Manifest(Struct, frozen=True):
     """One committed version of one stage."""
 
-    app: str
-    stage: str
-    version: int
-    epoch: int
-    writer: str
+    app: fits.Name
+    stage: fits.Name
+    version: fits.Version
+    epoch: fits.Epoch
+    writer: fits.Line
     """Unique id of the commit's author; tells a lost answer from a lost race."""
-    time_ms: int
+    time_ms: fits.TimeMs
     """Wall clock of the commit, milliseconds since 1970 UTC; strictly greater than the version before."""
     kind: Kind
-    inputs: dict[str, Input] = {}
+    inputs: dict[fits.Topic, Input] = {}
     """By the name of the topic or channel as declared."""
-    outputs: dict[str, Output] = {}
+    outputs: dict[fits.Topic, Output] = {}
     """By the name of the channel as declared; carried on by versions that write nothing."""
     table: Table | None = None
-    clock_ms: int = 0
+    clock_ms: fits.SpanMs = 0
     """By which rows of the table expire (`store.ttl`): those whose time is this or earlier are gone at this version.
     The wall clock at the batch's start, or the largest event time seen; 0 for a table that never had a time to live."""
-    ssts: tuple[Sst, ...] = ()
-    recorded: dict[str, int] = {}
+    ssts: Annotated[tuple[Sst, ...], Meta(max_length=fits.MAX_SSTS)] = ()
+    recorded: dict[fits.Id, fits.Version] = {}
     """Open snapshots (by id) and the version of this stage that is its part of their cut."""
-    awaited: dict[str, tuple[str, ...]] = {}
+    awaited: dict[fits.Id, tuple[fits.Topic, ...]] = {}
     """Of the recorded snapshots, the channels whose marker has not arrived; left out when there is none."""
-    captured: dict[str, dict[str, Span]] = {}
+    captured: dict[fits.Id, dict[fits.Topic, Span]] = {}
     """By recorded snapshot and channel: what was consumed after the recorded version and before the marker."""
-    lost: dict[str, Lost] = {}
+    lost: dict[fits.Topic, Lost] = {}
     """Of a claim that went on without records that were gone: by input, what it passed over. Not carried on."""
-    duration_ms: int = 0
+    duration_ms: fits.Count = 0
     """From the batch's plan to this commit."""
-    by: str = ""
+    by: fits.Line = ""
     """host:pid of the writer, for messages to people."""
-    seq: int = 0
+    seq: fits.Seq = 0
     """`_seq` of the rows that this version wrote, where it is not the version's own number: 0 where it is. A batch that
     lost its number to a compaction is committed under a later one, and its SSTs are written by then."""
     stats: Stats | None = None
@@ -291,19 +293,19 @@ class Manifest(Struct, frozen=True):
 class Origin(Struct, frozen=True):
     """What a clone was made from."""
 
-    root: str
-    app: str
-    snapshot: str
+    root: fits.Line
+    app: fits.Name
+    snapshot: fits.Name
     """Name of the pinned snapshot in the source app."""
-    cut: dict[str, int]
+    cut: dict[fits.Name, fits.Version]
     """Source version of each stage."""
-    topics: dict[str, str] = {}
+    topics: dict[fits.Topic, fits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
 
 
 class AppInfo(Struct, frozen=True):
     """An app's identity, written once."""
 
-    name: str
-    created_ms: int
+    name: fits.Name
+    created_ms: fits.TimeMs
     origin: Origin | None = None

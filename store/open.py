@@ -9,7 +9,7 @@ from .local import LocalStore
 from .objects import ObjectStore
 from .s3_access import Remote, S3Access, S3Place
 
-__all__ = ["PATIENCE_S", "access_to", "open_store", "take"]
+__all__ = ["PATIENCE_S", "access_to", "check_root", "open_store", "take"]
 
 PATIENCE_S = 60.0
 """How long a remote store is waited for, in seconds, where the user does not say."""
@@ -17,6 +17,10 @@ PATIENCE_S = 60.0
 _SUPPORTED = "s3://bucket/prefix or a local folder"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
+_ANY_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_IN_MEMORY = re.compile(r"memory:[0-9]{1,18}")
+_MAX_ROOT = 4096
+_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
@@ -78,6 +82,27 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S, place: S3Place | Non
             raise Usage(f"store {url!r}: expected {_SUPPORTED}", hint=f"write s3:{url.split(':', 1)[1]}")
         case other:
             raise Usage(f"store {url!r}: {other}:// is not supported; expected {_SUPPORTED}")
+
+
+def check_root(root: str) -> None:
+    """See that a root could be one that a store gave as its `url`, which manifests keep. Empty is the manifest's own.
+
+    Raises:
+        Usage: no store calls itself so.
+    """
+    if (
+        len(root) > _MAX_ROOT
+        or _UNSPEAKABLE.search(root)
+        or not (root == "" or root.startswith(("/", "s3://")) or _IN_MEMORY.fullmatch(root))
+    ):
+        raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
+    if root.startswith("s3://"):
+        bucket, _, prefix = root.removeprefix("s3://").partition("/")
+        segments = prefix.split("/") if prefix else []
+        if not _ANY_BUCKET.fullmatch(bucket) or any(segment in ("", ".", "..") for segment in segments):
+            raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
+    elif ".." in root.split("/"):
+        raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
 
 
 def _folder(path: str, url: str) -> LocalStore:

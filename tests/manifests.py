@@ -1,40 +1,114 @@
 """Manifests for tests: any that the types allow, and plain ones."""
 
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
-from msgspec import Struct
-from slackwater.store.manifest import AppInfo, Manifest
-
-# What JSON and the readers of other languages hold exactly.
-INT64 = st.integers(-(2**63), 2**63 - 1)
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+from slackwater.store import keys
+from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
-    """Every value of a type that structs of the store are made of."""
+    """Every value of a type that structs of the store are made of, within its limits."""
+    limits = Meta()
+    if get_origin(kind) is Annotated:
+        kind, *metas = get_args(kind)
+        limits = next(meta for meta in reversed(metas) if isinstance(meta, Meta))
     origin, arguments = get_origin(kind), get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Struct):
-        return st.builds(kind, **{name: any_value(hint) for name, hint in get_type_hints(kind).items()})
+        hints = get_type_hints(kind, include_extras=True)
+        return st.builds(kind, **{name: any_value(hint) for name, hint in hints.items()})
     if origin is tuple:
-        return st.lists(any_value(arguments[0]), max_size=3).map(tuple)
+        return st.lists(any_value(arguments[0]), min_size=limits.min_length or 0, max_size=3).map(tuple)
     if origin is dict:
         return st.dictionaries(any_value(arguments[0]), any_value(arguments[1]), max_size=3)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin is UnionType:
         return st.one_of(*map(any_value, arguments))
+    if kind is str and limits.pattern:
+        return st.from_regex(limits.pattern, fullmatch=True)
     plain: dict[Any, st.SearchStrategy[Any]] = {
-        int: INT64,
-        float: st.floats(allow_nan=False, allow_infinity=False),
-        str: st.text(max_size=8),
+        int: st.integers(limits.ge, limits.le),  # type: ignore[arg-type]
+        float: st.floats(limits.ge, limits.le, allow_nan=False, allow_infinity=False),
+        str: st.text(min_size=limits.min_length or 0, max_size=8),
+        bool: st.booleans(),
         type(None): st.none(),
     }
     return plain[kind]
 
 
-MANIFESTS: st.SearchStrategy[Manifest] = any_value(Manifest)
-APPS: st.SearchStrategy[AppInfo] = any_value(AppInfo)
+def _that_can_be(value: Manifest) -> Manifest:
+    """The manifest with what its fields say of each other made true."""
+    version = value.version
+    table = value.table or Table((Column("k", "int64"),), (), 1, "any")
+    return replace(
+        value,
+        seq=min(value.seq, version),
+        inputs={name: _input(source, value.stage) for name, source in value.inputs.items()},
+        outputs={name: _output(output) for name, output in value.outputs.items()},
+        table=_table(table) if value.ssts or value.table else None,
+        ssts=tuple(_sst(sst, number, value.stage, version) for number, sst in enumerate(value.ssts)),
+        recorded={snapshot: min(at, version) for snapshot, at in value.recorded.items()},
+        awaited={snapshot: names for snapshot, names in value.awaited.items() if snapshot in value.recorded},
+        captured={},
+    )
+
+
+def _input(source: Input, stage: str) -> Input:
+    if source.upstream in ("", stage):
+        source = replace(source, upstream="", version=0)
+    return replace(source, consumed=source.offsets[:0])
+
+
+def _output(output: Output) -> Output:
+    schema = "`a` bigint, b string" if output.schema else ""
+    return replace(output, schema=schema, sent=(), markers=dict.fromkeys(output.markers, output.ends))
+
+
+def _table(table: Table) -> Table:
+    return replace(
+        table,
+        key=tuple(Column(f"k{number}{each.name[:5]}", "int64") for number, each in enumerate(table.key)),
+        values=tuple(Column(f"v{number}{each.name[:5]}", "list<string>") for number, each in enumerate(table.values)),
+        ttl=None,
+    )
+
+
+def _sst(sst: Sst, number: int, stage: str, version: int) -> Sst:
+    low, high = sorted((sst.hash_min, sst.hash_max))
+    seqs = sorted((min(sst.seq_min, version), min(sst.seq_max, version)))
+    expires = sorted((sst.expires_min, sst.expires_max))
+    return replace(
+        sst,
+        object=keys.sst("any-app", stage, f"ulid{number}"),
+        rows=min(sst.rows, sst.bytes or 1),
+        bytes=sst.bytes or 1,
+        checksum="0a" * 16,
+        hash_min=low,
+        hash_max=high,
+        seq_min=seqs[0],
+        seq_max=seqs[1],
+        tombstones=min(sst.tombstones, sst.rows, sst.bytes),
+        root="/srv" if sst.root else "",
+        footer_bytes=0,
+        footer_checksum="",
+        filter_bytes=0,
+        expiring=0,
+        expires_min=expires[0],
+        expires_max=expires[1],
+    )
+
+
+def _app_that_can_be(value: AppInfo) -> AppInfo:
+    origin = value.origin
+    return value if origin is None else replace(value, origin=replace(origin, root="s3://bucket/a/prefix"))
+
+
+MANIFESTS: st.SearchStrategy[Manifest] = any_value(Manifest).map(_that_can_be)
+APPS: st.SearchStrategy[AppInfo] = any_value(AppInfo).map(_app_that_can_be)
 
 
 def manifest(version: int, *, epoch: int = 1, writer: str = "w", time_ms: int | None = None) -> Manifest:

@@ -94,7 +94,7 @@ POLICIES = st.builds(
     l0_trigger=st.integers(2, 4),
     max_merge_width=st.sampled_from([2, 64]),
     max_space_amplification=st.sampled_from([0.5, 100.0]),
-    level_base_bytes=st.sampled_from([1, 4000, 16_000]),
+    level_base_bytes=st.sampled_from([256, 4000, 16_000]),
     fanout=st.sampled_from([2.0, 3.0]),
     target_file_bytes=st.sampled_from([500, 4000, 64 << 20]),
 )

@@ -247,9 +247,30 @@ STORE_FAULTS = (
     Fault(
         "nobody looks at the checksum of a manifest",
         _CODEC,
-        "    if header.xxh3_128:",
-        '    if header.xxh3_128 == "-":',
+        "    if checksum:",
+        '    if checksum == "-":',
         DAMAGE,
+    ),
+    Fault(
+        "a manifest is believed whatever its fields say of each other",
+        _CODEC,
+        "    for wrong in checks.relations(value):\n        raise _impossible(",
+        "    for wrong in ():\n        raise _impossible(",
+        ("test_hostile_values.py",),
+    ),
+    Fault(
+        "an object of any size is read into memory",
+        _CODEC,
+        "    data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)",
+        "    data = store.get_range(key, 0, 1 << 40)",
+        ("test_hostile_values.py",),
+    ),
+    Fault(
+        "an SST may lie anywhere",
+        "store/checks.py",
+        '    if not keys.sst_pattern(stage).fullmatch("\\n".join((*objects, ""))):',
+        "    if not objects and ssts:",
+        ("test_hostile_values.py",),
     ),
     # Collecting.
     Fault(

@@ -48,11 +48,11 @@ def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
     assert found == {"format": codec.FORMAT, **json.loads(msgspec.json.encode(value))}
 
 
-@given(st.dictionaries(st.text(), st.integers(0, 100)), st.randoms())
+@given(st.dictionaries(st.from_regex("[a-zA-Z0-9]{1,9}", fullmatch=True), st.integers(1, 100)), st.randoms())
 def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> None:
     shuffled = list(recorded.items())
     random.shuffle(shuffled)
-    one, other = (msgspec.structs.replace(manifest(1), recorded=items) for items in (recorded, dict(shuffled)))
+    one, other = (msgspec.structs.replace(manifest(100), recorded=items) for items in (recorded, dict(shuffled)))
     assert codec.encode(one) == codec.encode(other)
 
 

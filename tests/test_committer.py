@@ -108,7 +108,7 @@ def test_a_batch_that_loses_its_number_to_compactions_follows_them(store: Counti
     store.reset()
     runner.committer.submit(change)
     # The try that lost, the number it lost, the one after these, that there is none more, and the commit.
-    assert store.counts == {"put_if_absent": 2, "get": 3}
+    assert store.counts == {"put_if_absent": 2, "get_range": 3}
     assert (runner.committer.head.version, runner.committer.head.row_seq) == (4, 2)
     assert [(told.before, told.manifest) for told in runner.told] == [(last, runner.committer.head)]
     runner.batch()
@@ -126,7 +126,7 @@ def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
     runner.committer.look()
     assert store.requests == 3
     runner.batch()
-    assert store.counts == {"get": 3, "put_if_absent": 1}
+    assert store.counts == {"get_range": 3, "put_if_absent": 1}
     assert runner.committer.head.seq == 0
     assert_whole(store, 1)
 

@@ -153,7 +153,7 @@ NEXT = {"kind": "batch", "epoch": 1, "writer": "w", "by": "h:w", "now_ms": 1}
 
 
 def sst(name: str, *, size: int, level: int = 0) -> Sst:
-    return Sst(name, 0, level, 10, size, "", 0, 1, 1, 1)
+    return Sst(name, 0, level, 1, size, "", 0, 1, 1, 1)
 
 
 def test_a_version_counts_the_ssts_that_it_is_the_first_to_name() -> None:
@@ -205,7 +205,7 @@ class Writer:
 
     def batch(self) -> None:
         base = self.committer.tip
-        made = sst(f"app/stages/stage/sst/{base.version + 1}", size=5)
+        made = sst(f"app/stages/stage/sst/{base.version + 1}.parquet", size=5)
         (self.spool or self.store).put(made.object, b"12345")
         manifest = replace(successor(base, **NEXT), ssts=(made, *base.ssts))
         self.committer.submit(Change(base, manifest, (), 0.0, lambda _done: None, Stats(keys=10)))
@@ -225,7 +225,7 @@ def test_a_batch_that_follows_a_compaction_tells_what_losing_its_number_took(tmp
     # Another process, whose requests are its own.
     merged = replace(
         successor(before, **NEXT | {"kind": "compaction", "writer": "other"}),
-        ssts=(sst("app/stages/stage/sst/merged", size=3, level=1),),
+        ssts=(sst("app/stages/stage/sst/merged.parquet", size=3, level=1),),
     )
     commit(writer.inner, charged(before, merged, Stats(gets=7, puts=2)))
     store, gets = writer.store, writer.store.counts.get("get", 0)

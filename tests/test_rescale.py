@@ -8,7 +8,7 @@ from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.rescale import MAX_PARTITIONS, Rescaled, rescale
+from slackwater.snapshot.rescale import Rescaled, rescale
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
@@ -17,6 +17,7 @@ from slackwater.store.commit import commit, successor
 from slackwater.store.counting import CountingStore
 from slackwater.store.errors import Fenced, NotFound, Refused, Usage
 from slackwater.store.history import head
+from slackwater.store.limits import MAX_PARTITIONS
 from slackwater.store.manifest import Manifest
 from slackwater.store.memory import MemoryStore
 

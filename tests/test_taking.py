@@ -16,6 +16,7 @@ from slackwater.store import keys
 from slackwater.store.commit import commit, successor
 from slackwater.store.errors import Corruption, Refused, Unavailable
 from slackwater.store.manifest import Span
+from ulid import ULID
 
 from .diamonds import APP, STAGES, Diamond, Logs
 
@@ -287,7 +288,7 @@ def test_a_name_taken_meanwhile_refuses_the_request_and_discards_what_was_kept(
     finished: tuple[Diamond, Request],
 ) -> None:
     diamond, asked = finished
-    other = Snapshot("good", "other", APP, 0, 0, "instant", {"moves": 1}, "bob@host")
+    other = Snapshot("good", str(ULID()), APP, 0, 0, "instant", {"moves": 1}, "bob@host")
 
     taken = Interrupted(diamond.logs, lambda: create(diamond.store, other))
     with pytest.raises(Refused, match="taken by bob@host while this one was under way"):

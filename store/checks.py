@@ -1,0 +1,212 @@
+"""How the fields of one stored object hang together: what `limits` cannot say of each field by itself.
+
+Each kind of object has a function here, or beside its struct where that is defined higher up, that yields what is
+wrong. `codec` asks it of every object that it reads or writes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+from . import keys, spark_ddl, type_grammar
+from .errors import Usage
+from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
+from .open import check_root
+
+__all__ = ["Wrong", "checksum_is_wrong", "relations", "root_is_wrong"]
+
+_RESERVED = frozenset(keys.RESERVED_COLUMNS)
+_HEXADECIMAL = b"0123456789abcdefABCDEF"
+
+
+class Wrong(NamedTuple):
+    """A field whose value cannot be, beside what other fields of the same object say."""
+
+    field: str
+    """Its path: `inputs['by-aircraft'].consumed`."""
+    found: object
+    expected: str
+
+
+@singledispatch
+def relations(value: Any) -> Iterator[Wrong]:
+    """What is wrong between the fields of a stored value; the first is told."""
+    return iter(())
+
+
+@relations.register
+def _(value: Manifest) -> Iterator[Wrong]:
+    if value.seq > value.version:
+        yield Wrong("seq", value.seq, f"at most the version, {value.version}")
+    for name, source in value.inputs.items():
+        yield from _input(f"inputs[{name!r}]", source, value.stage)
+    for name, output in value.outputs.items():
+        yield from _output(f"outputs[{name!r}]", output)
+    for name, lost in value.lost.items():
+        yield from _lost(f"lost[{name!r}]", lost, value.inputs.get(name))
+    if value.table is not None:
+        yield from _table(value.table)
+    yield from _ssts(value.ssts, value.stage, value.version)
+    yield from _recorded(value)
+
+
+@relations.register
+def _(value: AppInfo) -> Iterator[Wrong]:
+    if value.origin is not None:
+        yield from root_is_wrong("origin.root", value.origin.root)
+
+
+def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
+    """What is wrong with a field that names a store root, or nothing when it is empty."""
+    try:
+        check_root(root)
+    except Usage:
+        yield Wrong(field, root, "a store root: s3://bucket/prefix or an absolute folder")
+
+
+def _input(at: str, source: Input, stage: str) -> Iterator[Wrong]:
+    if source.upstream == stage:
+        yield Wrong(f"{at}.upstream", stage, "another stage than itself")
+    if not source.upstream and source.version:
+        yield Wrong(f"{at}.version", source.version, "0, since no stage writes this topic")
+    if source.consumed and len(source.consumed) != len(source.offsets):
+        yield Wrong(f"{at}.consumed", source.consumed, f"as many numbers as offsets, {len(source.offsets)}, or none")
+    if source.lost and len(source.lost) != len(source.offsets):
+        yield Wrong(f"{at}.lost", source.lost, f"as many numbers as offsets, {len(source.offsets)}, or none")
+
+
+def _lost(at: str, lost: Lost, source: Input | None) -> Iterator[Wrong]:
+    if source is None:
+        yield Wrong(at, lost.topic, "nothing for what is no input")
+        return
+    partitions = len(source.offsets)
+    if not len(lost.starts) == len(lost.ends) == partitions:
+        yield Wrong(f"{at}.ends", lost.ends, f"like starts as many numbers as offsets, {partitions}")
+    elif not all(map(int.__le__, lost.starts, lost.ends)):
+        yield Wrong(f"{at}.ends", lost.ends, f"nowhere before starts, {lost.starts}")
+    if lost.rows and len(lost.rows) != partitions:
+        yield Wrong(f"{at}.rows", lost.rows, f"as many numbers as offsets, {partitions}, or none")
+    if lost.after > lost.up_to:
+        yield Wrong(f"{at}.up_to", lost.up_to, f"not below after, {lost.after}")
+
+
+def _output(at: str, output: Output) -> Iterator[Wrong]:
+    if output.sent and len(output.sent) != len(output.ends):
+        yield Wrong(f"{at}.sent", output.sent, f"as many numbers as ends, {len(output.ends)}, or none")
+    for snapshot, offsets in output.markers.items():
+        within = len(offsets) == len(output.ends) and all(map(int.__le__, offsets, output.ends))
+        if not within:
+            yield Wrong(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")
+    if output.schema:
+        try:
+            spark_ddl.parse(output.schema)
+        except ValueError:
+            yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
+
+
+def _table(table: Table) -> Iterator[Wrong]:
+    seen: set[str] = set()
+    for group, columns in (("key", table.key), ("values", table.values)):
+        for number, column in enumerate(columns):
+            yield from _column(f"table.{group}[{number}]", column, seen)
+    if table.ttl is not None and table.ttl.column and table.ttl.column not in {each.name for each in table.values}:
+        yield Wrong("table.ttl.column", table.ttl.column, "the name of a value column, or nothing")
+
+
+def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
+    folded = column.name.casefold()
+    if folded in _RESERVED:
+        yield Wrong(f"{at}.name", column.name, "a name that no column of an SST's own has")
+    if folded in seen:
+        yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")
+    seen.add(folded)
+    try:
+        type_grammar.parse(column.type)
+    except Usage:
+        yield Wrong(f"{at}.type", column.type, "the name of a type that columns can have")
+
+
+def _ssts(ssts: Sequence[Sst], stage: str, version: int) -> Iterator[Wrong]:
+    """The quick way first: a manifest may have many thousands."""
+    for number, sst in enumerate(ssts):
+        if not (
+            sst.hash_min <= sst.hash_max
+            and sst.seq_min <= sst.seq_max <= version
+            and sst.tombstones + sst.expiring <= sst.rows <= sst.bytes
+            and sst.footer_bytes + sst.filter_bytes <= sst.bytes
+            and sst.expires_min <= sst.expires_max
+        ):
+            yield from _sst(f"ssts[{number}]", sst, version)
+    objects = [sst.object for sst in ssts]
+    if not keys.sst_pattern(stage).fullmatch("\n".join((*objects, ""))):
+        for number, key in enumerate(objects):
+            if not keys.sst_pattern(stage).fullmatch(f"{key}\n"):
+                yield Wrong(f"ssts[{number}].object", key, f"a key like {keys.sst('APP', stage, 'ULID')}")
+    if len(set(objects)) < len(objects):
+        yield from _named_twice(ssts)
+    checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
+    if checksums.encode(errors="replace").translate(None, _HEXADECIMAL):
+        yield from _not_hexadecimal(ssts)
+    for root in {sst.root for sst in ssts} - {""}:
+        number = next(number for number, sst in enumerate(ssts) if sst.root == root)
+        yield from root_is_wrong(f"ssts[{number}].root", root)
+
+
+def _sst(at: str, sst: Sst, version: int) -> Iterator[Wrong]:
+    if sst.hash_min > sst.hash_max:
+        yield Wrong(f"{at}.hash_max", sst.hash_max, f"not below hash_min, {sst.hash_min}")
+    if sst.seq_min > sst.seq_max:
+        yield Wrong(f"{at}.seq_max", sst.seq_max, f"not below seq_min, {sst.seq_min}")
+    if sst.seq_max > version:
+        yield Wrong(f"{at}.seq_max", sst.seq_max, f"at most the version, {version}")
+    if sst.rows > sst.bytes:
+        yield Wrong(f"{at}.rows", sst.rows, f"at most its bytes, {sst.bytes}")
+    if sst.tombstones + sst.expiring > sst.rows:
+        field = "tombstones" if sst.tombstones > sst.rows else "expiring"
+        yield Wrong(f"{at}.{field}", getattr(sst, field), f"with others at most its rows, {sst.rows}")
+    if sst.footer_bytes + sst.filter_bytes > sst.bytes:
+        yield Wrong(f"{at}.footer_bytes", sst.footer_bytes, f"with filter_bytes at most its bytes, {sst.bytes}")
+    if sst.expires_min > sst.expires_max:
+        yield Wrong(f"{at}.expires_max", sst.expires_max, f"not below expires_min, {sst.expires_min}")
+
+
+def _named_twice(ssts: Sequence[Sst]) -> Iterator[Wrong]:
+    seen: set[str] = set()
+    for number, sst in enumerate(ssts):
+        if sst.object in seen:
+            yield Wrong(f"ssts[{number}].object", sst.object, "an object that is not named before")
+        seen.add(sst.object)
+
+
+def _not_hexadecimal(ssts: Sequence[Sst]) -> Iterator[Wrong]:
+    for number, sst in enumerate(ssts):
+        yield from checksum_is_wrong(f"ssts[{number}].checksum", sst.checksum)
+        yield from checksum_is_wrong(f"ssts[{number}].footer_checksum", sst.footer_checksum)
+
+
+def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
+    """What is wrong with a checksum: local copies of an object are named after it."""
+    if checksum.encode(errors="replace").translate(None, _HEXADECIMAL):
+        yield Wrong(field, checksum, "a checksum of hexadecimal digits")
+
+
+def _recorded(value: Manifest) -> Iterator[Wrong]:
+    for snapshot, version in value.recorded.items():
+        if version > value.version:
+            yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
+    by_snapshot: tuple[tuple[str, Mapping[str, object]], ...] = (
+        ("awaited", value.awaited),
+        ("captured", value.captured),
+    )
+    for field, of in by_snapshot:
+        for snapshot in of:
+            if snapshot not in value.recorded:
+                yield Wrong(f"{field}[{snapshot!r}]", of[snapshot], "nothing for a snapshot that is not recorded")
+    for snapshot, spans in value.captured.items():
+        for channel, span in spans.items():
+            yield from _span(f"captured[{snapshot!r}][{channel!r}]", span)
+
+
+def _span(at: str, span: Span) -> Iterator[Wrong]:
+    if span.after > span.up_to:
+        yield Wrong(f"{at}.up_to", span.up_to, f"not below after, {span.after}")

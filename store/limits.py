@@ -1,0 +1,152 @@
+"""What a stored value may be: a type for each kind of number and text, with its limits.
+
+`codec` holds every object to them where it is read and where it is written, so what lies in a store has been through
+them twice. Each is far beyond what a program can reach; where a program may choose (partitions, policies, names), what
+it declares is held to the same limits, so that nothing is refused only when it is to be stored. How fields of one
+object hang together is in `checks`.
+
+A new field needs no more than one of these as its type. `description` is what an error says was expected.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from . import keys
+
+__all__ = [
+    "AMPLIFICATION_MOST",
+    "COLUMNS",
+    "FANOUT_LEAST",
+    "FANOUT_MOST",
+    "MAX_FILE_BYTES",
+    "MAX_KAFKA_PARTITIONS",
+    "MAX_MERGE_RUNS",
+    "MAX_OBJECT_BYTES",
+    "MAX_OBJECT_VALUES",
+    "MAX_PARTITIONS",
+    "MAX_SSTS",
+    "MAX_TTL_MS",
+    "MIN_FILE_BYTES",
+    "SOME_COLUMNS",
+    "Attempt",
+    "Bytes",
+    "Checksum",
+    "ColumnName",
+    "ColumnOrNone",
+    "Count",
+    "Counts",
+    "Epoch",
+    "Fanout",
+    "FileBytes",
+    "Hash",
+    "Id",
+    "Key",
+    "LevelNumber",
+    "Line",
+    "MergeRuns",
+    "Name",
+    "NameOrNone",
+    "Offset",
+    "Offsets",
+    "Ratio",
+    "Rows",
+    "Seq",
+    "SpanMs",
+    "StatePartition",
+    "StatePartitions",
+    "Sum",
+    "Text",
+    "TimeMs",
+    "Topic",
+    "TtlMs",
+    "TypeName",
+    "Ulid",
+    "Version",
+]
+
+MAX_OBJECT_BYTES = 64 << 20
+"""Of a stored JSON object. An SST takes half a kilobyte of its manifest: a stage would need 130,000 of them, two for
+each state partition of the largest table that there can be."""
+MAX_OBJECT_VALUES = 1 << 21
+"""Numbers, texts and so on in one: these cost memory, whatever their bytes. An SST has some 18."""
+MAX_PARTITIONS = 1 << 16
+"""State partitions of a table. Each is a task of every batch; `hashing.partition_of` is exact far beyond."""
+MAX_KAFKA_PARTITIONS = 1 << 18
+"""Partitions of a Kafka topic: more than a whole cluster can hold."""
+MAX_MERGE_RUNS = 1 << 20
+"""Of the knobs that count sorted runs."""
+MIN_FILE_BYTES = 1 << 8
+"""Of the knobs that say how large SSTs and levels become: with less, a table would be an SST for each row. A program
+may not even say less than a MiB."""
+MAX_FILE_BYTES = 1 << 45
+"""Of an SST, and of what a level may hold. The sum over a manifest's SSTs is still a 64-bit integer."""
+MAX_TTL_MS = 1_000_000 * 86_400_000
+"""With any time that a column can hold, the sum is still a 64-bit integer."""
+FANOUT_LEAST, FANOUT_MOST = 1.1, 1e6
+"""A table of a TiB has some 150 levels by the one, and two by the other."""
+AMPLIFICATION_MOST = 1e18
+
+MAX_SSTS = MAX_OBJECT_VALUES // 16
+_MAX_COLUMNS = 1 << 16
+_COUNT = (1 << 53) - 1
+"""What every reader of JSON takes exactly."""
+_INT64 = (1 << 63) - 1
+_YEAR_9999_MS = 253_402_300_799_999
+
+
+def _from(least: float, most: float, description: str) -> Meta:
+    return Meta(ge=least, le=most, description=description)
+
+
+Count = Annotated[int, _from(0, _COUNT, "a count from 0 to 2^53")]
+Sum = Annotated[int, _from(0, 1 << 62, "a sum from 0 to 2^62")]
+"""A count that is summed up for as long as a stage lives."""
+Version = Annotated[int, _from(1, _COUNT, "a version's number, from 1 to 2^53")]
+Epoch = Annotated[int, _from(1, _COUNT, "an epoch, from 1 to 2^53")]
+Seq = Annotated[int, _from(0, _COUNT, "the number of a version, from 0 to 2^53")]
+"""A version's number, or 0 for none."""
+Offset = Annotated[int, _from(0, _INT64, "an offset, from 0 to 2^63 - 1")]
+TimeMs = Annotated[int, _from(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
+SpanMs = Annotated[int, _from(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
+"""A time that a column can hold, or before all of them."""
+Hash = Annotated[int, _from(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
+
+Rows = Annotated[int, _from(1, MAX_FILE_BYTES, f"a number of rows from 1 to {MAX_FILE_BYTES}")]
+Bytes = Annotated[int, _from(0, MAX_FILE_BYTES, f"a number of bytes from 0 to {MAX_FILE_BYTES}")]
+LevelNumber = Annotated[int, _from(0, 1 << 31, "a level from 0 to 2^31")]
+StatePartition = Annotated[int, _from(0, MAX_PARTITIONS - 1, f"a state partition from 0 to {MAX_PARTITIONS - 1}")]
+StatePartitions = Annotated[int, _from(1, MAX_PARTITIONS, f"a number of state partitions from 1 to {MAX_PARTITIONS}")]
+
+MergeRuns = Annotated[int, _from(2, MAX_MERGE_RUNS, f"a number of runs from 2 to {MAX_MERGE_RUNS}")]
+FileBytes = Annotated[
+    int, _from(MIN_FILE_BYTES, MAX_FILE_BYTES, f"a number of bytes from {MIN_FILE_BYTES} to {MAX_FILE_BYTES}")
+]
+Ratio = Annotated[float, _from(0, AMPLIFICATION_MOST, f"a ratio from 0 to {AMPLIFICATION_MOST:g}")]
+Fanout = Annotated[float, _from(FANOUT_LEAST, FANOUT_MOST, f"a factor from {FANOUT_LEAST:g} to {FANOUT_MOST:g}")]
+TtlMs = Annotated[int, _from(0, MAX_TTL_MS, "milliseconds, from 0 to a million days")]
+
+Name = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})\Z", description=keys.NAME_IN_WORDS)]
+"""Of an app, a stage, a snapshot, a repartition topic."""
+Topic = Annotated[str, Meta(pattern=rf"\A(?:{keys.TOPIC})\Z", description=keys.TOPIC_IN_WORDS)]
+ColumnName = Annotated[str, Meta(pattern=rf"\A(?:{keys.COLUMN})\Z", description=keys.COLUMN_IN_WORDS)]
+Id = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z_-]{1,64}\Z", description="an id: 1 to 64 letters, digits, '_' and '-'")]
+Ulid = Annotated[str, Meta(pattern=r"\A[0-7][0-9A-HJKMNP-TV-Z]{25}\Z", description="a ULID: 26 digits and capitals")]
+Checksum = Annotated[str, Meta(max_length=64, description="a checksum of hexadecimal digits")]
+"""That the digits are some, `checks` sees to, of all at once."""
+Key = Annotated[str, Meta(min_length=1, max_length=1024, description="the key of an object, 1 to 1,024 characters")]
+"""Which one it may be, `checks` says."""
+NameOrNone = Annotated[str, Meta(pattern=rf"\A(?:{keys.NAME})?\Z", description=f"nothing, or {keys.NAME_IN_WORDS}")]
+ColumnOrNone = Annotated[
+    str, Meta(pattern=rf"\A(?:{keys.COLUMN})?\Z", description=f"nothing, or {keys.COLUMN_IN_WORDS}")
+]
+TypeName = Annotated[str, Meta(max_length=1 << 16, description="the name of a type, of at most 65,536 characters")]
+Attempt = Annotated[str, Meta(max_length=255, description="an attempt's name, of at most 255 characters")]
+Offsets = Annotated[
+    tuple[Offset, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="an offset for each partition")
+]
+Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="a count for each partition")]
+COLUMNS = Meta(max_length=_MAX_COLUMNS, description=f"at most {_MAX_COLUMNS:,} columns")
+SOME_COLUMNS = Meta(min_length=1, max_length=_MAX_COLUMNS, description=f"1 to {_MAX_COLUMNS:,} columns")
+Line = Annotated[str, Meta(max_length=1 << 12, description="a text of at most 4,096 characters")]
+Text = Annotated[str, Meta(max_length=1 << 20, description="a text of at most a million characters")]
