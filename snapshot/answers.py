@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ..store import history
 from ..store.cache import SstCache
+from ..store.errors import NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .capture import ChannelReader
@@ -20,9 +21,18 @@ __all__ = ["answer", "later_stages"]
 
 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
-    """The newest version of each stage that has none at the cut, where its history had not begun."""
+    """The newest version of each stage that has none at the cut, where its history had not begun.
+
+    A stage that was retired by then is absent for another reason, and is none of these.
+    """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
-    return {stage: head for stage in absent if (head := history.head(store, cut.app, stage))}
+    found = {stage: head for stage in absent if (head := history.head(store, cut.app, stage))}
+    return {stage: head for stage, head in found.items() if not _was_retired(store, cut, head)}
+
+
+def _was_retired(store: ObjectStore, cut: Cut, head: Manifest) -> bool:
+    then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
+    return then is not None and (then.retired or head.retired)
 
 
 def answer(
@@ -61,4 +71,9 @@ def answer(
         telling_if_collected(store, cut),
         closing(connect(store, cache, cut, only=opened, empty=empty, channels=flying)) as con,
     ):
-        return run_query(con, sql, max_rows=max_rows)
+        try:
+            return run_query(con, sql, max_rows=max_rows)
+        except NotFound as error:
+            if error.what == "table" and error.name in history.list_stages(store, cut.app):
+                error.hint = f"its stage is retired: {cut.app}/{error.name} is the moment when it was"
+            raise

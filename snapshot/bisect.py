@@ -5,8 +5,9 @@ are consistent cuts that a ref names: so a wrong answer is wrong state, never a 
 types the ref gets the same answer.
 """
 
+import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, log2
@@ -93,8 +94,7 @@ def bisect(
     high = line.around(asked[bad]) if bad else line.heads
     asks = names_channels(where)
     watched = frozenset(line.heads.stages) if asks else named_tables(where, line.heads)
-    if not asks:
-        _check_not_retired(watched, high, bad or app)
+    _check_not_retired(where, high, bad or app)
     if lost and not Between(line, begin, low, watched, asks).ordered():
         low = begin  # the prefix within a snapshot may lie where history is not whole
     between = Between(line, low, high, watched, asks)
@@ -317,10 +317,10 @@ def _is_condition(text: str) -> bool:
     return True
 
 
-def _check_not_retired(watched: Collection[str], high: Cut, bad: str) -> None:
+def _check_not_retired(where: str, high: Cut, bad: str) -> None:
     """Raise `Refused` when the predicate names the table of a stage that is retired at the bad end."""
-    for stage in sorted(high.stages.keys() & watched):
-        if (last := high.stages[stage]).retired:
+    for stage, last in high.tables.items():
+        if last.retired and re.search(rf"\b{re.escape(stage)}\b", where, re.IGNORECASE):
             raise Refused(
                 f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
                 hint=f"search up to a moment that has it: --bad {high.app}/{stage}@v{last.version - 1}",
