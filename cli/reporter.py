@@ -5,14 +5,13 @@ in, and another a minute later.
 """
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from . import humane
+from . import humane, terminal
 from .output import Output
 
 if TYPE_CHECKING:
@@ -132,10 +131,7 @@ class Reporter:
         if not self._live or text == self._drawn:
             return
         self._drawn = text
-        from shutil import get_terminal_size
-
-        sys.stderr.write("\r\x1b[K" + text[: max(1, get_terminal_size().columns - 1)])
-        sys.stderr.flush()
+        terminal.redraw(text)
 
 
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
@@ -168,7 +164,7 @@ class _ThroughReporter(logging.Handler):
 @contextmanager
 def reporting(output: Output, *, quiet: bool) -> Iterator[Reporter]:
     """A reporter for the time of a run. `quiet` is for machines: they are told of commits alone, and of warnings."""
-    reporter = Reporter(output, live=not quiet and sys.stderr.isatty())
+    reporter = Reporter(output, live=not quiet and terminal.is_terminal(stderr=True))
     over = threading.Event()
 
     def go_on() -> None:

@@ -13,6 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from shutil import get_terminal_size
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -33,6 +34,7 @@ __all__ = [
     "print_note",
     "print_parts",
     "print_traceback",
+    "redraw",
     "silence",
 ]
 
@@ -96,6 +98,11 @@ def live(*, stderr: bool = False, transient: bool = False) -> Iterator[Callable[
     console = _console(stderr)
     with Live(console=console, auto_refresh=transient, transient=transient) as shown:
         yield lambda parts: shown.update(Group(*(_drawn(part, console.width) for part in parts)), refresh=True)
+
+
+def redraw(line: str) -> None:
+    """One line on stderr, a terminal, in the place of the one before; empty to take it away."""
+    _write(f"\r\x1b[K{printable(line)[: max(1, get_terminal_size().columns - 1)]}", True)
 
 
 def flush() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from slackwater.store import keys
-from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
+from slackwater.store.manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
@@ -54,13 +54,19 @@ def _that_can_be(value: Manifest) -> Manifest:
         recorded={snapshot: min(at, version) for snapshot, at in value.recorded.items()},
         awaited={snapshot: names for snapshot, names in value.awaited.items() if snapshot in value.recorded},
         captured={},
+        lost={name: _lost(lost, value.inputs[name]) for name, lost in value.lost.items() if name in value.inputs},
     )
 
 
 def _input(source: Input, stage: str) -> Input:
     if source.upstream in ("", stage):
         source = replace(source, upstream="", version=0)
-    return replace(source, consumed=source.offsets[:0])
+    return replace(source, consumed=source.offsets[:0], lost=source.offsets[:0])
+
+
+def _lost(lost: Lost, source: Input) -> Lost:
+    after, up_to = sorted((lost.after, lost.up_to))
+    return replace(lost, starts=source.offsets, ends=source.offsets, rows=(), after=after, up_to=up_to)
 
 
 def _output(output: Output) -> Output:

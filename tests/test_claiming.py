@@ -82,7 +82,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
 
     refusing = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     accepting = replace(refusing, accept_loss=True)
-    shape = Shape({}, ROWS, (), None, None)
+    shape = Shape({}, {"by-n": ROWS}, (), None, None)
     ensure_app(refusing.store, AppInfo(app.name, 1))
     refusing.create_channels((old,))
     refusing.claim(old, shape, 1)
@@ -130,7 +130,7 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     kafka_client.create_topic(client, events, 1)
     ensure_app(store, AppInfo(app.name, 1))
     claimer = Claimer(store, client, app, {}, "w", "test", accept_loss=False)
-    shape = Shape({}, ROWS, (), None, None)
+    shape = Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
     for stage in (sender, reader):
         claimer.claim(stage, shape, 1)

@@ -196,6 +196,7 @@ def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
         assert "removed from Kafka its topics flights-by-aircraft-repartition" in said
     eventually(lambda: not topics & client.topics(brokers).keys(), "the topics are gone")
     assert "flights" in client.topics(brokers)
+    client.delete_topics(brokers, ["flights"])  # the broker is others' too
     assert not {group for group in groups(kafka) if group.startswith("slackwater-flights-")}
 
 

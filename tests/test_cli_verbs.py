@@ -24,6 +24,7 @@ from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.store.objects import ObjectStore
 from slackwater.store.open import open_store
 from typer.testing import CliRunner, Result
+from ulid import ULID
 
 from .histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights
 
@@ -86,14 +87,15 @@ def test_status_shows_every_stage_upstream_first() -> None:
 
 def test_status_says_which_stages_run(app: FlightsApp) -> None:
     """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
-    roster.beat(app.store, "flights", roster.Beat("w1", "host:1", {"legs": 1, "carriers": 0}))
+    writer = str(ULID())
+    roster.beat(app.store, "flights", roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}))
     (found,) = from_json("status")
     assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
         "legs": "host:1",
         "aircraft": "",
         "carriers": "",
     }
-    roster.last_beat(app.store, "flights", "w1")
+    roster.last_beat(app.store, "flights", writer)
     assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
 
 

@@ -247,7 +247,7 @@ def store_of(app: FlightsApp) -> AgingStore:
 @pytest.mark.timeout(900)
 def test_a_take_that_is_killed_while_the_app_answers_is_joined_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("snapshot", "take", "flights", "live", "--timeout", "20")
-    for point in range(1, 60):
+    for point in range(1, 200):
         app = app_of()
         store, left, work = store_of(app), point, running(app)
 

@@ -12,6 +12,7 @@ from slackwater.store.errors import Corruption
 from slackwater.store.manifest import Input, Manifest, Output
 from slackwater.store.memory import MemoryStore
 from slackwater.store.open import open_store
+from ulid import ULID
 
 NOW_MS = time.time_ns() // 1_000_000
 
@@ -76,32 +77,32 @@ def test_an_idle_run_says_what_it_waits_for(stages: tuple[StageLag, ...], quiet_
 
 
 def test_a_runner_has_the_stages_of_the_epoch_it_claimed() -> None:
-    store = MemoryStore()
-    roster.beat(store, "a", roster.Beat("w1", "host:1", {"s": 1, "r": 4}))
-    roster.beat(store, "a", roster.Beat("w2", "host:2", {"s": 2}))
+    store, second = MemoryStore(), str(ULID())
+    roster.beat(store, "a", roster.Beat(str(ULID()), "host:1", {"s": 1, "r": 4}))
+    roster.beat(store, "a", roster.Beat(second, "host:2", {"s": 2}))
     alive = roster.beats(store, "a", NOW_MS)
     assert roster.runner_of(head("s", epoch=2), alive) == "host:2"
     assert roster.runner_of(head("s", epoch=3), alive) == ""
     assert roster.runner_of(head("r", epoch=4), alive) == "host:1"
-    roster.last_beat(store, "a", "w2")
+    roster.last_beat(store, "a", second)
     assert [one.by for one in roster.beats(store, "a", NOW_MS)] == ["host:1"]
 
 
 def test_an_old_sign_of_life_is_none_and_goes_in_the_end(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-    roster.beat(store, "a", roster.Beat("killed", "host:1", {"s": 1}))
+    store, killed, new = open_store(str(tmp_path)), str(ULID()), str(ULID())
+    roster.beat(store, "a", roster.Beat(killed, "host:1", {"s": 1}))
     written_ms = next(iter(store.list("a/runners/"))).modified_ms
     assert roster.beats(store, "a", written_ms + 59_000)
     assert not roster.beats(store, "a", written_ms + 61_000)
-    roster.beat(store, "a", roster.Beat("new", "host:2", {"s": 2}))
-    roster.sweep(store, "a", "new")
+    roster.beat(store, "a", roster.Beat(new, "host:2", {"s": 2}))
+    roster.sweep(store, "a", new)
     assert len(list(store.list("a/runners/"))) == 2
-    path = store.local_path("a/runners/killed.json")
+    path = store.local_path(f"a/runners/{killed}.json")
     assert path is not None
 
     os.utime(path, (written_ms / 1000 - 3_700, written_ms / 1000 - 3_700))
-    roster.sweep(store, "a", "new")
-    assert [info.key for info in store.list("a/runners/")] == ["a/runners/new.json"]
+    roster.sweep(store, "a", new)
+    assert [info.key for info in store.list("a/runners/")] == [f"a/runners/{new}.json"]
 
 
 def test_a_damaged_sign_of_life_is_told() -> None:

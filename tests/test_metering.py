@@ -228,20 +228,20 @@ def test_a_batch_that_follows_a_compaction_tells_what_losing_its_number_took(tmp
         ssts=(sst("app/stages/stage/sst/merged.parquet", size=3, level=1),),
     )
     commit(writer.inner, charged(before, merged, Stats(gets=7, puts=2)))
-    store, gets = writer.store, writer.store.counts.get("get", 0)
+    store, gets = writer.store, writer.store.counts.get("get_range", 0)
     writer.batch()
     head = writer.committer.head
     assert (head.version, head.kind) == (4, "batch")
     assert head.stats is not None
     # The put of the version before, the SST, and the manifest that lost; what came first, and that nothing follows it.
     assert (head.stats.puts, head.stats.gets) == (3, 2)
-    assert store.counts["get"] - gets == 2
+    assert store.counts["get_range"] - gets == 2
     assert (head.stats.keys, head.stats.flushed_bytes, head.stats.compacted_bytes) == (10, 5, 0)
     told = writer.told()
     assert (told.flushed_bytes, told.compacted_bytes, told.commits) == (10, 3, 1)
     # All but the put of the newest, and with what the other process says.
     assert told.puts == store.counts["put"] + store.counts["put_if_absent"] - 1 + 2
-    assert told.gets == store.counts["get"] + 7
+    assert told.gets == store.counts["get_range"] + 7
     assert store.take().puts == 1
 
 

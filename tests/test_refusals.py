@@ -169,6 +169,6 @@ def test_offsets_that_are_gone_are_told_without_spark(shop: Shop) -> None:
 
 
 def test_a_clone_that_is_not_finished_is_refused_without_spark(shop: Shop) -> None:
-    origin = Origin("elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
+    origin = Origin("/elsewhere", "shop", "good", {"entries": 3, "accounts": 2}, {})
     create_app(shop.store, AppInfo(shop.name, 1, origin))
     shop.refused(shop.program(), Refused, "a clone that was not finished: accounts, entries")

@@ -83,7 +83,7 @@ def guarded(tmp_path: Path, aws_environment: pytest.MonkeyPatch, monkeypatch: py
     broker = GuardedKafka(tmp_path / "kafka")
     with signed(tmp_path / "s3", ACCESS_KEY, SECRET_KEY) as endpoint, broker:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        boto3.Session().client("s3").create_bucket(Bucket=BUCKET)
         folder = tmp_path / "app"
         folder.mkdir()
         door = f"{ports.HOST}:{broker.guarded_port}"

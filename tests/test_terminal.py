@@ -20,15 +20,17 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.operations import record
 from slackwater.snapshot.requests import Request
 from slackwater.snapshot.snapshots import pin
-from slackwater.store import codec, history, keys
+from slackwater.store import history, keys
 from slackwater.store.errors import Refused
 from slackwater.store.open import open_store
 from slackwater.store.printable import escaped_in_json, printable
 from typer.testing import CliRunner
 
 from .histories import Flight, FlightsApp, Kafka, flights
+from .hostile import as_it_is
 from .static import calls, modules
 
+ID = "01K00000000000000000000000"
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 FORGED = "a\nhint: run rm -rf\r\x1b]0;title\x07\x1b[2J\u202eevil\u2066\x85hint: b\u2028hint: c\u200bd\ud800[red]e[/red]"
 """What a stranger may call something."""
@@ -184,7 +186,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> str:
         app.commit(replace(history.read(store, app.name, stage, head.version), version=head.version + 1, by=text))
     pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", by=text, reader=app.kafka)
     record(store, app.name, f"snapshot {text}", text, text)
-    store.put(keys.request(app.name, "01K00000000000000000000000"), codec.encode(Request("01K", text, 5, text)))
+    store.put(keys.request(app.name, ID), as_it_is(Request(ID, text, 5, text)))
     return root
 
 
