@@ -161,8 +161,10 @@ class Session:
 
 @pytest.mark.parametrize("source", [TopicSource, ChannelSource])
 def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_along(
-    source: type[TopicSource | ChannelSource], tmp_path: Path
+    source: type[TopicSource | ChannelSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A planning process puts it there, which in a test is this one.
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
     session, rows = Session(), StructType([StructField("n", LongType())])
     options = {"subscribe": "t", "input": "c", "store": str(tmp_path), "app": "a", "upstream": "u"}
     private = Private(KAFKA, {"AWS_SECRET_ACCESS_KEY": PASSWORD})
