@@ -1,5 +1,6 @@
 """Compaction beside a running stage, and how a program says what it wants of it."""
 
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -247,4 +248,4 @@ def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> No
     declared = replace(stored, partitions=ROUTES.partitions, compaction=sw.leveled())
     assert _agreed(stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
     with pytest.raises(Refused, match=r"was stored as upsert\(by=n\)"):
-        _agreed(replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))
+        _agreed(dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))

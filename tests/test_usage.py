@@ -76,7 +76,7 @@ class Written:
     def merge(self, taken: Stats = A_BATCH) -> None:
         """All there is becomes one SST of half the size."""
         size = sum(sst.bytes for sst in self.head.ssts) // 2
-        self.commit((self.sst(size, 1),), taken + Stats(puts=1, bytes_written=size + 40))
+        self.commit((self.sst(size, 1),) if size else (), taken + Stats(puts=1, bytes_written=size + 40))
 
 
 @given(st.lists(st.sampled_from([1, 10, 1000, "merge", "uncounted"]), max_size=20), st.data())
