@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec import Struct
-from msgspec.structs import replace
 from ulid import ULID
 
-from ..store import apps, boundary, codec, commit, history, keys
+from ..store import apps, boundary, codec, history, keys
 from ..store import limits as fits
 from ..store.errors import ObjectExists, ObjectNotFound, Refused
 from ..store.manifest import Manifest
 from ..store.objects import ObjectInfo, ObjectStore, exists
 from .gc import storage_clock_ms
+from .retire import commit_retired
 from .survey import many
 from .topology import order
 from .users import check_unused
@@ -170,16 +170,7 @@ def _fence(store: ObjectStore, app: str, heads: dict[str, Manifest], by: str, no
     """Retire every stage that is not; receivers first, as if one by one."""
     for stage in reversed(order(heads)):
         if not heads[stage].retired:
-            heads[stage] = commit.claim(
-                store,
-                app,
-                stage,
-                writer=str(ULID()),
-                by=by,
-                now_ms=now_ms,
-                kind="retire",
-                build=lambda draft: replace(draft, recorded={}, awaited={}, captured={}),
-            )
+            heads[stage] = commit_retired(store, app, stage, by=by, now_ms=now_ms)
 
 
 def _let_settle(

@@ -22,7 +22,7 @@ from .operations import list_operations, record
 from .requests import cancel, open_requests
 from .topology import consumed, order
 
-__all__ = ["Retired", "absent", "bring_back", "readers_of", "retire"]
+__all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]
 
 _VERB = "retire"
 _LOOKED_AT = 100
@@ -89,20 +89,25 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     }
     version = head.version + 1
     if not dry_run:
-        draft = commit.claim(
-            store,
-            app,
-            stage,
-            writer=str(ULID()),
-            by=by,
-            now_ms=now_ms,
-            kind="retire",
-            build=lambda draft: replace(draft, recorded={}, awaited={}, captured={}),
-            known=head.version,
-        )
-        version = draft.version
-        _record(store, app, draft, by)
+        retired = commit_retired(store, app, stage, by=by, now_ms=now_ms, known=head.version)
+        version = retired.version
+        _record(store, app, retired, by)
     return Retired(app, stage, version, False, head.time_ms, head.by, len(head.ssts), unread, asked)
+
+
+def commit_retired(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, known: int = 0) -> Manifest:
+    """The version that retires a stage, whoever reads it: committed. Arguments and errors as of `commit.claim`."""
+    return commit.claim(
+        store,
+        app,
+        stage,
+        writer=str(ULID()),
+        by=by,
+        now_ms=now_ms,
+        kind="retire",
+        build=lambda draft: replace(draft, recorded={}, awaited={}, captured={}),
+        known=known,
+    )
 
 
 def readers_of(heads: Mapping[str, Manifest], stage: str) -> tuple[str, ...]:
