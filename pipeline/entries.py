@@ -79,7 +79,11 @@ class Entrance:
         gone = _windows(
             topic, ((p, *each) for p, each in enumerate(zip(at, earliest, strict=True)) if each[0] < each[1])
         )
-        self._refuse(f"would go on at offsets that are gone from Kafka: {', '.join(gone)}")
+        self._refuse(
+            f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
+            "restore the topic with these records, or go on without them by --accept-loss; "
+            "longer retention keeps it from happening again",
+        )
         skipped = [until - start for start, until in zip(at, offsets, strict=True)]
         before = known.lost + (0,) * (len(at) - len(known.lost))
         total = tuple(had + more for had, more in zip(before, skipped, strict=True))
@@ -131,7 +135,10 @@ class Entrance:
         behind, lost = losses.pass_over(at, gap)
         rows = f"{_rows(lost)} " if lost.rows else ""
         sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
-        self._refuse(f"would {would} gone from Kafka: {', '.join(_windows(at.topic, gap.gone))} ({sent})")
+        self._refuse(
+            f"would {would} gone from Kafka: {', '.join(_windows(at.topic, gap.gone))} ({sent})",
+            "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
+        )
         return Entry(behind, lost, losses.broken(self.head, name, gap))
 
     def _check_kept(self, known: Input) -> None:
@@ -162,11 +169,11 @@ class Entrance:
             )
         return at
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, what: str, way_out: str) -> None:
         if not self.accept_loss:
             raise Gone(
                 f"stage {self.stage!r} {what}",
-                hint="raise the topic's retention and restore it, or go on without these records by --accept-loss",
+                hint=way_out,
             )
 
 

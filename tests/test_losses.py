@@ -133,6 +133,8 @@ def test_one_claim_passes_over_the_whole_gap(reader: str, inside: str, partly: b
     ) as no:
         diamond.start("joined")
     assert "--accept-loss" in no.value.hint
+    assert "clone" in no.value.hint
+    assert "retention" not in no.value.hint, "the topic is the app's own"
     assert ("joined" in diamond.heads) == (reader == "old"), "nothing was written"
 
     diamond.start("joined", accept_loss=True)
