@@ -42,6 +42,20 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("status", "flights"),
     ("status", "staging"),
     *(("verify", ref, *deep) for ref in (*_REFS, "types") for deep in ((), ("--deep",))),
+    ("query", "lossy", _TOTALS.format("aircraft")),
+    ("query", "lossy/carriers", _TOTALS.format("carriers")),
+    ("query", "lossy@after-losses", _TOTALS.format("carriers")),
+    ("query", "lossy@after-losses", _IN_FLIGHT),
+    ("log", "lossy", "--limit", "1000"),
+    ("log", "lossy", "--operations"),
+    ("snapshot", "list", "lossy"),
+    ("snapshot", "show", "lossy", "after-losses"),
+    ("status", "lossy"),
+    *(
+        ("verify", ref, *deep)
+        for ref in ("lossy", "lossy@after-losses", "lossy/carriers")
+        for deep in ((), ("--deep",))
+    ),
     ("bisect", "flights", "--where", "SELECT carrier, delay FROM carriers WHERE delay > 1000"),
 )
 """Words of the command line. What goes by the ages of files is not here: a checkout makes all of them new."""

@@ -1,9 +1,10 @@
 """Writes the store that `tests/kept` holds of this version: `python -m tests.keep NAME`.
 
 Small apps with all that a store can hold: tombstones, a rescale, a compaction, snapshots with and without markers,
-records in flight with a snapshot and without one, a request under way, a thinned history with its boundary, a clone, a
-log of operations, and every type that a column can have. Clock and names come from here, so the same code with the same
-libraries gives the same bytes.
+records in flight with a snapshot and without one, a request under way, a thinned history with its boundary, a clone,
+claims that passed over lost records of a topic and of a channel, a retired stage, a runner's sign of life, the note of
+an app that was removed, a log of operations, and every type that a column can have. Clock and names come from here, so
+the same code with the same libraries gives the same bytes.
 
 Beside the store lie `kafka.json`, what its topics held, and `answers.json`, what the verbs answered. What they answer
 of tables is compared with what was put in before it is written down.
@@ -22,15 +23,19 @@ from unittest.mock import patch
 import msgspec
 import ulid
 from msgspec.structs import replace
+from slackwater.pipeline.entries import Entrance, enter
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.operations import record
+from slackwater.snapshot.removal import remove_app
 from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.retire import retire
+from slackwater.snapshot.roster import Beat, beat
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.store import apps, sst
+from slackwater.store import apps, boundary, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.compaction import apply
@@ -90,6 +95,8 @@ class _Making:
         ):
             self.flights()
             self.types()
+            self.gone()
+            self.lossy()
 
     def flights(self) -> None:
         app = FlightsApp(self.store, self.kafka, clock=self.clock)
@@ -114,16 +121,79 @@ class _Making:
         pin(self.store, cut, "before-deploy", by=BY, reader=self.kafka)
         self.note(app, "flights@before-deploy")
         self.clock.wait(3 * HOUR_MS)
-        app.run(flights(30))
+        app.run(flights(10))
         self.clock.wait(HOUR_MS)
         app.run([Flight("N001", "C1", 5000)])
         app.run(flights(10, aircraft=9))
         collect(self.store, app.name, Retention(all_ms=2 * HOUR_MS, hourly_ms=12 * HOUR_MS), by=BY)
+        thinned = boundary.newest(self.store, app.name)
+        assert thinned is not None
+        assert any(moment.until_ms for moment in thinned.moments)
         app.step_all()
         request(self.store, app.name, "under-way", BY)
         app.send(*flights(5))
         app.step("legs")
         self.note(app, "flights")
+
+    def gone(self) -> None:
+        """An app of which only the note is left that it was removed."""
+        app = FlightsApp(self.store, self.kafka, "gone", clock=self.clock)
+        self.clock.wait(HOUR_MS)
+        remove_app(
+            self.store, app.name, by=BY, now_ms=self.clock.now_ms, pause=lambda s: self.clock.wait(round(s * 1000))
+        )
+
+    def lossy(self) -> None:
+        """An app of which Kafka lost records before they were read, and of which a stage is retired."""
+        app = FlightsApp(self.store, self.kafka, "lossy", clock=self.clock)
+        app.step("legs", max_records=8)
+        app.step("aircraft")
+        app.step("carriers")
+        # Of the next two versions and the marker between them a part is gone, so all of them is passed over.
+        app.step("legs", max_records=4)
+        request(self.store, app.name, "never", BY)
+        kept_from = app.step("legs", max_records=2).outputs["by-aircraft"].ends
+        app.step("legs", max_records=2)
+        self.pass_over(app, "aircraft", kept_from)
+        app.step("legs", max_records=2)
+        app.step("aircraft")
+        app.step("carriers")
+        ends = self.kafka.ends(app.topic)
+        assert ends is not None
+        self.pass_over(app, "legs", tuple(end - 2 for end in ends))
+        app.step("legs")
+        cut = resolve(self.store, app.name, now_ms=self.clock.now_ms)
+        pin(self.store, cut, "after-losses", by=BY, reader=self.kafka)
+        self.note(app, "lossy@after-losses")
+        retire(self.store, app.name, "carriers", by=BY, now_ms=self.clock.tick("carriers"))
+        app.step("aircraft")
+        self.states["lossy"] = {"aircraft": self.rows(app, "aircraft")}
+        self.states["lossy/carriers"] = {"carriers": self.rows(app, "carriers")}
+        # A runner's name in its sign of life is a ULID. It ran an app whose status nobody asks for: it goes by ages.
+        beat(self.store, "types", Beat(str(ulid.ULID()), BY, {"rows": 1}))
+
+    def pass_over(self, app: FlightsApp, stage: str, earliest: tuple[int, ...]) -> None:
+        """Claim a stage whose input Kafka has only from these offsets on."""
+        head = app.heads[stage]
+        ((name, known),) = head.inputs.items()
+        ends = self.kafka.ends(known.topic)
+        assert ends is not None
+        entrance = Entrance(self.store, app.name, stage, head, lambda _: (earliest, ends), accept_loss=True)
+        if known.upstream:
+            entry = entrance.channel(name, known.topic, known.upstream)
+        else:
+            entry = entrance.topic(name, known.topic, latest=False)
+        app.heads[stage] = claim(
+            self.store,
+            app.name,
+            stage,
+            writer=self.kafka.attempt(),
+            by=BY,
+            now_ms=self.clock.tick(stage),
+            build=lambda draft: enter(self.store, draft, {name: entry}, BY),
+        )
+        assert app.heads[stage].lost
+        assert sum(app.heads[stage].inputs[name].lost)
 
     def clone(self, app: FlightsApp) -> None:
         clone(self.store, "flights@at-noon", "staging", topics={}, channels=self.kafka, by=BY, now_ms=app.clock.now_ms)
@@ -148,9 +218,10 @@ class _Making:
         app.commit(replace(draft, ssts=apply(head.ssts, done)))
 
     def note(self, app: FlightsApp, ref: str) -> None:
-        self.states[ref] = {
-            stage: [(name, num, delay) for name, (num, delay, _) in app.state[stage].items()] for stage in STAGES[1:]
-        }
+        self.states[ref] = {stage: self.rows(app, stage) for stage in STAGES[1:]}
+
+    def rows(self, app: FlightsApp, stage: str) -> list[tuple[object, ...]]:
+        return [(name, num, delay) for name, (num, delay, _) in app.state[stage].items()]
 
     def types(self) -> None:
         """A table of every type, its rows overwritten and deleted."""

@@ -12,12 +12,15 @@ import pytest
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
+from slackwater.snapshot.removal import remove_app
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.roster import beats
 from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import try_complete
 from slackwater.snapshot.verify import verify
+from slackwater.store import boundary, history
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
@@ -35,6 +38,7 @@ ASKED = [
     for version, answers in ANSWERS.items()
     for then in answers
 ]
+SINCE_FORMAT_2 = [version for version in VERSIONS if (KEPT / version / "store" / "lossy").exists()]
 
 
 @pytest.fixture(scope="module")
@@ -141,4 +145,51 @@ def test_collecting_what_an_earlier_version_wrote_keeps_its_snapshots(
     with closing(SstCache(tmp_path / "cold", 1 << 30)) as cache:
         assert {ref: rows(open_store(str(root)), cache, ref) for ref in before} == before
     for ref in before:
+        assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_2, indirect=True)
+def test_what_came_with_format_2_is_there_and_is_read(root: Path, store: ObjectStore) -> None:
+    for stage, name, rows_lost in (("legs", "flights", False), ("aircraft", "by-aircraft", True)):
+        versions = list(history.after(store, "lossy", stage, 0))
+        (at,) = [number for number, version in enumerate(versions) if version.lost]
+        assert bool(sum(versions[at].lost[name].rows)) is rows_lost
+        assert versions[at + 1].kind == "batch"
+        assert versions[-1].inputs[name].lost == versions[at].inputs[name].lost != ()
+    assert [each.kind for each in history.after(store, "lossy", "carriers", 0)][-1] == "retire"
+    thinned = boundary.newest(store, "flights")
+    assert thinned is not None
+    assert any(moment.until_ms for moment in thinned.moments)
+    (alive,) = beats(store, "types", 0)
+    assert alive.stages == {"rows": 1}
+    gone = remove_app(store, "gone", by="test", now_ms=LATER_MS)
+    assert (gone.already, gone.removal.stages) == (True, ("aircraft", "carriers", "legs"))
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_2, indirect=True)
+def test_an_app_goes_on_behind_what_it_lost_and_brings_a_retired_stage_back(root: Path, store: ObjectStore) -> None:
+    app = FlightsApp(store, kafka_of(root), "lossy")
+    app.clock.now_ms = LATER_MS - 100_000
+    app.run(flights(20))
+    for stage in STAGES:
+        assert rows_of(store, app.heads[stage]) == app.state[stage]
+    assert resolve(store, "lossy", now_ms=LATER_MS).versions.keys() == set(STAGES)
+    for ref in ("lossy", "lossy@after-losses"):
+        assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_2, indirect=True)
+def test_collecting_beside_a_retired_stage_and_losses_keeps_the_snapshot(
+    root: Path, store: ObjectStore, tmp_path: Path
+) -> None:
+    for path in root.rglob("*.*"):
+        os.utime(path, (1, 1))
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        before = {ref: rows(store, cache, ref) for ref in ("lossy", "lossy@after-losses")}
+        retired = rows(store, cache, "lossy/carriers")["carriers"]
+        assert collect(store, "lossy", Retention(versions=1), by="test").objects
+    with closing(SstCache(tmp_path / "cold", 1 << 30)) as cache:
+        assert {ref: rows(open_store(str(root)), cache, ref) for ref in before} == before
+        assert rows(open_store(str(root)), cache, "lossy/carriers")["carriers"] == retired
+    for ref in (*before, "lossy/carriers"):
         assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
