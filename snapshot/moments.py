@@ -112,9 +112,13 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
 
 def with_retired(line: Line, cut: Cut) -> Cut:
     """The cut as a place on the line: with the stages that it leaves out because they were retired by then."""
-    absent = line.heads.stages.keys() - cut.stages.keys()
-    then = {stage: history.latest_at(line.store, cut.app, stage, cut.time_ms) for stage in absent}
-    return replace(cut, stages={**cut.stages, **{stage: found for stage, found in then.items() if found is not None}})
+    retired = {}
+    for stage, head in line.heads.stages.items():
+        then = None if stage in cut.stages else history.latest_at(line.store, cut.app, stage, cut.time_ms)
+        # Others are absent because they had not begun, though a clock that is ahead may say otherwise.
+        if then is not None and (then.retired or head.retired):
+            retired[stage] = then
+    return replace(cut, stages={**cut.stages, **retired})
 
 
 def _heads(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
