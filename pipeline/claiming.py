@@ -136,6 +136,11 @@ class Claimer:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
         try:
             return kafka_client.offsets(self.kafka, topic)
+        except Refused:
+            if topic in self._channels((stage,)):
+                # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.
+                self.check_channels((stage,))
+            raise
         except NotFound as error:
             for channel in map(self.app.channel, stage.channels):
                 if topic == self._topic_of(channel):

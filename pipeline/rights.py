@@ -11,7 +11,6 @@ __all__ = ["lacking"]
 
 _UNAUTHORISED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
 

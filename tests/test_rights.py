@@ -1,5 +1,6 @@
 """What an app must be allowed to do in Kafka: with these rights it runs, and each that is missing is named."""
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,20 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
         eventually(lambda attempt=attempt: not refusal(attempt), f"{right} on {named} is enough", 60)  # type: ignore[misc]
 
 
+def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
+    topic = f"slow-{uuid4().hex[:8]}"
+    admin, user = secured.client(ADMIN), secured.client(USER)
+    kafka_client.create_topic(admin, topic, 1)
+    secured.allow("Read", "topic", topic)
+    eventually(lambda: not refusal(lambda: kafka_client.offsets(user, topic)), "the right to read")
+    # Nothing is there until long after the broker has refused to name the group's coordinator.
+    late = threading.Timer(3, records.send, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
+    late.start()
+    found = [one.value() for chunk in records.read_range(user, topic, 0, 0, 1, patience_s=30) for one in chunk]
+    late.join()
+    assert found == [b"one"]
+
+
 @dataclass
 class Guarded(Ledger):
     """An app whose user may do what was allowed; the topic is the administrator's."""
@@ -78,13 +93,9 @@ class Guarded(Ledger):
         return super().environment() | mine
 
 
-@pytest.mark.spark
-@pytest.mark.soak  # a broker of its own, and an app that runs three times
-@pytest.mark.usefixtures("one_spark")
-def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_alone(
-    secured: SecuredKafka, tmp_path: Path
-) -> None:
-    ledger = Guarded(secured.bootstrap, tmp_path, broker=secured)
+def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
+    """An app that was refused for each right that it lacks, in the order in which whoever gives them hears of them."""
+    ledger = Guarded(secured.bootstrap, folder, broker=secured)
     ledger.send(600)
     ledger.user = USER
     with pytest.raises(Refused, match=f"the right Describe on topic '{ledger.topic}' is missing"):
@@ -94,6 +105,28 @@ def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_al
     with pytest.raises(Refused, match=f"the right Create on topic '{ledger.app}-.*' is missing"):
         ledger.catch_up()
     assert list(open_store(ledger.store).list("")) == []
+    return ledger
+
+
+def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    ledger = may_read_its_topic_alone(secured, tmp_path)
+    secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
+    channel = f"{ledger.app}-by-account-repartition"
+    new = {channel: 1}
+    eventually(lambda: not refusal(lambda: kafka_client.create_topics(ledger.kafka, new, only_ask=True)), "the right")
+    with pytest.raises(Refused, match=f"the right Describe on topic '{channel}' is missing"):
+        ledger.catch_up()
+
+
+@pytest.mark.spark
+@pytest.mark.soak  # a broker of its own, and an app that runs three times
+@pytest.mark.usefixtures("one_spark")
+def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_alone(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    ledger = may_read_its_topic_alone(secured, tmp_path)
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
     new = {f"{ledger.app}-by-account-repartition": 1}

@@ -8,10 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.taking import answers, request
 from slackwater.store import history
 from slackwater.store.open import open_store
 
-from .running import PATIENCE_S, Ledger, Running, eventually
+from .running import DIAMOND, LEDGER, PATIENCE_S, Ledger, Running, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -165,26 +167,46 @@ def first_batch(ledger: Ledger, app: Running) -> None:
 
 
 def is_idle(ledger: Ledger, app: Running) -> None:
-    says(app, "waiting for records: everything is read")
+    says(app, "waiting for records")
+    eventually(ledger.has_caught_up, "everything is read")
 
 
 def compacts(ledger: Ledger, app: Running) -> None:
-    def merged() -> bool:
-        store = open_store(ledger.store)
-        heads = (history.head(store, ledger.app, stage) for stage in history.list_stages(store, ledger.app))
-        return any(sst.level for head in heads if head is not None for sst in head.ssts)
+    """A merge is held, by sabotage, until it is told to stop."""
 
-    def many() -> bool:
-        ledger.send(200)
-        return merged()
+    def merges() -> bool:
+        ledger.send(20)
+        return (ledger.folder / "held").exists() or app.process.poll() is not None
 
-    eventually(many, "compactions go on")
+    eventually(lambda: claimed(ledger), "it has begun")
+    eventually(merges, "a merge is under way")
+    assert (ledger.folder / "held").exists(), app.errors.read_text()
 
 
 def captures(ledger: Ledger, app: Running) -> None:
-    is_idle(ledger, app)
+    """The first stage has recorded its version for a snapshot, and others have not."""
+    store = open_store(ledger.store)
+
+    def far() -> bool:
+        head = history.head(store, ledger.app, ledger.last_stage) if claimed(ledger) else None
+        return app.process.poll() is not None or (head is not None and head.kind == "batch")
+
+    eventually(far, "records come to the last stage")
     ledger.send(5_000)
-    ledger.slackwater("snapshot", "take", ledger.app, "now", "--timeout", "1", check=False)
+    asked = request(store, ledger.app, "amid", "tests")
+
+    def under_way() -> bool:
+        found = answers(store, ledger.app, asked)
+        return app.process.poll() is not None or found["moves"].version is not None
+
+    eventually(under_way, "the first stage records its version")
+    assert not all(answer.finished for answer in answers(store, ledger.app, asked).values())
+
+
+def is_completed(ledger: Ledger) -> None:
+    """The snapshot that the run was asked for amidst which it was stopped, by the run after it."""
+    assert open_requests(open_store(ledger.store), ledger.app) == ()
+    ledger.check_snapshot("amid")
 
 
 @pytest.mark.soak
@@ -197,9 +219,15 @@ def test_in_any_phase_whoever_hears_of_it(
     number: int,
     whom: Callable[[Running, int], None],
 ) -> None:
-    with ledger.running("--max-records", "1000", for_people=True) as app:
+    ledger.program = DIAMOND if phase is captures else LEDGER
+    sabotage = "accounts merges" if phase is compacts else ""
+    # Of few records each, so that there are many batches to merge, and markers have some to overtake.
+    most = "100" if phase in (compacts, captures) else "1000"
+    with ledger.running("--max-records", most, sabotage=sabotage, for_people=True) as app:
         phase(ledger, app)
         before = processes(app)
         whom(app, number)
         ended(app, before)
     nothing_is_lost(ledger)
+    if phase is captures:
+        is_completed(ledger)

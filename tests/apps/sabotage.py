@@ -1,6 +1,7 @@
 """What may befall a runner under test: `SABOTAGE=<stage>` kills it between that stage's marker and its commit, and
 `SABOTAGE=<stage> ahead` before a commit of that stage, once others wait behind it. `SABOTAGE=<stage> held` holds its
 first batch back from its commit: while there is a file `held` beside the cache, until there is one `go`.
+`SABOTAGE=<stage> merges` holds each merge of that stage's back in the same way, until it is told to stop.
 
 Loaded by the app's own file, in the runner's process: production code has no hook for it.
 """
@@ -8,14 +9,18 @@ Loaded by the app's own file, in the runner's process: production code has no ho
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slackwater.pipeline import stage_runner
 from slackwater.pipeline.spool_folder import beside
+from slackwater.store import merging
 from slackwater.store.manifest import Manifest
 from slackwater.store.objects import ObjectStore
 
 _commit = stage_runner.commit.commit
+_merge = merging.run
 _stage, _, _when = os.environ["SABOTAGE"].partition(" ")
 
 
@@ -28,11 +33,17 @@ def _die_before(store: ObjectStore, manifest: Manifest) -> None:
     _commit(store, manifest)
 
 
-def _hold() -> None:
+def _merge_late(store: ObjectStore, cache: Any, app: str, stage: str, *words: Any, stop: Callable[[], bool]) -> Any:
+    if stage == _stage:
+        _hold(stop)
+    return _merge(store, cache, app, stage, *words, stop=stop)
+
+
+def _hold(over: Callable[[], bool] = lambda: False) -> None:
     folder = Path(os.environ["SLACKWATER_CACHE"]).parent
     (folder / "held").touch()
     deadline = time.monotonic() + 60
-    while not (folder / "go").exists() and time.monotonic() < deadline:
+    while not (folder / "go").exists() and not over() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -52,4 +63,7 @@ def _runs_ahead(manifest: Manifest) -> bool:
     return True
 
 
-stage_runner.commit.commit = _die_before
+if _when == "merges":
+    merging.run = _merge_late
+else:
+    stage_runner.commit.commit = _die_before
