@@ -159,6 +159,12 @@ def commit_offsets(kafka: Kafka, group: str, positions: Mapping[str, tuple[int, 
     """
     key = kept("group", kafka, group)
     if key not in clients:
+        # Without a right on the group a commit never ends, nor does the consumer's end.
+        try:
+            _admin(kafka).describe_consumer_groups([group], request_timeout=3)[group].result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                raise
         clients[key] = Consumer(properties(kafka, **{"group.id": group, "enable.auto.commit": False}))
     consumer: Consumer = clients[key]
     places = [

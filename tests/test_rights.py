@@ -1,14 +1,15 @@
 """What an app must be allowed to do in Kafka: with these rights it runs, and each that is missing is named."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from slackwater.pipeline import groups, records
 from slackwater.pipeline import kafka as kafka_client
-from slackwater.pipeline import records
 from slackwater.store.errors import Refused
 from slackwater.store.open import open_store
 
@@ -74,6 +75,15 @@ def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
     found = [one.value() for chunk in records.read_range(user, topic, 0, 0, 1, patience_s=30) for one in chunk]
     late.join()
     assert found == [b"one"]
+
+
+def test_without_a_right_on_groups_an_announcement_ends(secured: SecuredKafka) -> None:
+    topic = f"told-{uuid4().hex[:8]}"
+    kafka_client.create_topic(secured.client(ADMIN), topic, 1)
+    secured.allow("Read", "topic", topic)
+    started = time.monotonic()
+    groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
+    assert time.monotonic() - started < 15
 
 
 @dataclass
