@@ -117,7 +117,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
     info = apps.read_app(store, app)
     heads: dict[str, Manifest] = {}
     damaged: list[str] = []
-    for stage in roster.current_stages(store, app):
+    for stage in history.list_stages(store, app):
         try:
             head = history.head(store, app, stage)
         except Corruption as error:

@@ -92,7 +92,7 @@ class Outlook:
         """What stages are that run elsewhere, or nowhere."""
         try:
             self._alive = roster.beats(self._store, self._app, time.time_ns() // 1_000_000)
-            names = set(roster.current_stages(self._store, self._app)) - self._beat.stages.keys()
+            names = set(history.list_stages(self._store, self._app)) - self._beat.stages.keys()
             found = {}
             for stage in sorted(names):
                 known = self._others.get(stage)

@@ -1,4 +1,4 @@
-"""Which stages an app has, and which of them a runner has that gives signs of life.
+"""Which stages of an app a runner has that gives signs of life.
 
 A runner writes one small object of its own every quarter of a minute, and takes it away when it ends in order. Its age
 tells of those that were killed.
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from ..store import codec, history, keys
+from ..store import codec, keys
 from ..store import limits as fits
 from ..store.errors import ObjectNotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore, documents
 
-__all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "current_stages", "last_beat", "runner_of", "sweep"]
+__all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "last_beat", "runner_of", "sweep"]
 
 BEAT_S = 15.0
 """How often a runner writes its sign of life."""
@@ -32,11 +32,6 @@ class Beat(Struct, frozen=True):
     """host:pid."""
     stages: dict[fits.Name, fits.Epoch]
     """The stages it has claimed, and under which epoch."""
-
-
-def current_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Names of the stages that belong to the app now, in order."""
-    return history.list_stages(store, app)
 
 
 def beat(store: ObjectStore, app: str, runner: Beat) -> None:
