@@ -120,12 +120,12 @@ def run(
             if asked := _known_master(options):
                 check_unflushed(limits, asked)
             info = apps.find_app(store, app.name)
-            if info is not None and (missing := unfinished(store, info)):
-                raise Refused(
-                    f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-                    hint="run the same `slackwater clone` again; it goes on where it stopped",
-                )
             if info is not None:
+                if missing := unfinished(store, info):
+                    raise Refused(
+                        f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+                        hint="run the same `slackwater clone` again; it goes on where it stopped",
+                    )
                 _tell_absent(store, app)
             any_claimer = Claimer(
                 store=store,
