@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..store.errors import Usage
+from ..errors import Usage
 from . import humane, options, thinned
 from .output import Part, Progress, output_for
 from .settings import load

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from ..store.errors import SlackwaterError, Usage
+from ..errors import SlackwaterError, Usage
 from . import terminal
 from .output import output_for
 

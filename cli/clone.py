@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..store.errors import NotFound, Usage
+from ..errors import NotFound, Usage
 from . import humane, options, thinned
 from .output import Part, output_for
 from .settings import load

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import SlackwaterError, Unavailable, Usage
+from ..errors import SlackwaterError, Unavailable, Usage
 from . import humane, options
 from .output import Output, Part, output_for
 from .settings import load

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Usage
+from ..errors import Usage
 from . import humane, options
 from .output import Part, output_for
 from .retire import ask_whether_gone

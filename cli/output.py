@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from ..store.errors import SlackwaterError
+from ..errors import SlackwaterError
 from . import terminal
 from .terminal import Part
 

@@ -6,12 +6,12 @@ A few requests per stage, and nothing of the state: of the number of keys, manif
 import time
 from dataclasses import dataclass
 
+from ..errors import Corruption
 from ..snapshot import roster
 from ..snapshot.lag import EndOffsets, input_lag
 from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store import apps, history
-from ..store.errors import Corruption
 from ..store.manifest import Manifest, Origin
 from ..store.objects import ObjectStore
 from ..store.runs import deltas, l0_files

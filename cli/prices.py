@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from ..store.errors import Usage
+from ..errors import Usage
 from .humane import nearest
 
 __all__ = ["check"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..store.errors import Usage
+from ..errors import Usage
 from . import humane, options, thinned
 from .output import Output, Part, output_for
 from .settings import Settings, load

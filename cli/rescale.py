@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Usage
+from ..errors import Usage
 from . import humane, options
 from .output import output_for
 from .settings import load

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..store.errors import Usage
+from ..errors import Usage
 from .humane import nearest
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Unavailable, Usage
+from ..errors import Unavailable, Usage
 from . import humane, options
 from .output import Part, output_for
 from .settings import Settings, load

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..store.errors import Usage
+from ..errors import Usage
 from ..store.s3_settings import as_variables, exported, settings_in
 from . import prices, retention
 from .humane import nearest

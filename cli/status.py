@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..store.errors import Corruption, Refused, SlackwaterError, Usage
+from ..errors import Corruption, Refused, SlackwaterError, Usage
 from . import humane, options
 from .output import Output, Part, output_for
 from .settings import Settings, load

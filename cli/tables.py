@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..store.printable import printable
+from ..printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.errors import Refused, Usage
+from ..errors import Refused, Usage
 from ..store.python_values import python_rows, python_values
 from .tables import Grid
 

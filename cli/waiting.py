@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ..store.errors import Refused, Unavailable
+from ..errors import Refused, Unavailable
 from . import humane
 from .output import Output, Progress
 from .retire import ask_whether_gone

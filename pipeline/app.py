@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from ..store.errors import NotFound, Refused, Usage
+from ..errors import NotFound, Refused, Usage
+from ..knobs import whole
 from ..store.keys import check_name, check_topic
-from ..store.knobs import whole
 from ..store.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ..store.manifest import Policy
 from .lifetime import lifetime_ms

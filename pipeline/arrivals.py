@@ -20,7 +20,7 @@ from ..chandy_lamport import (
     Requested,
     SendMarker,
 )
-from ..store.errors import Corruption
+from ..errors import Corruption
 from ..store.manifest import Manifest, Span
 from .planner import Position
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from ulid import ULID
 
+from ..errors import Refused
 from ..snapshot.capture import ADDRESS
 from ..snapshot.in_flight import InFlight
-from ..store.errors import Refused
 from . import kafka as kafka_client
 from . import records
 from .groups import announce

@@ -9,10 +9,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ..errors import NotFound, Refused
 from ..snapshot.clone import channel_topic
 from ..snapshot.retire import bring_back
 from ..store import commit, history, ttl
-from ..store.errors import NotFound, Refused
 from ..store.manifest import Manifest, Output, Table, Ttl
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from ..errors import CommitConflict, Fenced, Refused
 from ..store import boundary, commit, history
 from ..store.compaction import Done
-from ..store.errors import CommitConflict, Fenced, Refused
 from ..store.manifest import Manifest, Stats
 from ..store.metering import charged
 from ..store.objects import ObjectStore

@@ -10,10 +10,10 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from ..errors import SlackwaterError
 from ..store import compaction, merging
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done
-from ..store.errors import SlackwaterError
 from ..store.manifest import Manifest, Sst
 from ..store.objects import ObjectStore
 from ..store.picking import pick_for

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from ..errors import Corruption, Refused, Unavailable
 from ..snapshot import operations, requests, taking
 from ..snapshot.capture import ChannelReader
 from ..snapshot.requests import Request
-from ..store.errors import Corruption, Refused, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ..errors import Gone, Refused
 from ..snapshot import losses, operations, requests
 from ..store import history
-from ..store.errors import Gone, Refused
 from ..store.manifest import Input, Lost, Manifest
 from ..store.objects import ObjectStore
 

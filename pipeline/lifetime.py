@@ -6,7 +6,7 @@ import re
 
 import pyarrow as pa
 
-from ..store.errors import NotFound, Refused, Usage
+from ..errors import NotFound, Refused, Usage
 from ..store.limits import MAX_TTL_MS
 from ..store.manifest import Ttl
 

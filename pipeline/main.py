@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from ..store.errors import NotFound, Usage
+from ..errors import NotFound, Usage
 from .app import App
 from .blame import told_as_the_users
 from .news import News

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from ..errors import Refused
 from ..snapshot.lag import StageLag
-from ..store.errors import Refused
 from .progress import Progress
 
 __all__ = ["Metrics"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from ..store.errors import Unavailable
+from ..errors import Unavailable
 
 __all__ = ["Patience"]
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ..errors import Corruption, Refused, Unavailable
 from ..snapshot import roster
 from ..snapshot.lag import StageLag, input_lag
 from ..store import history
-from ..store.errors import Corruption, Refused, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ..errors import Unavailable
 from ..snapshot.requests import open_requests
 from ..store import history
-from ..store.errors import Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .kafka import end_offsets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ..store.knobs import finite, whole
+from ..knobs import finite, whole
 from ..store.limits import AMPLIFICATION_MOST, FANOUT_LEAST, FANOUT_MOST, MAX_FILE_BYTES, MAX_MERGE_RUNS
 from ..store.manifest import Policy
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
+from ..errors import SlackwaterError
 from ..store.cache import SstCache
-from ..store.errors import SlackwaterError
 from ..store.manifest import Manifest, Sst
 from ..store.objects import ObjectStore
 from ..store.reads import Reads

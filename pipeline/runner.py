@@ -18,12 +18,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from ulid import ULID
 
+from ..errors import Refused, Usage
 from ..snapshot.clone import unfinished
 from ..snapshot.retire import absent
 from ..store import apps
 from ..store.cache import SstCache
 from ..store.counting import CountingStore
-from ..store.errors import Refused, Usage
 from ..store.manifest import AppInfo
 from ..store.objects import ObjectStore
 from ..store.open import access_to, open_store

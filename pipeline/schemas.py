@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from ..errors import NotFound, Refused, Usage
 from ..store import keys
-from ..store.errors import NotFound, Refused, Usage
 from ..store.hashing import hash_keys
 from ..store.manifest import Column, Table
 from ..store.types import from_arrow

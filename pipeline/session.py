@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from ..store.errors import Refused
+from ..errors import Refused
 from . import jvm
 from .conf import SECRETS
 from .interpreter import interpreter

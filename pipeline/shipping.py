@@ -57,7 +57,7 @@ def ship_slackwater(spark: SparkContext) -> None:
 
 def _zipped(home: Path) -> bytes:
     """The modules as a zip; the same modules give the same bytes, as Spark takes no other file of a name it knows."""
-    modules = [home / "__init__.py"]
+    modules = sorted(home.glob("*.py"))
     modules += (module for package in _PACKAGES for module in sorted((home / package).rglob("*.py")))
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as packed:

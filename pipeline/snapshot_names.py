@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..errors import Corruption, Unavailable
 from ..snapshot.requests import open_requests
 from ..snapshot.snapshots import list_snapshots
-from ..store.errors import Corruption, Unavailable
 from ..store.objects import ObjectStore
 
 __all__ = ["SnapshotNames"]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.errors import Refused, Usage
+from ..errors import Refused, Usage
 from . import fanin
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of
 

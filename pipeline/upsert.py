@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.errors import Usage
+from ..errors import Usage
 from ..store.hashing import digests
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
 

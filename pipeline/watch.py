@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
+from ..errors import SlackwaterError, Unavailable
 from ..store import history
-from ..store.errors import SlackwaterError, Unavailable
 from ..store.manifest import Input
 from ..store.objects import ObjectStore
 from . import kafka as kafka_client

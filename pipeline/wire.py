@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..errors import Corruption
 from ..snapshot.capture import ADDRESS
-from ..store.errors import Corruption
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
+from ..errors import NotFound
 from ..store import history
 from ..store.cache import SstCache
-from ..store.errors import NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .capture import ChannelReader

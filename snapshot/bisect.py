@@ -15,9 +15,9 @@ from math import ceil, log2
 import duckdb
 import pyarrow as pa
 
+from ..errors import Refused, Usage
 from ..store import boundary
 from ..store.cache import SstCache
-from ..store.errors import Refused, Usage
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .answers import answer

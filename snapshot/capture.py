@@ -19,10 +19,10 @@ import xxhash
 from msgspec import Struct
 from ulid import ULID
 
+from ..errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store import checks, keys, spark_ddl
 from ..store import limits as fits
 from ..store.checks import Wrong
-from ..store.errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store.objects import ObjectStore
 from ..store.whole import read_whole
 from .in_flight import InFlight

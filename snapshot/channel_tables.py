@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from ..store.errors import Usage
+from ..errors import Usage
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from . import capture

@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
+from ..errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
 from ..store import apps, codec, history, keys
 from ..store import limits as fits
 from ..store.commit import commit
-from ..store.errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
 from ..store.manifest import AppInfo, Input, Manifest, Origin, Sst
 from ..store.objects import ObjectStore
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ..store.errors import Usage
+from ..errors import Usage
 from ..store.hashing import normalise_keys
 from ..store.manifest import Table
 from ..store.types import arrow_schema

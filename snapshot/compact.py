@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from ..errors import Refused, Unavailable
 from ..store import history
 from ..store.cache import SstCache
 from ..store.commit import is_retired
-from ..store.errors import Refused, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from ..store.picking import pick_for

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 
+from ..errors import Corruption, NotFound, SlackwaterError
 from ..store import boundary, history
-from ..store.errors import Corruption, NotFound, SlackwaterError
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .line import newest_first

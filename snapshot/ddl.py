@@ -5,8 +5,8 @@ The types are those in which pyspark hands these columns to Arrow.
 
 import pyarrow as pa
 
+from ..errors import Corruption
 from ..store import spark_ddl
-from ..store.errors import Corruption
 from ..store.spark_ddl import Fields, Type
 
 __all__ = ["arrow_of"]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..errors import NotFound
 from ..store import keys
-from ..store.errors import NotFound
 from ..store.objects import ObjectInfo, ObjectStore, exists
 from .gc import MARGIN_MS, look
 from .litter import last_word_ms, unnamed_records

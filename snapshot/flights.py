@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..errors import Corruption, NotFound
 from ..store import history
-from ..store.errors import Corruption, NotFound
 from ..store.objects import ObjectStore
 from .findings import as_sentence
 from .in_flight import InFlight, stretch

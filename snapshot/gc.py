@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ..errors import Corruption, SlackwaterError
 from ..store import apps, boundary, keys
 from ..store.boundary import MIN_AGE_MS, Boundary
-from ..store.errors import Corruption, SlackwaterError
 from ..store.leftovers import Leftover, Leftovers
 from ..store.objects import ObjectInfo, ObjectStore
 from .litter import abandoned, orphans, unnamed_records

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from ..store.errors import ObjectNotFound
+from ..errors import ObjectNotFound
 from ..store.keys import check_key
 from ..store.manifest import Manifest, Sst
 from ..store.objects import ObjectStore

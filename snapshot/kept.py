@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ..store.errors import Corruption, ObjectNotFound
+from ..errors import Corruption, ObjectNotFound
 from ..store.objects import ObjectStore
 from ..store.whole import read_whole
 from .capture import ADDRESS, Captured, CapturedObject

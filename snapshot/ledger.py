@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 
 from .. import chandy_lamport as protocol
-from ..store.errors import NotFound, Refused, SlackwaterError, Unavailable
+from ..errors import NotFound, Refused, SlackwaterError, Unavailable
 from .capture import Captured, ChannelReader, count_by_partition
 from .findings import Checked, as_sentence
 from .flights import Flight

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ..store.errors import NotFound
+from ..errors import NotFound
 from ..store.hashing import hash_keys
 from ..store.index import point_get
 from ..store.objects import ObjectStore

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..store.errors import NotFound, Refused, Unavailable
+from ..errors import NotFound, Refused, Unavailable
 from .findings import Checked
 from .snapshots import Snapshot
 from .topology import Channel, Cut, channels

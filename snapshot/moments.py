@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from ..errors import NotFound
 from ..store import apps, boundary, history
 from ..store.boundary import Boundary, Moment
-from ..store.errors import NotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .consistency import lower_receivers, raise_senders

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from msgspec import Struct
 from ulid import ULID
 
+from ..errors import ObjectNotFound
 from ..store import codec, keys
 from ..store import limits as fits
-from ..store.errors import ObjectNotFound
 from ..store.objects import ObjectStore, documents
 
 __all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]

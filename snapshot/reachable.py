@@ -22,8 +22,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ..errors import Corruption, NotFound
 from ..store.boundary import Boundary, Moment
-from ..store.errors import Corruption, NotFound
 from ..store.manifest import Manifest
 from .consistency import raise_senders
 from .retention import Retention

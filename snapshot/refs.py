@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ..store.errors import Usage
+from ..errors import Usage
 from ..store.keys import check_name
 
 __all__ = [

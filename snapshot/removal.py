@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from msgspec import Struct
 from ulid import ULID
 
+from ..errors import ObjectExists, ObjectNotFound, Refused
 from ..store import apps, boundary, codec, history, keys
 from ..store import limits as fits
-from ..store.errors import ObjectExists, ObjectNotFound, Refused
 from ..store.manifest import Manifest
 from ..store.objects import ObjectInfo, ObjectStore, exists
 from .gc import storage_clock_ms

@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
+from ..errors import ObjectNotFound, Refused
 from ..store import codec, keys
 from ..store import limits as fits
-from ..store.errors import ObjectNotFound, Refused
 from ..store.objects import ObjectStore, documents
 
 __all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]

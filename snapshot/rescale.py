@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from ulid import ULID
 
+from ..errors import Refused
+from ..knobs import whole
 from ..store import commit, history
-from ..store.errors import Refused
-from ..store.knobs import whole
 from ..store.limits import MAX_PARTITIONS
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore

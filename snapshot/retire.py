@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from ulid import ULID
 
+from ..errors import NotFound, Refused
 from ..store import commit, history
-from ..store.errors import NotFound, Refused
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from .moments import stages_of

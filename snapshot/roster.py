@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
+from ..errors import ObjectNotFound
 from ..store import codec, keys
 from ..store import limits as fits
-from ..store.errors import ObjectNotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore, documents
 

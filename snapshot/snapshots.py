@@ -6,9 +6,9 @@ from typing import Literal
 from msgspec import Struct
 from ulid import ULID
 
+from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
 from ..store import apps, boundary, checks, codec, history, keys
 from ..store import limits as fits
-from ..store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
 from ..store.objects import ObjectStore, documents, exists
 from ..store.open import open_store
 from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard

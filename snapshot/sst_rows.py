@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from ..errors import Corruption
 from ..store.blocks import decode, fetch
-from ..store.errors import Corruption
 from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.manifest import Sst, Table
 from ..store.objects import ObjectStore

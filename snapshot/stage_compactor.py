@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from ulid import ULID
 
+from ..errors import CommitConflict, Corruption, Fenced
 from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done, apply
 from ..store.counting import CountingStore
-from ..store.errors import CommitConflict, Corruption, Fenced
 from ..store.manifest import Manifest, Stats
 from ..store.merging import Stopped, run
 from ..store.metering import charged

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
+from ..errors import ObjectNotFound
 from ..store import boundary, history, keys
-from ..store.errors import ObjectNotFound
 from ..store.manifest import Input, Lost, Manifest, Output
 from ..store.objects import ObjectStore
 from .findings import Checked, noted

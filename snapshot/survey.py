@@ -14,10 +14,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ..errors import Corruption, ObjectNotFound
 from ..store import boundary, codec, history, keys
 from ..store import limits as fits
 from ..store.boundary import MIN_AGE_MS, Boundary
-from ..store.errors import Corruption, ObjectNotFound
 from ..store.manifest import Manifest
 from ..store.objects import ObjectInfo, ObjectStore
 from .reachable import Known, StageKnown

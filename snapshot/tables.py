@@ -14,9 +14,9 @@ from uuid import uuid4
 import duckdb
 import pyarrow as pa
 
+from ..errors import NotFound, SlackwaterError, Usage
 from ..store import relation
 from ..store.cache import SstCache
-from ..store.errors import NotFound, SlackwaterError, Usage
 from ..store.manifest import Table
 from ..store.objects import ObjectStore
 from .channel_tables import SCHEMA_NAME

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ulid import ULID
 
 from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
+from ..errors import Corruption, Refused
 from ..store import apps, codec, history, keys
-from ..store.errors import Corruption, Refused
 from ..store.manifest import Manifest, Span
 from ..store.objects import ObjectStore
 from .capture import Captured, ChannelReader, capture, discard

@@ -7,8 +7,8 @@ SST of another app that the one before it did not, so the oldest that is left na
 
 from collections.abc import Iterator
 
+from ..errors import NotFound, Refused
 from ..store import apps, history
-from ..store.errors import NotFound, Refused
 from ..store.objects import ObjectStore
 from ..store.open import open_store
 from .snapshots import Snapshot, clone_lives, list_snapshots, of_snapshot

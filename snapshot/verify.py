@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import Corruption, NotFound, Unavailable
 from ..store import history, keys
 from ..store.blocks import holder
 from ..store.counting import CountingStore
-from ..store.errors import Corruption, NotFound, Unavailable
 from ..store.manifest import Manifest
 from ..store.objects import ObjectStore
 from . import intact, kept, ledger, marked, sst_rows, succession

@@ -8,7 +8,7 @@ protocol (`chandy_lamport`). Importing this package loads none of boto3, pyarrow
 that needs them.
 """
 
-from .errors import SlackwaterError
+from ..errors import SlackwaterError
 from .manifest import AppInfo, Manifest
 from .objects import ObjectInfo, ObjectStore
 from .open import open_store

@@ -1,7 +1,7 @@
 """Which apps a store root holds, and who they are."""
 
+from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused
 from . import codec, keys
-from .errors import NotFound, ObjectExists, ObjectNotFound, Refused
 from .manifest import AppInfo
 from .objects import ObjectStore
 

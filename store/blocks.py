@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from ..errors import Corruption, ObjectNotFound
 from .counting import CountingStore
-from .errors import Corruption, ObjectNotFound
 from .manifest import Sst
 from .objects import ObjectStore
 from .open import open_store

@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from ..errors import ObjectExists, ObjectNotFound, Refused
 from . import checks, codec, keys
 from . import limits as fits
-from .errors import ObjectExists, ObjectNotFound, Refused
 from .objects import ObjectStore, documents
 
 __all__ = [

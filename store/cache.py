@@ -20,9 +20,9 @@ from threading import RLock
 import pyarrow as pa
 import xxhash
 
+from ..errors import Corruption, Unavailable
 from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
 from .cache_folder import CacheFolder
-from .errors import Corruption, Unavailable
 from .hot_tier import HotTier
 from .manifest import Sst, Table
 from .objects import ObjectStore

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
+from ..errors import Usage
 from . import keys, spark_ddl, type_grammar
-from .errors import Usage
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
 from .open import check_root
 

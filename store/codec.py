@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from ..errors import Corruption, Unstorable
 from . import checks, unreadable
-from .errors import Corruption, Unstorable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 from .objects import ObjectStore
 

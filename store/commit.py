@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from ..errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from . import boundary, codec, history, keys
-from .errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from .manifest import Kind, Manifest
 from .objects import ObjectStore, exists
 

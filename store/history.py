@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
+from ..errors import Corruption, NotFound, ObjectNotFound
 from . import apps, boundary, codec, keys
-from .errors import Corruption, NotFound, ObjectNotFound
 from .manifest import Manifest
 from .objects import ObjectStore
 

@@ -8,7 +8,7 @@ from threading import Lock
 from time import time_ns
 from typing import NamedTuple
 
-from .errors import ObjectExists, ObjectNotFound
+from ..errors import ObjectExists, ObjectNotFound
 from .keys import check_key
 from .objects import ObjectInfo, check_range
 

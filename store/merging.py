@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ..errors import Refused
 from .cache import SstCache
 from .compaction import Compaction, Done
 from .cursor import Cursor
-from .errors import Refused
 from .hashing import sort_keys
 from .manifest import Sst, Table
 from .objects import ObjectStore

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .errors import Usage
+from ..errors import Usage
 from .local import LocalStore
 from .objects import ObjectStore
 from .s3_access import Remote, S3Access, S3Place

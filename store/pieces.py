@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from ..errors import ObjectNotFound
 from .blocks import corrupt, holder
-from .errors import ObjectNotFound
 from .manifest import Sst
 from .objects import ObjectStore
 from .reads import Reads

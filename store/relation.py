@@ -12,8 +12,8 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import Usage
 from .cache import SstCache
-from .errors import Usage
 from .manifest import Manifest, Sst, Table
 from .objects import ObjectStore
 from .shadows import shadowed

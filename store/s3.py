@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from botocore.exceptions import ClientError
 
-from .errors import ObjectExists, ObjectNotFound
+from ..errors import ObjectExists, ObjectNotFound
 from .keys import check_key
 from .leftovers import Leftover
 from .objects import ObjectInfo, check_range

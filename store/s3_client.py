@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from urllib3.exceptions import HTTPError
 
-from .errors import NotFound, Refused, Usage
+from ..errors import NotFound, Refused, Usage
 from .retry import TransientError
 from .retry_budget import RetryBudget
 from .s3_access import S3Access, S3Credentials, S3Place

@@ -7,8 +7,8 @@ written and searched at the speed of the disk, while the store is slow or away. 
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import ObjectNotFound
 from .counting import CountingStore
-from .errors import ObjectNotFound
 from .local import LocalStore
 from .objects import ObjectInfo, ObjectStore
 

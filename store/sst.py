@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import xxhash
 from ulid import ULID
 
+from ..errors import Refused
 from . import keys
-from .errors import Refused
 from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table

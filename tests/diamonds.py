@@ -18,6 +18,7 @@ from itertools import count
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
+from slackwater.errors import Gone
 from slackwater.pipeline.arrivals import Outcome, arrive
 from slackwater.pipeline.entries import Entrance, enter
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
@@ -28,7 +29,6 @@ from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.store import apps
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.errors import Gone
 from slackwater.store.manifest import AppInfo, Input, Manifest, Output
 from slackwater.store.memory import MemoryStore
 

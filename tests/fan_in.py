@@ -8,12 +8,12 @@ from itertools import count
 
 import pyarrow as pa
 from msgspec.structs import replace
+from slackwater.errors import Refused, Unavailable
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.snapshots import Snapshot
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import apps, history
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Refused, Unavailable
 from slackwater.store.manifest import AppInfo, Input, Kind, Manifest, Output, Span
 from slackwater.store.objects import ObjectStore
 

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
+from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.rescale import rescale
 from slackwater.store import apps, history, sst
 from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.errors import NotFound, Refused
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.objects import ObjectStore

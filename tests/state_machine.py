@@ -15,6 +15,7 @@ import duckdb
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
+from slackwater.errors import Fenced
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.requests import Request
@@ -26,7 +27,6 @@ from slackwater.snapshot.succession import differences
 from slackwater.store import apps, boundary, history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
-from slackwater.store.errors import Fenced
 from slackwater.store.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 from slackwater.store.merging import run
 from slackwater.store.picking import pick_for

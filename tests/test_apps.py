@@ -1,8 +1,8 @@
 """Which apps there are, and who they are."""
 
 import pytest
+from slackwater.errors import Corruption, NotFound, Refused, Usage
 from slackwater.store.apps import create_app, ensure_app, find_app, list_apps, read_app
-from slackwater.store.errors import Corruption, NotFound, Refused, Usage
 from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import AppInfo, Origin
 from slackwater.store.memory import MemoryStore

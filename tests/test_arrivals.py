@@ -8,9 +8,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption
 from slackwater.pipeline.arrivals import Outcome, arrive
 from slackwater.pipeline.planner import Position
-from slackwater.store.errors import Corruption
 from slackwater.store.manifest import Input, Manifest, Output, Span
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.committer import Change, Committed, Committer
 from slackwater.pipeline.runner import check_unflushed
 from slackwater.pipeline.spool_folder import beside, spool_folder, sweep
@@ -23,7 +24,6 @@ from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.compaction import Done, apply
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.store.faults import FaultyStore
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get

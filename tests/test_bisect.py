@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot.bisect import Step, Verdict, bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
@@ -16,7 +17,6 @@ from slackwater.snapshot.topology import Cut, violations
 from slackwater.snapshot.verify import verify
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound, Refused, Usage
 from slackwater.store.keys import manifest
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest

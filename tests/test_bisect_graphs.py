@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from slackwater.errors import Refused
 from slackwater.snapshot.answers import answer, later_stages
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.topology import Cut
 from slackwater.store.cache import SstCache
-from slackwater.store.errors import Refused
 from slackwater.store.manifest import Manifest
 
 from .test_cut_graphs import App, histories

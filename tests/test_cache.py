@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption, Unavailable
 from slackwater.store import blocks, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.cache_folder import CacheFolder
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption, Unavailable
 from slackwater.store.manifest import Sst
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.cut import resolve
@@ -15,7 +16,6 @@ from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim
-from slackwater.store.errors import Corruption, NotFound, Usage
 from slackwater.store.memory import MemoryStore
 
 from .histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, flights

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from slackwater.errors import Gone, NotFound
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.wire import marker_header, split
 from slackwater.snapshot.in_flight import InFlight
-from slackwater.store.errors import Gone, NotFound
 
 pytestmark = pytest.mark.kafka
 

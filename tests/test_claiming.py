@@ -11,6 +11,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.errors import Gone, Refused
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
@@ -21,7 +22,6 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import absent, retire
 from slackwater.store.apps import ensure_app
-from slackwater.store.errors import Gone, Refused
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Lost
 

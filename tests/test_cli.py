@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 from slackwater.cli import main, status
-from slackwater.store.errors import NotFound
+from slackwater.errors import NotFound
 from typer.testing import CliRunner
 
 HEAVY = ("boto3", "confluent_kafka", "duckdb", "pandas", "pyarrow", "pyspark")

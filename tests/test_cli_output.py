@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from slackwater.cli import humane, values
 from slackwater.cli.tables import Grid, as_plain, as_rich
+from slackwater.errors import Refused, Usage
 from slackwater.snapshot.refs import AtTime, parse
-from slackwater.store.errors import Refused, Usage
 
 EVERYTHING = pa.table(
     {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.cli.settings import load
-from slackwater.store.errors import Usage
+from slackwater.errors import Usage
 from slackwater.store.prices import Prices
 
 

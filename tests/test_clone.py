@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.snapshot.clone import ClonePlan, clone, finish_clone, unfinished
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.in_flight import in_flight
@@ -14,7 +15,6 @@ from slackwater.snapshot.topology import violations
 from slackwater.store import apps, history
 from slackwater.store.commit import successor
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.store.faults import FaultyStore
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest, Span

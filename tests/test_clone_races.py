@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from slackwater.errors import NotFound, SlackwaterError
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, pin, remove
 from slackwater.store import apps
-from slackwater.store.errors import NotFound, SlackwaterError
 
 from .collecting import AgingStore
 from .crowd import Crowd

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.errors import Corruption
 from slackwater.store import codec
-from slackwater.store.errors import Corruption
 from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Policy, Sst, Table
 
 from .manifests import APPS, MANIFESTS, manifest

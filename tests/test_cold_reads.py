@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from slackwater.errors import Corruption
 from slackwater.store import cache as cache_module
 from slackwater.store import pieces, sst, tails
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
 from slackwater.store import history
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
 from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.memory import MemoryStore

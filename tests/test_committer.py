@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import CommitConflict, Fenced, Unavailable
 from slackwater.pipeline.committer import Change, Committed, Committer
 from slackwater.store import history
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import CommitConflict, Fenced, Unavailable
 from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import Input, Kind, Manifest
 from slackwater.store.memory import MemoryStore

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
 from slackwater.snapshot import stage_compactor
 from slackwater.snapshot.compact import AppCompactor, Compacted, Merge, plan
 from slackwater.snapshot.gc import collect
@@ -18,7 +19,6 @@ from slackwater.snapshot.verify import verify
 from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import CommitConflict, Corruption, NotFound, Refused
 from slackwater.store.manifest import Manifest, Policy
 from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption
 from slackwater.store import merging, picking, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, Done, apply
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption
 from slackwater.store.manifest import Policy, Sst
 from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run

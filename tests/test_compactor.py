@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import slackwater as sw
 from msgspec.structs import replace
+from slackwater.errors import Refused, Usage
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.claiming import _agreed
 from slackwater.pipeline.compactor import Compactor
 from slackwater.store import merging
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Refused, Usage
 from slackwater.store.manifest import Manifest, Policy, Sst, Table
 from slackwater.store.memory import MemoryStore
 from slackwater.store.picking import pick_for

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.completer import Completer
 from slackwater.snapshot import operations
 from slackwater.snapshot.capture import ChannelReader
@@ -12,7 +13,6 @@ from slackwater.snapshot.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import find_snapshot
 from slackwater.snapshot.taking import request
 from slackwater.store import keys
-from slackwater.store.errors import Refused, Unavailable
 
 from .diamonds import APP, Diamond, Logs
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import NotFound
 from slackwater.snapshot.consistency import consistent
 from slackwater.snapshot.cut import cut_at, resolve
 from slackwater.snapshot.in_flight import in_flight
@@ -13,7 +14,6 @@ from slackwater.snapshot.snapshots import of_snapshot, pin
 from slackwater.snapshot.topology import Cut, channels, descendants, order, violations
 from slackwater.store import apps
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound
 from slackwater.store.manifest import AppInfo, Input, Manifest
 from slackwater.store.memory import MemoryStore
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slackwater.errors import Corruption
 from slackwater.store import codec, history, keys, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction
-from slackwater.store.errors import Corruption
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Manifest, Sst, Table

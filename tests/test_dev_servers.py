@@ -22,11 +22,11 @@ from botocore.exceptions import ClientError
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.cli.main import app
+from slackwater.errors import Refused, SlackwaterError, Unavailable
 from slackwater.pipeline import jars, ports
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import BUCKET, EmbeddedBucket
 from slackwater.pipeline.servers import DevServers
-from slackwater.store.errors import Refused, SlackwaterError, Unavailable
 from typer.testing import CliRunner
 
 PATIENCE_S = 60.0

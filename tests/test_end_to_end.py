@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
+from slackwater.errors import Gone, NotFound, Refused
 from slackwater.pipeline import runner
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import EmbeddedBucket
@@ -25,7 +26,6 @@ from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.snapshot.taking import request
 from slackwater.store import codec, history
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Gone, NotFound, Refused
 from slackwater.store.manifest import Stats
 from slackwater.store.open import open_store
 

@@ -8,10 +8,10 @@ import duckdb
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from slackwater.errors import Refused, Usage
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut import resolve
 from slackwater.store import history
-from slackwater.store.errors import Refused, Usage
 from slackwater.store.open import open_store
 
 from .running import DIAMOND, EXPECTED, Ledger

@@ -7,10 +7,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption
 from slackwater.snapshot.sst_rows import reread
 from slackwater.store import sst
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption
 from slackwater.store.filter import Filter
 from slackwater.store.hashing import hash_keys
 from slackwater.store.manifest import Column, Sst, Table

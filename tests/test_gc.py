@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.snapshot import taking
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
@@ -24,7 +25,6 @@ from slackwater.snapshot.topology import Cut
 from slackwater.store import boundary, history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.store.manifest import Manifest
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of

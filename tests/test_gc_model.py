@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from slackwater.errors import NotFound
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
@@ -13,7 +14,6 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.snapshots import list_snapshots, of_snapshot, pin, remove
 from slackwater.store import history, keys
-from slackwater.store.errors import NotFound
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from .histories import STAGES, FlightsApp, Totals, flights, rows_of

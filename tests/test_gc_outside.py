@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.cli.main import app as cli
 from slackwater.cli.settings import load
+from slackwater.errors import Usage
 from slackwater.snapshot.gc import MARGIN_MS, collect
 from slackwater.snapshot.retention import DAY_MS, HOUR_MS, Retention, span_ms
 from slackwater.store import merging
-from slackwater.store.errors import Usage
 from slackwater.store.local import LocalStore
 from slackwater.store.open import open_store
 from typer.testing import CliRunner

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.store.errors import Usage
+from slackwater.errors import Usage
 from slackwater.store.hashing import digests, hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from slackwater.store.types import to_arrow
 

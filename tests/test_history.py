@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.errors import Corruption, NotFound
 from slackwater.store import codec, history, keys
 from slackwater.store.apps import create_app
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption, NotFound
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Manifest
 from slackwater.store.memory import MemoryStore

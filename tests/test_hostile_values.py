@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 from slackwater.cli import main
+from slackwater.errors import Corruption, Refused, Usage
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.store import apps, boundary, codec, history, keys, limits
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Corruption, Refused, Usage
 from slackwater.store.keys import check_columns
 from slackwater.store.manifest import Column, Manifest, Policy, Table
 from slackwater.store.memory import MemoryStore

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption
 from slackwater.store import sst
 from slackwater.store.blocks import Block
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore

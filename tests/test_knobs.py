@@ -8,11 +8,11 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
+from slackwater.errors import Usage
+from slackwater.knobs import finite, whole
 from slackwater.pipeline.options import Options
 from slackwater.snapshot.retention import Retention
 from slackwater.store import codec
-from slackwater.store.errors import Usage
-from slackwater.store.knobs import finite, whole
 from slackwater.store.manifest import Policy
 
 NUMBERS = st.one_of(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from slackwater.cli.reporter import idle
+from slackwater.errors import Corruption
 from slackwater.snapshot import roster
 from slackwater.snapshot.lag import InputLag, StageLag, input_lag
-from slackwater.store.errors import Corruption
 from slackwater.store.manifest import Input, Manifest, Output
 from slackwater.store.memory import MemoryStore
 from slackwater.store.open import open_store

@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slackwater.errors import NotFound
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.lineage import Window, trace, windows
 from slackwater.snapshot.log import entries
@@ -10,7 +11,6 @@ from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.topology import Cut
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound
 from slackwater.store.memory import MemoryStore
 
 from .histories import STAGES, Flight, FlightsApp, Kafka, flights

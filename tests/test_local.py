@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slackwater.store.errors import Refused, Unavailable
+from slackwater.errors import Refused, Unavailable
 from slackwater.store.local import LocalStore
 
 SCRATCH = ".slackwater-tmp"

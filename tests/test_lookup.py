@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.columns import parse_key
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.lookup import get
 from slackwater.snapshot.topology import Cut
 from slackwater.store import sst
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound, Usage
 from slackwater.store.hashing import hash_keys
 from slackwater.store.manifest import Column, Manifest, Table
 from slackwater.store.memory import MemoryStore

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption, Gone, Refused
 from slackwater.pipeline.completer import Completer
 from slackwater.pipeline.entries import Entrance, Entry, enter
 from slackwater.pipeline.failures import translate
@@ -26,7 +27,6 @@ from slackwater.snapshot.taking import request
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store import codec, history, keys
 from slackwater.store.commit import claim
-from slackwater.store.errors import Corruption, Gone, Refused
 from slackwater.store.manifest import Manifest
 from slackwater.store.memory import MemoryStore
 
@@ -370,9 +370,7 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
 
 
 def test_a_batch_that_finds_records_gone_names_the_option_of_run() -> None:
-    text = (
-        "PySparkRuntimeError: ...\n  slackwater.store.errors.Gone: offsets 3 to 5 of t[0] are gone from Kafka\n at org"
-    )
+    text = "PySparkRuntimeError: ...\n  slackwater.errors.Gone: offsets 3 to 5 of t[0] are gone from Kafka\n at org"
     error = translate("late", text)
     assert isinstance(error, Gone)
     assert error.message == "stage 'late': offsets 3 to 5 of t[0] are gone from Kafka"

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import Refused
 from slackwater.store import merging, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, newest_first
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Refused
 from slackwater.store.hashing import hash_keys
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Column, Sst, Table

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import ObjectNotFound
 from slackwater.pipeline.committer import Change, Committer
 from slackwater.pipeline.metering import StageMeter
 from slackwater.snapshot.clone import clone
@@ -20,7 +21,6 @@ from slackwater.store import codec, history
 from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import ObjectNotFound
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest, Sst, Stats
 from slackwater.store.memory import MemoryStore

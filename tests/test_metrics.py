@@ -7,11 +7,11 @@ from urllib.request import urlopen
 
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import Refused
 from slackwater.pipeline.metrics import Metrics
 from slackwater.pipeline.progress import Progress, StateFigures
 from slackwater.pipeline.task import Result
 from slackwater.snapshot.lag import InputLag, StageLag
-from slackwater.store.errors import Refused
 from slackwater.store.manifest import Input, Manifest, Output, Sst, Stats
 
 DOCS = Path(__file__).parent.parent / "docs" / "tuning.md"

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slackwater.errors import ObjectExists, ObjectNotFound, Refused
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import ObjectExists, ObjectNotFound, Refused
 from slackwater.store.faults import FaultyStore
 from slackwater.store.leftovers import Leftover, Leftovers
 from slackwater.store.memory import MemoryStore

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slackwater.store.errors import Usage
+from slackwater.errors import Usage
 from slackwater.store.local import LocalStore
 from slackwater.store.open import open_store
 

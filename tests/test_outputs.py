@@ -10,13 +10,13 @@ import slackwater as sw
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.fan_out import once
 from slackwater.pipeline.fanin import tag
 from slackwater.pipeline.schemas import shapes
 from slackwater.snapshot.taking import request
 from slackwater.store import history
-from slackwater.store.errors import NotFound, Refused, SlackwaterError
 from slackwater.store.open import open_store
 
 from .running import SPLIT, Ledger, eventually

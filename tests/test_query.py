@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from slackwater.errors import NotFound, SlackwaterError, Usage
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.topology import Cut
 from slackwater.store.cache import SstCache
-from slackwater.store.errors import NotFound, SlackwaterError, Usage
 from slackwater.store.local import LocalStore
 from slackwater.store.memory import MemoryStore
 from slackwater.store.objects import ObjectStore

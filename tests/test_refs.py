@@ -5,18 +5,8 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.snapshot.refs import (
-    AtTime,
-    Back,
-    Latest,
-    Moment,
-    Named,
-    Ref,
-    Version,
-    check_snapshot_name,
-    parse,
-)
-from slackwater.store.errors import Usage
+from slackwater.errors import Usage
+from slackwater.snapshot.refs import AtTime, Back, Latest, Moment, Named, Ref, Version, check_snapshot_name, parse
 from slackwater.store.keys import check_name
 
 NOW_MS = 1_795_245_120_000

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
@@ -19,7 +20,6 @@ from slackwater.pipeline.options import Options
 from slackwater.pipeline.runner import run
 from slackwater.pipeline.schemas import Shape
 from slackwater.store.apps import create_app, ensure_app
-from slackwater.store.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Column, Origin, Table
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import duckdb
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import Corruption, Usage
 from slackwater.store.cache import SstCache
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption, Usage
 from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.memory import MemoryStore
 from slackwater.store.open import open_store

@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
@@ -13,7 +14,6 @@ from slackwater.snapshot.snapshots import list_snapshots, pin, remove
 from slackwater.snapshot.taking import request
 from slackwater.store import apps, boundary, history, keys
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.store.local import LocalStore
 from slackwater.store.memory import MemoryStore
 

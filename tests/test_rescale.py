@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+from slackwater.errors import Fenced, NotFound, Refused, Usage
 from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
@@ -15,7 +16,6 @@ from slackwater.snapshot.verify import verify
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Fenced, NotFound, Refused, Usage
 from slackwater.store.history import head
 from slackwater.store.limits import MAX_PARTITIONS
 from slackwater.store.manifest import Manifest

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
+from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
@@ -23,7 +24,6 @@ from slackwater.snapshot.verify import verify
 from slackwater.store import apps, history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Fenced, NotFound, Refused
 from slackwater.store.manifest import Manifest
 from slackwater.store.memory import MemoryStore
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.store.errors import ObjectNotFound, Unavailable
+from slackwater.errors import ObjectNotFound, Unavailable
 from slackwater.store.retry import Retry, TransientError
 
 

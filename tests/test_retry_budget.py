@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.store.errors import Unavailable
+from slackwater.errors import Unavailable
 from slackwater.store.retry import Retry, TransientError
 from slackwater.store.retry_budget import RetryBudget
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
+from slackwater.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
 from slackwater.store import history
 from slackwater.store.commit import commit
-from slackwater.store.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_client import connection
 from slackwater.store.s3_settings import S3Settings

@@ -13,8 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from slackwater.errors import Refused
 from slackwater.store import s3_client
-from slackwater.store.errors import Refused
 from slackwater.store.memory import MemoryStore
 from slackwater.store.open import access_to, open_store, take
 from slackwater.store.s3 import S3Store

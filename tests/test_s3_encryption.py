@@ -9,8 +9,8 @@ from uuid import uuid4
 import boto3
 import pytest
 from slackwater.cli.settings import load
+from slackwater.errors import Refused, Usage
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.store.errors import Refused, Usage
 from slackwater.store.open import open_store
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_client import connection

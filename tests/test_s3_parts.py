@@ -4,7 +4,7 @@ import random
 from uuid import uuid4
 
 import pytest
-from slackwater.store.errors import Refused, Unavailable
+from slackwater.errors import Refused, Unavailable
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_client import connection
 from slackwater.store.s3_settings import S3Settings

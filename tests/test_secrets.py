@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 from slackwater.cli.main import app as cli
+from slackwater.errors import SlackwaterError, Unavailable
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
-from slackwater.store.errors import SlackwaterError, Unavailable
 from slackwater.store.open import open_store
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_settings import S3Settings

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot import operations
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.in_flight import in_flight
@@ -11,7 +12,6 @@ from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.snapshot.topology import Cut, violations
 from slackwater.store import apps, codec, keys
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound, Refused, Usage
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Origin
 from slackwater.store.memory import MemoryStore

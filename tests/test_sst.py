@@ -9,10 +9,10 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import Corruption, Refused, Usage
 from slackwater.store import sst
 from slackwater.store.blocks import BLOCK_ROWS, Block, decode, fetch, holder
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Corruption, Refused, Usage
 from slackwater.store.hashing import hash_keys
 from slackwater.store.manifest import Column, Table
 from slackwater.store.memory import MemoryStore

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.errors import Fenced
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records
 from slackwater.pipeline.app import Repartition, Stage, topic
@@ -27,7 +28,6 @@ from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import Fenced
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
 from slackwater.store.ttl import BEFORE_ALL_MS, first_clock_ms

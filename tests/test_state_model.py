@@ -16,6 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
+from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
@@ -24,7 +25,6 @@ from slackwater.snapshot.snapshots import pin, remove
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import history, keys
 from slackwater.store.cache import SstCache
-from slackwater.store.errors import Fenced, NotFound, Refused
 from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import Policy, Ttl
 from slackwater.store.runs import by_partition, depth, sorted_runs

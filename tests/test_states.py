@@ -10,8 +10,8 @@ import pytest
 import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.states import BoundState, Groups, Merged
-from slackwater.store.errors import NotFound, Refused, Usage
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())])
 

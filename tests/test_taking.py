@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
+from slackwater.errors import Corruption, Refused, Unavailable
 from slackwater.snapshot import capture
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import Request, cancel, open_requests
@@ -14,7 +15,6 @@ from slackwater.snapshot.snapshots import Snapshot, create, find_snapshot, remov
 from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.store import keys
 from slackwater.store.commit import commit, successor
-from slackwater.store.errors import Corruption, Refused, Unavailable
 from slackwater.store.manifest import Span
 from ulid import ULID
 

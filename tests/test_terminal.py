@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.cli import main, output, terminal, values
 from slackwater.cli.tables import Grid
+from slackwater.errors import Refused
 from slackwater.pipeline.quiet import _shown as shown_of_spark
+from slackwater.printable import escaped_in_json, printable
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.operations import record
 from slackwater.snapshot.requests import Request
 from slackwater.snapshot.snapshots import pin
 from slackwater.store import history, keys
-from slackwater.store.errors import Refused
 from slackwater.store.open import open_store
-from slackwater.store.printable import escaped_in_json, printable
 from typer.testing import CliRunner
 
 from .histories import Flight, FlightsApp, Kafka, flights

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from slackwater.errors import NotFound
 from slackwater.snapshot.consistency import raise_senders
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
@@ -12,7 +13,6 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.topology import violations
 from slackwater.store import boundary, history
 from slackwater.store.boundary import Boundary
-from slackwater.store.errors import NotFound
 from slackwater.store.manifest import Manifest
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
@@ -20,7 +21,6 @@ from slackwater.store import codec, merging, stamps, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.counting import CountingStore
-from slackwater.store.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.store.index import multi_get
 from slackwater.store.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 from slackwater.store.memory import MemoryStore

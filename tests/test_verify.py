@@ -12,12 +12,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.capture import Captured
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import Snapshot, pin, read_snapshot
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store import codec, history, keys
-from slackwater.store.errors import NotFound, Usage
 from slackwater.store.manifest import Input, Manifest, Output
 from slackwater.store.memory import MemoryStore
 

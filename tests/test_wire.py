@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.errors import Corruption
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
@@ -17,18 +18,9 @@ from slackwater.pipeline.markers import write_markers
 from slackwater.pipeline.planner import Position
 from slackwater.pipeline.readers import _Range
 from slackwater.pipeline.source import ChannelSource
-from slackwater.pipeline.wire import (
-    check_count,
-    decode,
-    decode_addressed,
-    encode,
-    header_of,
-    marker_header,
-    split,
-)
+from slackwater.pipeline.wire import check_count, decode, decode_addressed, encode, header_of, marker_header, split
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.store.commit import commit
-from slackwater.store.errors import Corruption
 from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest, Output
 

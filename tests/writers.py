@@ -6,6 +6,7 @@ from itertools import count
 from typing import TypeVar
 
 from msgspec.structs import replace
+from slackwater.errors import Unavailable
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.committer import Change, Committer
 from slackwater.snapshot.requests import open_requests
@@ -13,7 +14,6 @@ from slackwater.store import stamps, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, successor
 from slackwater.store.compaction import Done, apply
-from slackwater.store.errors import Unavailable
 from slackwater.store.manifest import Kind, Manifest, Table
 from slackwater.store.objects import ObjectStore
 
