@@ -112,7 +112,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
     from slackwater.pipeline.session import spark_session
     from slackwater.snapshot import taking
     from slackwater.snapshot.snapshots import list_snapshots
-    from slackwater.store.open import open_store
+    from slackwater.store.objects.open import open_store
 
     store = open_store(str(folder / "store"))
     seconds: dict[str, list[float]] = {"without": [], "with": []}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
     from slackwater.store.manifest import Sst, Table
-    from slackwater.store.objects import ObjectStore
+    from slackwater.store.objects.objects import ObjectStore
 
 APP, STAGE = "bench", "legs"
 
@@ -62,7 +62,7 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
     from slackwater.pipeline.schemas import shapes
     from slackwater.store import apps, commit
     from slackwater.store.manifest import AppInfo
-    from slackwater.store.open import open_store
+    from slackwater.store.objects.open import open_store
 
     store = open_store(str(root))
     kafka = {"bootstrap.servers": bootstrap}

@@ -32,8 +32,8 @@ from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.index import multi_get
 from slackwater.store.manifest import Column, Sst, Table
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from slackwater.store.reads import Reads
 
 from .row import Row

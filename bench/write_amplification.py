@@ -36,7 +36,7 @@ from .row import Row
 if TYPE_CHECKING:
     from slackwater.store.cache import SstCache
     from slackwater.store.manifest import Policy, Sst, Table
-    from slackwater.store.objects import ObjectStore
+    from slackwater.store.objects.objects import ObjectStore
 
 __all__ = ["leveled_optimum", "rows", "universal_optimum"]
 
@@ -143,7 +143,7 @@ def _load(folder: Path) -> tuple[_Base, float]:
     """A table of all keys, one run a state partition, and the bytes that a row of it takes."""
     from slackwater.store.cache import SstCache
     from slackwater.store.manifest import Column, Table
-    from slackwater.store.memory import MemoryStore
+    from slackwater.store.objects.memory import MemoryStore
 
     table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS, "bench")
     # Bytes are counted, not seconds: in memory nothing waits for a disk.

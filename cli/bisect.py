@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..snapshot.lineage import Window
     from ..snapshot.turned import KeyChange, TurnedKeys
     from ..snapshot.verdict import Step, Verdict
-    from ..store.objects import ObjectStore
+    from ..store.objects.objects import ObjectStore
 
 __all__ = ["app"]
 

@@ -62,7 +62,7 @@ def clone(
     from ..snapshot.clone import clone as make
     from ..snapshot.clone import has_run
     from ..snapshot.operations import record_once, whoami
-    from ..store.open import open_store
+    from ..store.objects.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
     opened, channels = settings.open_store(), KafkaChannels(settings.kafka())

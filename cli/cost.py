@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..snapshot.topology import order
 from ..store import apps, history
 from ..store.manifest import Stats
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.prices import Prices, monthly_cost
 from ..store.usage import StageUsage, hourly, usage_since
 from . import humane

@@ -50,7 +50,7 @@ def get(
     """
     from ..snapshot import lookup
     from ..snapshot.cut import resolve_around, telling_if_collected
-    from ..store.counting import CountingStore
+    from ..store.objects.counting import CountingStore
 
     output, opened = output_for(json=as_json), CountingStore(load(store=store).open_store())
     cut, damage = resolve_around(opened, ref, now_ms=humane.now_ms())

@@ -13,7 +13,7 @@ from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store import apps, history
 from ..store.manifest import Manifest, Origin
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.runs import deltas, l0_files
 from ..store.usage import recent
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..snapshot.topology import Cut
     from ..store.manifest import Manifest
-    from ..store.objects import ObjectStore
+    from ..store.objects.objects import ObjectStore
 
 __all__ = ["app"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..pipeline.channels import KafkaChannels
     from ..snapshot.retention import Retention
     from ..store.cache import SstCache
-    from ..store.objects import ObjectStore
+    from ..store.objects.objects import ObjectStore
     from ..store.prices import Prices
 
 __all__ = ["FILE", "Settings", "load"]
@@ -85,7 +85,7 @@ class Settings:
 
     def open_store(self) -> "ObjectStore":
         """The store. Raises `Usage` when nothing names one, `Unavailable` when it does not answer."""
-        from ..store.open import open_store
+        from ..store.objects.open import open_store
 
         return open_store(self.store_root())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..snapshot.requests import Request
     from ..snapshot.snapshots import Snapshot
     from ..snapshot.taking import Answer
-    from ..store.objects import ObjectStore
+    from ..store.objects.objects import ObjectStore
 
 __all__ = ["await_answers", "waiting_for", "withdrawn_on_failure"]
 

@@ -14,7 +14,7 @@ from ..snapshot.clone import channel_topic
 from ..snapshot.retire import bring_back
 from ..store import commit, history, ttl
 from ..store.manifest import Manifest, Output, Table, Ttl
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from . import kafka as kafka_client
 from . import lifetime
 from .app import App, Repartition, Stage, Topic

@@ -25,9 +25,9 @@ from ..store import boundary, commit, history
 from ..store.compaction import Done
 from ..store.manifest import Manifest, Stats
 from ..store.metering import charged
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
+from ..store.objects.spool import SpooledStore
 from ..store.rebase import rebase
-from ..store.spool import SpooledStore
 from .metering import StageMeter
 
 __all__ = ["Change", "Committed", "Committer"]

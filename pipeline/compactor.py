@@ -15,7 +15,7 @@ from ..store import compaction, merging
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done
 from ..store.manifest import Manifest, Sst
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.picking import pick_for
 from .stall import Compacting
 

@@ -11,7 +11,7 @@ from ..snapshot import operations, requests, taking
 from ..snapshot.capture import ChannelReader
 from ..snapshot.requests import Request
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 
 __all__ = ["Completer"]
 

@@ -16,7 +16,7 @@ from ..errors import Gone, Refused
 from ..snapshot import losses, operations, requests
 from ..store import history
 from ..store.manifest import Input, Lost, Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 
 __all__ = ["Entrance", "Entry", "enter", "tell"]
 

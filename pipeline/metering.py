@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..store.counting import CountingStore
 from ..store.manifest import Stats
-from ..store.shared_counts import shared_stats
+from ..store.objects.counting import CountingStore
+from ..store.objects.shared_counts import shared_stats
 
 __all__ = ["StageMeter"]
 

@@ -12,7 +12,7 @@ from ..snapshot import roster
 from ..snapshot.lag import StageLag, input_lag
 from ..store import history
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from . import kafka as kafka_client
 from .news import News
 from .stage_runner import StageRunner

@@ -14,7 +14,7 @@ from ..errors import Unavailable
 from ..snapshot.requests import open_requests
 from ..store import history
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .kafka import end_offsets
 from .outage import Patience
 

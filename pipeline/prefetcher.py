@@ -20,7 +20,7 @@ from contextlib import suppress
 from ..errors import SlackwaterError
 from ..store.cache import SstCache
 from ..store.manifest import Manifest, Sst
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.reads import Reads
 
 __all__ = ["Prefetcher"]

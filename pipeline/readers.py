@@ -20,10 +20,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ..store.counting import CountingStore
-from ..store.objects import ObjectStore
-from ..store.open import open_store
-from ..store.shared_counts import SharedCounts
+from ..store.objects.counting import CountingStore
+from ..store.objects.objects import ObjectStore
+from ..store.objects.open import open_store
+from ..store.objects.shared_counts import SharedCounts
 from .kafka import offsets
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .records import Truncation, read_range

@@ -23,10 +23,10 @@ from ..snapshot.clone import unfinished
 from ..snapshot.retire import absent
 from ..store import apps
 from ..store.cache import SstCache
-from ..store.counting import CountingStore
 from ..store.manifest import AppInfo
-from ..store.objects import ObjectStore
-from ..store.open import access_to, open_store
+from ..store.objects.counting import CountingStore
+from ..store.objects.objects import ObjectStore
+from ..store.objects.open import access_to, open_store
 from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from ..store import commit, runs, ttl
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output, Stats
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
+from ..store.objects.spool import SpooledStore
 from ..store.s3_access import S3Access
 from ..store.s3_settings import found_by
-from ..store.spool import SpooledStore
 from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write

@@ -20,15 +20,15 @@ from pyspark import TaskContext
 
 from ..store import index, runs, sst, stamps
 from ..store.cache import SstCache
-from ..store.counting import CountingStore
 from ..store.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ..store.manifest import Sst, Stats, Table
 from ..store.metering import looked_up
-from ..store.objects import ObjectStore
-from ..store.open import open_store, take
+from ..store.objects.counting import CountingStore
+from ..store.objects.objects import ObjectStore
+from ..store.objects.open import open_store, take
+from ..store.objects.spool import SpooledStore
 from ..store.reads import Reads
 from ..store.s3_access import S3Access, S3Place
-from ..store.spool import SpooledStore
 from .app import Repartition
 from .fanin import apart
 from .records import send

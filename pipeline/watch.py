@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..errors import SlackwaterError, Unavailable
 from ..store import history
 from ..store.manifest import Input
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from . import kafka as kafka_client
 from .app import App
 from .channels import KafkaChannels

@@ -19,7 +19,7 @@ from ..errors import Refused, Usage
 from ..store import boundary
 from ..store.cache import SstCache
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .answers import answer
 from .capture import ChannelReader
 from .channel_tables import names_channels

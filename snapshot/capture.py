@@ -23,7 +23,7 @@ from ..errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store import checks, keys, spark_ddl
 from ..store import limits as fits
 from ..store.checks import Wrong
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.whole import read_whole
 from .in_flight import InFlight
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ..store import limits as fits
 from ..store.manifest import Input, Output
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .capture import read
 from .in_flight import InFlight, stretch
 from .snapshots import Snapshot

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import Usage
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from . import capture
 from .capture import ADDRESS, ChannelReader
 from .ddl import arrow_of

@@ -18,7 +18,7 @@ from ..store import apps, codec, history, keys
 from ..store import limits as fits
 from ..store.commit import commit
 from ..store.manifest import AppInfo, Input, Manifest, Origin, Sst
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic
 from .cut import cut_at
 from .in_flight import InFlight, in_flight

@@ -10,7 +10,7 @@ from ..store import history
 from ..store.cache import SstCache
 from ..store.commit import is_retired
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.picking import pick_for
 from .moments import stages_of
 from .stage_compactor import Compacted, StageCompactor

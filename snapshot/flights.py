@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..errors import Corruption, NotFound
 from ..store import history
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .findings import as_sentence
 from .in_flight import InFlight, stretch
 from .topology import Channel, Cut, channels

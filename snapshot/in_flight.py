@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..store import history
 from ..store.manifest import Input
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .topology import Channel, Cut, channels
 
 __all__ = ["InFlight", "in_flight", "stretch"]

@@ -6,7 +6,7 @@ from itertools import islice
 from ..errors import ObjectNotFound
 from ..store.keys import check_key
 from ..store.manifest import Manifest, Sst
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .findings import Checked, noted
 
 __all__ = ["entry_faults", "sizes"]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from ..errors import Corruption, ObjectNotFound
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.whole import read_whole
 from .capture import ADDRESS, Captured, CapturedObject
 from .findings import Checked, noted

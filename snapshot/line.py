@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from ..store import boundary, history
 from ..store.boundary import Boundary
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .consistency import raise_senders
 from .timeline import before, newest_where
 from .topology import Cut, consumed, order

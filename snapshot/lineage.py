@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from ..store import history
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .timeline import before
 from .topology import Cut
 

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator
 from itertools import groupby
 
 from ..store import keys
-from ..store.leftovers import Leftover, Leftovers
-from ..store.objects import ObjectInfo
+from ..store.objects.leftovers import Leftover, Leftovers
+from ..store.objects.objects import ObjectInfo
 from .requests import open_requests
 from .snapshots import list_snapshots
 from .survey import Survey

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..store.manifest import Kind, Lost, Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .line import newest_first
 from .lineage import Window, direct, losses
 from .moments import heads_of, stages_of

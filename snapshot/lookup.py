@@ -7,7 +7,7 @@ import pyarrow as pa
 from ..errors import NotFound
 from ..store.hashing import hash_keys
 from ..store.index import point_get
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .columns import parse_key, visible_schema
 from .topology import Cut
 

@@ -11,7 +11,7 @@ from ..errors import NotFound
 from ..store import apps, boundary, history
 from ..store.boundary import Boundary, Moment
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .consistency import lower_receivers, raise_senders
 from .line import Line
 from .topology import Cut, Thinned

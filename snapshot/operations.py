@@ -10,7 +10,7 @@ from ulid import ULID
 from ..errors import ObjectNotFound
 from ..store import codec, keys
 from ..store import limits as fits
-from ..store.objects import ObjectStore, documents
+from ..store.objects.objects import ObjectStore, documents
 
 __all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]
 

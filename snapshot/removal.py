@@ -22,7 +22,7 @@ from ..errors import ObjectExists, ObjectNotFound, Refused
 from ..store import apps, boundary, codec, history, keys
 from ..store import limits as fits
 from ..store.manifest import Manifest
-from ..store.objects import ObjectInfo, ObjectStore, exists
+from ..store.objects.objects import ObjectInfo, ObjectStore, exists
 from .gc import storage_clock_ms
 from .retire import commit_retired
 from .survey import many

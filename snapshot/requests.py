@@ -5,7 +5,7 @@ from msgspec import Struct
 from ..errors import ObjectNotFound, Refused
 from ..store import codec, keys
 from ..store import limits as fits
-from ..store.objects import ObjectStore, documents
+from ..store.objects.objects import ObjectStore, documents
 
 __all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]
 

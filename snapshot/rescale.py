@@ -16,7 +16,7 @@ from ..knobs import whole
 from ..store import commit, history
 from ..store.limits import MAX_PARTITIONS
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .moments import stages_of
 from .operations import find_operation, record
 

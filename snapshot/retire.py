@@ -16,7 +16,7 @@ from ulid import ULID
 from ..errors import NotFound, Refused
 from ..store import commit, history
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .moments import stages_of
 from .operations import list_operations, record
 from .requests import cancel, open_requests

@@ -12,7 +12,7 @@ from ..errors import ObjectNotFound
 from ..store import codec, keys
 from ..store import limits as fits
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore, documents
+from ..store.objects.objects import ObjectStore, documents
 
 __all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "last_beat", "runner_of", "sweep"]
 

@@ -9,8 +9,8 @@ from ulid import ULID
 from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
 from ..store import apps, boundary, checks, codec, history, keys
 from ..store import limits as fits
-from ..store.objects import ObjectStore, documents, exists
-from ..store.open import open_store
+from ..store.objects.objects import ObjectStore, documents, exists
+from ..store.objects.open import open_store
 from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
 from .in_flight import InFlight, in_flight
 from .refs import check_snapshot_name

@@ -13,7 +13,7 @@ from ..errors import Corruption
 from ..store.blocks import decode, fetch
 from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.manifest import Sst, Table
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from ..store.python_values import python_rows
 from ..store.tails import decode_tail
 from ..store.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema

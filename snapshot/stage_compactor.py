@@ -17,11 +17,11 @@ from ..errors import CommitConflict, Corruption, Fenced
 from ..store import commit, history
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done, apply
-from ..store.counting import CountingStore
 from ..store.manifest import Manifest, Stats
 from ..store.merging import Stopped, run
 from ..store.metering import charged
-from ..store.objects import ObjectStore, exists
+from ..store.objects.counting import CountingStore
+from ..store.objects.objects import ObjectStore, exists
 from ..store.picking import pick_for
 from .survey import many
 

@@ -7,7 +7,7 @@ from itertools import pairwise, zip_longest
 from ..errors import ObjectNotFound
 from ..store import boundary, history, keys
 from ..store.manifest import Input, Lost, Manifest, Output
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .findings import Checked, noted
 from .timeline import before
 

@@ -19,7 +19,7 @@ from ..store import boundary, codec, history, keys
 from ..store import limits as fits
 from ..store.boundary import MIN_AGE_MS, Boundary
 from ..store.manifest import Manifest
-from ..store.objects import ObjectInfo, ObjectStore
+from ..store.objects.objects import ObjectInfo, ObjectStore
 from .reachable import Known, StageKnown
 from .snapshots import list_snapshots
 

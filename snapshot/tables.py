@@ -18,7 +18,7 @@ from ..errors import NotFound, SlackwaterError, Usage
 from ..store import relation
 from ..store.cache import SstCache
 from ..store.manifest import Table
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
 from .topology import Cut

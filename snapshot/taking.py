@@ -14,7 +14,7 @@ from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFini
 from ..errors import Corruption, Refused
 from ..store import apps, codec, history, keys
 from ..store.manifest import Manifest, Span
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 from .capture import Captured, ChannelReader, capture, discard
 from .in_flight import InFlight, in_flight
 from .moments import retired_since

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ..store import history
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.objects import ObjectStore
 
 __all__ = ["before", "newest_where"]
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import Corruption, NotFound, Unavailable
 from ..store import history, keys
 from ..store.blocks import holder
-from ..store.counting import CountingStore
 from ..store.manifest import Manifest
-from ..store.objects import ObjectStore
+from ..store.objects.counting import CountingStore
+from ..store.objects.objects import ObjectStore
 from . import intact, kept, ledger, marked, sst_rows, succession
 from .capture import ChannelReader
 from .cut import cut_at

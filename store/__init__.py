@@ -10,7 +10,7 @@ that needs them.
 
 from ..errors import SlackwaterError
 from .manifest import AppInfo, Manifest
-from .objects import ObjectInfo, ObjectStore
-from .open import open_store
+from .objects.objects import ObjectInfo, ObjectStore
+from .objects.open import open_store
 
 __all__ = ["AppInfo", "Manifest", "ObjectInfo", "ObjectStore", "SlackwaterError", "open_store"]

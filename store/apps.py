@@ -3,7 +3,7 @@
 from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused
 from . import codec, keys
 from .manifest import AppInfo
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 
 __all__ = ["being_removed", "create_app", "ensure_app", "find_app", "list_apps", "read_app"]
 

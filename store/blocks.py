@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ..errors import Corruption, ObjectNotFound
-from .counting import CountingStore
 from .manifest import Sst
-from .objects import ObjectStore
-from .open import open_store
-from .spool import SpooledStore
+from .objects.counting import CountingStore
+from .objects.objects import ObjectStore
+from .objects.open import open_store
+from .objects.spool import SpooledStore
 from .types import HASH, stored_schema
 
 __all__ = [

@@ -22,7 +22,7 @@ from msgspec import Struct
 from ..errors import ObjectExists, ObjectNotFound, Refused
 from . import checks, codec, keys
 from . import limits as fits
-from .objects import ObjectStore, documents
+from .objects.objects import ObjectStore, documents
 
 __all__ = [
     "MIN_AGE_MS",

@@ -25,7 +25,7 @@ from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, fil
 from .cache_folder import CacheFolder
 from .hot_tier import HotTier
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
 from .types import sst_schema, stored_schema

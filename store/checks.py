@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import Usage
 from . import keys, spark_ddl, type_grammar
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
-from .open import check_root
+from .objects.open import check_root
 
 __all__ = ["Wrong", "checksum_is_wrong", "relations", "root_is_wrong"]
 

@@ -23,7 +23,7 @@ import xxhash
 from ..errors import Corruption, Unstorable
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 
 __all__ = ["FORMAT", "decode", "encode", "read"]
 

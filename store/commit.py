@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from . import boundary, codec, history, keys
 from .manifest import Kind, Manifest
-from .objects import ObjectStore, exists
+from .objects.objects import ObjectStore, exists
 
 __all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
 

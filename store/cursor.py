@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from .cache import Mapped, SstCache
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
 from .types import HASH

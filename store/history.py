@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from ..errors import Corruption, NotFound, ObjectNotFound
 from . import apps, boundary, codec, keys
 from .manifest import Manifest
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 
 __all__ = ["after", "find", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
 

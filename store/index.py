@@ -17,7 +17,7 @@ from .blocks import Block
 from .cache import SstCache
 from .hashing import normalise_keys, same_keys
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
 from .stamps import expired

@@ -18,7 +18,7 @@ from .compaction import Compaction, Done
 from .cursor import Cursor
 from .hashing import sort_keys
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .rolling import RollingWriter
 from .runs import bounds, of_hash, sorted_runs, touched
 from .stamps import expired, with_stamps

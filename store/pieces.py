@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ..errors import ObjectNotFound
 from .blocks import corrupt, holder
 from .manifest import Sst
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .reads import Reads
 
 __all__ = ["Pieces", "at_once"]

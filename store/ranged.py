@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from .blocks import Block, corrupt
 from .filter import Filter
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .pieces import Pieces
 from .reads import Reads
 from .tails import Tail, tail_of

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import Usage
 from .cache import SstCache
 from .manifest import Manifest, Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .shadows import shadowed
 from .ttl import may_have_expired
 from .types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from .cache import SstCache
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .sst import ROW_GROUP_ROWS, SstWriter
 
 __all__ = ["RollingWriter"]

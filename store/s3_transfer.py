@@ -11,7 +11,7 @@ from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ..errors import Refused
-from .retry import TransientError
+from .objects.retry import TransientError
 from .s3_client import error_code
 from .s3_settings import S3Settings
 

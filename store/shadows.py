@@ -19,7 +19,7 @@ from .blocks import BLOCK_ROWS, Block, corrupt, file_name
 from .cache import SstCache
 from .hashing import same_keys
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .types import HASH, OP, TOMBSTONE
 
 __all__ = ["shadowed"]

@@ -25,7 +25,7 @@ from . import keys
 from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
 

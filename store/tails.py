@@ -15,7 +15,7 @@ import xxhash
 from .blocks import check_shape, corrupt, file_name
 from .filter import Filter
 from .manifest import Sst, Table
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 from .pieces import Pieces, at_once
 from .reads import Reads
 from .types import HASH, sst_schema

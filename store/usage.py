@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 
 from . import history, keys
 from .manifest import Manifest, Stats
-from .objects import ObjectStore
+from .objects.objects import ObjectStore
 
 __all__ = ["StageUsage", "hourly", "recent", "usage_since"]
 

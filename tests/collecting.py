@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from slackwater.store.counting import CountingStore
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectInfo, ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectInfo, ObjectStore
 
 from .histories import START_MS, Clock, FlightsApp, Kafka
 

@@ -14,9 +14,9 @@ from uuid import uuid4
 import pytest
 from hypothesis import Phase, settings
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 
 from .profiles import PROFILE
 from .s3_proxy import S3Proxy, s3_proxy

@@ -30,7 +30,7 @@ from slackwater.snapshot.requests import open_requests
 from slackwater.store import apps
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.manifest import AppInfo, Input, Manifest, Output
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 APP = "diamond"
 STAGES = ("moves", "evens", "odds", "joined")

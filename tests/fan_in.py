@@ -15,7 +15,7 @@ from slackwater.snapshot.taking import request, try_complete
 from slackwater.store import apps, history
 from slackwater.store.commit import commit, successor
 from slackwater.store.manifest import AppInfo, Input, Kind, Manifest, Output, Span
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.objects import ObjectStore
 
 CHANNELS = {"left": "by-left", "right": "by-right"}
 PARTITIONS = 2

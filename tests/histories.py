@@ -27,7 +27,7 @@ from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.rebase import rebase
 from slackwater.store.types import PUT, TOMBSTONE, sst_schema
 

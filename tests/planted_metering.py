@@ -17,7 +17,7 @@ METERING_FAULTS = (
     ),
     Fault(
         "requests are told again by each version",
-        "store/counting.py",
+        "store/objects/counting.py",
         "taken, self._taken = now - self._taken, now",
         "taken = now - self._taken",
         METERING,
@@ -66,7 +66,7 @@ METERING_FAULTS = (
     ),
     Fault(
         "a counter file that another process began starts at zero",
-        "store/shared_counts.py",
+        "store/objects/shared_counts.py",
         'with file.open("a+b") as opened:',
         'with file.open("w+b") as opened:',
         METERING,

@@ -30,7 +30,7 @@ from slackwater.snapshot.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store.cache import SstCache
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 APPS = Path(__file__).parent / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"

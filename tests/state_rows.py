@@ -10,7 +10,7 @@ from slackwater.store import sst, stamps
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.manifest import Column, Manifest, Sst, Table
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.types import arrow_schema
 
 ROUTES = Table(

@@ -23,16 +23,16 @@ from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.compaction import Done, apply
-from slackwater.store.counting import CountingStore
-from slackwater.store.faults import FaultyStore
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
 from slackwater.store.manifest import Input, Kind, Manifest, Policy, Sst
-from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.spool import SpooledStore
 from slackwater.store.picking import pick
-from slackwater.store.spool import SpooledStore
 
 from .collecting import Killed
 from .running import eventually

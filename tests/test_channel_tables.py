@@ -16,7 +16,7 @@ from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, flights
 

@@ -22,8 +22,8 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import absent, retire
 from slackwater.store.apps import ensure_app
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Lost
+from slackwater.store.objects.local import LocalStore
 
 from .running import eventually
 

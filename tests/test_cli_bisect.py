@@ -15,8 +15,8 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.store import boundary
 from slackwater.store.boundary import Boundary
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner, Result
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh

@@ -8,8 +8,8 @@ from slackwater.cli import main
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.store import keys
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner, Result
 
 from .histories import Flight, FlightsApp, Kafka, flights

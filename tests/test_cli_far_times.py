@@ -9,7 +9,7 @@ from slackwater.cli import main
 from slackwater.store import apps
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.manifest import AppInfo, Column, Input, Table
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner
 
 from .histories import START_MS

@@ -21,8 +21,8 @@ from slackwater.cli import humane, main
 from slackwater.snapshot import roster
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import list_snapshots
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner, Result
 from ulid import ULID
 

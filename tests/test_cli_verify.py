@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from slackwater.cli import main
 from slackwater.store import codec, keys
 from slackwater.store.manifest import Manifest
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner, Result
 
 from .fan_in import FanIn, bank

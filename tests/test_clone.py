@@ -14,12 +14,12 @@ from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, re
 from slackwater.snapshot.topology import violations
 from slackwater.store import apps, history
 from slackwater.store.commit import successor
-from slackwater.store.counting import CountingStore
-from slackwater.store.faults import FaultyStore
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest, Span
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 from .histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 

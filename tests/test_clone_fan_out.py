@@ -15,7 +15,7 @@ from slackwater.snapshot.verify import verify
 from slackwater.store import apps, history
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.manifest import AppInfo, Input, Manifest, Output
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .histories import SCHEMA, START_MS, Flight, Kafka, Message
 

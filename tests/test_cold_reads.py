@@ -10,11 +10,11 @@ from slackwater.errors import Corruption
 from slackwater.store import cache as cache_module
 from slackwater.store import pieces, sst, tails
 from slackwater.store.cache import SstCache
-from slackwater.store.counting import CountingStore
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
 
 LARGE = 1 << 40

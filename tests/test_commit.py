@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
 from slackwater.store import history
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.counting import CountingStore
-from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import Column, Input, Manifest, Output, Sst, Table
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 from .manifests import manifest
 

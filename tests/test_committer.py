@@ -12,11 +12,11 @@ from slackwater.errors import CommitConflict, Fenced, Unavailable
 from slackwater.pipeline.committer import Change, Committed, Committer
 from slackwater.store import history
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.counting import CountingStore
-from slackwater.store.faults import FaultyStore
 from slackwater.store.manifest import Input, Kind, Manifest
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 
 def claimed(store: ObjectStore, writer: str = "w") -> Manifest:

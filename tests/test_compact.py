@@ -18,10 +18,10 @@ from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store import history
 from slackwater.store.cache import SstCache
-from slackwater.store.counting import CountingStore
 from slackwater.store.manifest import Manifest, Policy
-from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition, depth, sorted_runs
 

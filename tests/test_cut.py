@@ -13,9 +13,9 @@ from slackwater.snapshot.refs import AtTime, Ref, parse
 from slackwater.snapshot.snapshots import of_snapshot, pin
 from slackwater.snapshot.topology import Cut, channels, descendants, order, violations
 from slackwater.store import apps
-from slackwater.store.counting import CountingStore
 from slackwater.store.manifest import AppInfo, Input, Manifest
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .histories import STAGES, START_MS, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 

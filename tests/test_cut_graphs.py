@@ -16,7 +16,7 @@ from slackwater.snapshot.topology import Cut, channels, consumed, violations
 from slackwater.store import apps, history
 from slackwater.store.commit import claim, commit
 from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .histories import write_columns
 

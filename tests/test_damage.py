@@ -20,9 +20,9 @@ from slackwater.store.compaction import Compaction
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Manifest, Sst, Table
-from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.relation import register
 
 from .manifests import manifest as plain

@@ -25,9 +25,9 @@ from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.snapshot.taking import request
 from slackwater.store import codec, history
-from slackwater.store.counting import CountingStore
 from slackwater.store.manifest import Stats
-from slackwater.store.open import open_store
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.open import open_store
 
 from .running import Ledger, eventually
 from .s3_proxy import s3_proxy

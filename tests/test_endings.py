@@ -18,7 +18,7 @@ from slackwater.pipeline import records, wire
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 from .histories import CAPTURED, FlightsApp, Kafka, flights
 

@@ -12,7 +12,7 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut import resolve
 from slackwater.store import history
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 from .running import DIAMOND, EXPECTED, Ledger
 

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.snapshot.sst_rows import reread
 from slackwater.store import sst
-from slackwater.store.counting import CountingStore
 from slackwater.store.filter import Filter
 from slackwater.store.hashing import hash_keys
 from slackwater.store.manifest import Column, Sst, Table
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.ranged import RangedSst
 from slackwater.store.reads import Reads
 

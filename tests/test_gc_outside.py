@@ -14,8 +14,8 @@ from slackwater.errors import Usage
 from slackwater.snapshot.gc import MARGIN_MS, collect
 from slackwater.snapshot.retention import DAY_MS, HOUR_MS, Retention, span_ms
 from slackwater.store import merging
-from slackwater.store.local import LocalStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner
 
 from .histories import FlightsApp, Kafka, flights

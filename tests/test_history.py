@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from slackwater.errors import Corruption, NotFound
 from slackwater.store import codec, history, keys
 from slackwater.store.apps import create_app
-from slackwater.store.counting import CountingStore
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Manifest
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 from .manifests import manifest
 

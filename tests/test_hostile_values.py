@@ -17,9 +17,9 @@ from slackwater.store import apps, boundary, codec, history, keys, limits
 from slackwater.store.commit import commit, successor
 from slackwater.store.keys import check_columns
 from slackwater.store.manifest import Column, Manifest, Policy, Table
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner
 
 from .answering import KEPT

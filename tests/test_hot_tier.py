@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from slackwater.store import hot_tier, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.cache_folder import CacheFolder
-from slackwater.store.counting import CountingStore
 from slackwater.store.hot_tier import HotTier
 from slackwater.store.manifest import Sst
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
 
 from .state_rows import ROUTES, state_rows, write_version

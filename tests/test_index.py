@@ -11,10 +11,10 @@ from slackwater.errors import Corruption
 from slackwater.store import sst
 from slackwater.store.blocks import Block
 from slackwater.store.cache import SstCache
-from slackwater.store.counting import CountingStore
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.manifest import Column, Sst, Table
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version

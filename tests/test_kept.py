@@ -24,8 +24,8 @@ from slackwater.store import boundary, history
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 
 from .answering import KEPT, ask, comparable, lasts
 from .histories import STAGES, FlightsApp, Kafka, Message, flights, rows_of

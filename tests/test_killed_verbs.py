@@ -20,7 +20,7 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify import verify
 from slackwater.store import apps, history
-from slackwater.store import open as opening
+from slackwater.store.objects import open as opening
 from typer.testing import CliRunner, Result
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, keys_of

@@ -15,8 +15,8 @@ from slackwater.store.compaction import Compaction, Done, apply
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
 from slackwater.store.manifest import Policy, Sst
-from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick, pick_all
 from slackwater.store.runs import bounds, by_partition, depth
 

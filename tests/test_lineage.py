@@ -10,8 +10,8 @@ from slackwater.snapshot.log import entries
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.topology import Cut
-from slackwater.store.counting import CountingStore
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .histories import STAGES, Flight, FlightsApp, Kafka, flights
 

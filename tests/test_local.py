@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.store.local import LocalStore
+from slackwater.store.objects.local import LocalStore
 
 SCRATCH = ".slackwater-tmp"
 
@@ -71,7 +71,7 @@ def test_a_key_cannot_go_through_another_object(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from slackwater.store.local import LocalStore
+from slackwater.store.objects.local import LocalStore
 
 store = LocalStore(sys.argv[1])
 for number in range(1_000_000):

@@ -13,11 +13,11 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.lookup import get
 from slackwater.snapshot.topology import Cut
 from slackwater.store import sst
-from slackwater.store.counting import CountingStore
 from slackwater.store.hashing import hash_keys
 from slackwater.store.manifest import Column, Manifest, Table
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 from .histories import FlightsApp, Kafka, flights, rows_of
 

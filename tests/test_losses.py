@@ -28,7 +28,7 @@ from slackwater.snapshot.verify import Report, verify
 from slackwater.store import codec, history, keys
 from slackwater.store.commit import claim
 from slackwater.store.manifest import Manifest
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .diamonds import APP, SENDER, STAGES, Diamond
 from .histories import FlightsApp, Kafka, flights

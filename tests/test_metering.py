@@ -20,14 +20,14 @@ from slackwater.snapshot.clone import clone
 from slackwater.store import codec, history
 from slackwater.store.blocks import holder
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.counting import CountingStore
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest, Sst, Stats
-from slackwater.store.memory import MemoryStore
 from slackwater.store.metering import charged, looked_up
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.shared_counts import SharedCounts, shared_stats
+from slackwater.store.objects.spool import SpooledStore
 from slackwater.store.reads import Reads
-from slackwater.store.shared_counts import SharedCounts, shared_stats
-from slackwater.store.spool import SpooledStore
 
 from .histories import STAGES, FlightsApp, Kafka, flights
 from .manifests import any_value, manifest
@@ -90,7 +90,7 @@ def test_requests_for_ssts_of_another_root_are_counted(tmp_path: Path, spooled: 
 
 def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path) -> None:
     program = (
-        "import os; from pathlib import Path; from slackwater.store.shared_counts import SharedCounts as S\n"
+        "import os; from pathlib import Path; from slackwater.store.objects.shared_counts import SharedCounts as S\n"
         f"S(Path({str(tmp_path)!r}) / 'other').add('get_range', 1 << 40, 0); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", program], check=False)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import ObjectExists, ObjectNotFound, Refused
-from slackwater.store.counting import CountingStore
-from slackwater.store.faults import FaultyStore
-from slackwater.store.leftovers import Leftover, Leftovers
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.leftovers import Leftover, Leftovers
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Usage
-from slackwater.store.local import LocalStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.open import open_store
 
 
 def test_a_path_is_a_folder_wherever_it_is_said_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

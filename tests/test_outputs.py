@@ -17,7 +17,7 @@ from slackwater.pipeline.fanin import tag
 from slackwater.pipeline.schemas import shapes
 from slackwater.snapshot.taking import request
 from slackwater.store import history
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 from .running import SPLIT, Ledger, eventually
 

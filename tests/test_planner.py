@@ -16,7 +16,7 @@ from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPla
 from slackwater.pipeline.readers import _ranges
 from slackwater.store import commit
 from slackwater.store.manifest import Manifest, Output
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 partitions = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1, max_size=6)
 

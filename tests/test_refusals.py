@@ -20,8 +20,8 @@ from slackwater.pipeline.options import Options
 from slackwater.pipeline.runner import run
 from slackwater.pipeline.schemas import Shape
 from slackwater.store.apps import create_app, ensure_app
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Column, Origin, Table
+from slackwater.store.objects.local import LocalStore
 
 pytestmark = pytest.mark.kafka
 

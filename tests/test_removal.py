@@ -14,8 +14,8 @@ from slackwater.snapshot.snapshots import list_snapshots, pin, remove
 from slackwater.snapshot.taking import request
 from slackwater.store import apps, boundary, history, keys
 from slackwater.store.commit import commit, successor
-from slackwater.store.local import LocalStore
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .collecting import AgingStore, Killed, aging_app, fresh, keys_of
 from .histories import FlightsApp, flights, rows_of

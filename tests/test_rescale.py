@@ -15,11 +15,11 @@ from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
-from slackwater.store.counting import CountingStore
 from slackwater.store.history import head
 from slackwater.store.limits import MAX_PARTITIONS
 from slackwater.store.manifest import Manifest
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .histories import Flight, FlightsApp, Kafka, flights, rows_of
 

@@ -25,7 +25,7 @@ from slackwater.store import apps, history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import commit, successor
 from slackwater.store.manifest import Manifest
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .collecting import HOUR_MS, AgingStore, Killed, aging_app, fresh
 from .histories import Flight, FlightsApp, Kafka, flights, rows_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import ObjectNotFound, Unavailable
-from slackwater.store.retry import Retry, TransientError
+from slackwater.store.objects.retry import Retry, TransientError
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 from slackwater.errors import Refused
 from slackwater.pipeline import groups, records
 from slackwater.pipeline import kafka as kafka_client
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 from .running import Ledger, eventually
 from .secured import ADMIN, USER, SecuredKafka

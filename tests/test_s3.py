@@ -264,7 +264,7 @@ def test_an_endpoint_that_is_no_url_is_told(s3_server: str, monkeypatch: pytest.
 
 FORK = """
 import os, sys
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 # A request that meets the answer to another process's breaks its connection; nothing is repeated here.
 store = open_store(sys.argv[1], patience_s=0)

@@ -15,8 +15,8 @@ from uuid import uuid4
 import pytest
 from slackwater.errors import Refused
 from slackwater.store import s3_client
-from slackwater.store.memory import MemoryStore
-from slackwater.store.open import access_to, open_store, take
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import access_to, open_store, take
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_access import S3Access, S3Credentials
 from slackwater.store.s3_settings import S3Settings
@@ -33,7 +33,7 @@ OTHERS = {
 
 _TASK = """
 import pickle, sys
-from slackwater.store.open import open_store, take
+from slackwater.store.objects.open import open_store, take
 url, access = pickle.load(sys.stdin.buffer)
 store = open_store(url, patience_s=10, place=take(access))
 store.put("from-a-task", b"here")

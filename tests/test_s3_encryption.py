@@ -11,7 +11,7 @@ import pytest
 from slackwater.cli.settings import load
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_client import connection
 from slackwater.store.s3_settings import S3Settings, settings_in

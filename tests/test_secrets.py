@@ -12,7 +12,7 @@ from slackwater.cli.main import app as cli
 from slackwater.errors import SlackwaterError, Unavailable
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 from slackwater.store.s3 import S3Store
 from slackwater.store.s3_settings import S3Settings
 from typer.testing import CliRunner

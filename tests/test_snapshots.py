@@ -11,11 +11,11 @@ from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, re
 from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.snapshot.topology import Cut, violations
 from slackwater.store import apps, codec, keys
-from slackwater.store.counting import CountingStore
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import AppInfo, Origin
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 
 from .histories import START_MS, FlightsApp, Kafka, flights
 

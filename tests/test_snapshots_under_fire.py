@@ -14,7 +14,7 @@ from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.snapshot.taking import request
 from slackwater.store import history
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 from .running import DIAMOND, LEDGER, Ledger, eventually
 

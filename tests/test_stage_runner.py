@@ -27,9 +27,9 @@ from slackwater.pipeline.wire import header_of, split
 from slackwater.store import history
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.counting import CountingStore
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Column, Input, Manifest, Output, Span, Table, Ttl
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
 from slackwater.store.ttl import BEFORE_ALL_MS, first_clock_ms
 
 pytestmark = pytest.mark.kafka

@@ -11,7 +11,7 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.taking import answers, request
 from slackwater.store import history
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 
 from .running import DIAMOND, LEDGER, PATIENCE_S, Ledger, Running, eventually
 

@@ -23,7 +23,7 @@ from slackwater.snapshot.operations import record
 from slackwater.snapshot.requests import Request
 from slackwater.snapshot.snapshots import pin
 from slackwater.store import history, keys
-from slackwater.store.open import open_store
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner
 
 from .histories import Flight, FlightsApp, Kafka, flights

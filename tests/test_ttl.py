@@ -20,11 +20,11 @@ from slackwater.snapshot.topology import Cut
 from slackwater.store import codec, merging, stamps, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
-from slackwater.store.counting import CountingStore
 from slackwater.store.index import multi_get
 from slackwater.store.manifest import Column, Manifest, Policy, Sst, Table, Ttl
-from slackwater.store.memory import MemoryStore
 from slackwater.store.merging import run
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
 from slackwater.store.relation import register
 from slackwater.store.types import EXPIRES

@@ -21,9 +21,9 @@ from slackwater.store import apps, history, keys, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, commit, successor
 from slackwater.store.manifest import AppInfo, Column, Manifest, Table, Ttl
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner
 
 from .histories import START_MS, Kafka

@@ -14,12 +14,12 @@ from msgspec.structs import astuple, replace
 from slackwater.cli import humane, main
 from slackwater.store import apps, history
 from slackwater.store.commit import claim, commit, successor
-from slackwater.store.counting import CountingStore
 from slackwater.store.manifest import AppInfo, Column, Manifest, Sst, Stats, Table
-from slackwater.store.memory import MemoryStore
 from slackwater.store.metering import charged
-from slackwater.store.objects import ObjectStore
-from slackwater.store.open import open_store
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.open import open_store
 from slackwater.store.prices import Prices, monthly_cost
 from slackwater.store.usage import hourly, recent, usage_since
 from typer.testing import CliRunner, Result

@@ -19,7 +19,7 @@ from slackwater.snapshot.snapshots import Snapshot, pin, read_snapshot
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store import codec, history, keys
 from slackwater.store.manifest import Input, Manifest, Output
-from slackwater.store.memory import MemoryStore
+from slackwater.store.objects.memory import MemoryStore
 
 from .fan_in import FanIn, bank, records
 from .hostile import as_it_is

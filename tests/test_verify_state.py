@@ -20,12 +20,12 @@ from slackwater.snapshot.intact import sizes
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store import codec, keys
-from slackwater.store.counting import CountingStore
 from slackwater.store.hashing import hash_keys, partition_of
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Column, Manifest, Sst, Table
-from slackwater.store.memory import MemoryStore
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.sst import SstWriter, prepare
 from slackwater.store.types import TOMBSTONE
 

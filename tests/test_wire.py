@@ -21,8 +21,8 @@ from slackwater.pipeline.source import ChannelSource
 from slackwater.pipeline.wire import check_count, decode, decode_addressed, encode, header_of, marker_header, split
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.store.commit import commit
-from slackwater.store.local import LocalStore
 from slackwater.store.manifest import Manifest, Output
+from slackwater.store.objects.local import LocalStore
 
 from .diamonds import SCHEMA, Message, markers_in
 

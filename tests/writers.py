@@ -15,7 +15,7 @@ from slackwater.store.cache import SstCache
 from slackwater.store.commit import claim, successor
 from slackwater.store.compaction import Done, apply
 from slackwater.store.manifest import Kind, Manifest, Table
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.objects import ObjectStore
 
 from .collecting import AgingStore, fresh
 from .state_rows import Hashes, Key, Values, state_rows, write_version

@@ -17,7 +17,7 @@ from slackwater.pipeline import stage_runner
 from slackwater.pipeline.spool_folder import beside
 from slackwater.store import merging
 from slackwater.store.manifest import Manifest
-from slackwater.store.objects import ObjectStore
+from slackwater.store.objects.objects import ObjectStore
 
 _commit = stage_runner.commit.commit
 _merge = merging.run

@@ -7,7 +7,7 @@ written and searched at the speed of the disk, while the store is slow or away. 
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import ObjectNotFound
+from ...errors import ObjectNotFound
 from .counting import CountingStore
 from .local import LocalStore
 from .objects import ObjectInfo, ObjectStore

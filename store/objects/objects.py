@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ..errors import ObjectNotFound
+from ...errors import ObjectNotFound
 
 __all__ = ["ObjectInfo", "ObjectStore", "check_range", "documents", "exists"]
 

@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from threading import Lock
 
+from ..manifest import Stats
 from .counting import VERBS
-from .manifest import Stats
 
 __all__ = ["SharedCounts", "shared_stats"]
 

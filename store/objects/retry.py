@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TypeVar
 
-from ..errors import Unavailable
+from ...errors import Unavailable
 from .retry_budget import RetryBudget
 
 __all__ = ["Retry", "TransientError"]

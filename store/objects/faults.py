@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 
-from ..errors import ObjectExists, Unavailable
+from ...errors import ObjectExists, Unavailable
 from .objects import ObjectInfo, ObjectStore
 
 __all__ = ["FaultyStore"]

@@ -9,8 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 from uuid import uuid4
 
-from ..errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from .keys import check_key
+from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
+from ..keys import check_key
 from .leftovers import Leftover
 from .objects import ObjectInfo, check_range
 

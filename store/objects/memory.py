@@ -8,8 +8,8 @@ from threading import Lock
 from time import time_ns
 from typing import NamedTuple
 
-from ..errors import ObjectExists, ObjectNotFound
-from .keys import check_key
+from ...errors import ObjectExists, ObjectNotFound
+from ..keys import check_key
 from .objects import ObjectInfo, check_range
 
 __all__ = ["MemoryStore"]

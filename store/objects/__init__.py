@@ -1,0 +1,19 @@
+"""Blobs and their guarantees: an object store behind one Protocol, in a folder, in memory or in S3.
+
+Here too: counting requests, retrying them, spooling them on this machine, injecting faults. Not here: what the objects
+mean; names of objects are plain keys.
+"""
+
+__all__ = [
+    "counting",
+    "faults",
+    "leftovers",
+    "local",
+    "memory",
+    "objects",
+    "open",
+    "retry",
+    "retry_budget",
+    "shared_counts",
+    "spool",
+]
