@@ -18,9 +18,9 @@ from ..store import commit, runs, ttl
 from ..store.cache import SstCache
 from ..store.manifest import Input, Manifest, Output, Stats
 from ..store.objects.objects import ObjectStore
+from ..store.objects.s3.s3_access import S3Access
+from ..store.objects.s3.s3_settings import found_by
 from ..store.objects.spool import SpooledStore
-from ..store.s3_access import S3Access
-from ..store.s3_settings import found_by
 from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write

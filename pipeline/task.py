@@ -26,9 +26,9 @@ from ..store.metering import looked_up
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
 from ..store.objects.open import open_store, take
+from ..store.objects.s3.s3_access import S3Access, S3Place
 from ..store.objects.spool import SpooledStore
 from ..store.reads import Reads
-from ..store.s3_access import S3Access, S3Place
 from .app import Repartition
 from .fanin import apart
 from .records import send

@@ -14,12 +14,12 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused
-from slackwater.store import s3_client
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import access_to, open_store, take
-from slackwater.store.s3 import S3Store
-from slackwater.store.s3_access import S3Access, S3Credentials
-from slackwater.store.s3_settings import S3Settings
+from slackwater.store.objects.s3 import s3_client
+from slackwater.store.objects.s3.s3 import S3Store
+from slackwater.store.objects.s3.s3_access import S3Access, S3Credentials
+from slackwater.store.objects.s3.s3_settings import S3Settings
 
 from .s3_servers import BUCKET, signed
 

@@ -12,9 +12,9 @@ from slackwater.cli.settings import load
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.store.objects.open import open_store
-from slackwater.store.s3 import S3Store
-from slackwater.store.s3_client import connection
-from slackwater.store.s3_settings import S3Settings, settings_in
+from slackwater.store.objects.s3.s3 import S3Store
+from slackwater.store.objects.s3.s3_client import connection
+from slackwater.store.objects.s3.s3_settings import S3Settings, settings_in
 
 from .running import Ledger
 from .s3_servers import BUCKET

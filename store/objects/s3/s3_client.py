@@ -15,9 +15,9 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from urllib3.exceptions import HTTPError
 
-from ..errors import NotFound, Refused, Usage
-from .objects.retry import TransientError
-from .objects.retry_budget import RetryBudget
+from ....errors import NotFound, Refused, Usage
+from ..retry import TransientError
+from ..retry_budget import RetryBudget
 from .s3_access import S3Access, S3Credentials, S3Place
 from .s3_encryption import encrypt
 from .s3_session import session_at

@@ -9,7 +9,7 @@ from boto3.session import Session
 from botocore.credentials import CredentialProvider, CredentialResolver, Credentials, ReadOnlyCredentials
 from botocore.session import Session as Core
 
-from ..errors import Refused
+from ....errors import Refused
 from .s3_access import S3Access, S3Place
 
 __all__ = ["session_at", "take"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.exceptions import BotoCoreError, ClientError
 
-from ..errors import Refused
-from .objects.retry import TransientError
+from ....errors import Refused
+from ..retry import TransientError
 from .s3_client import error_code
 from .s3_settings import S3Settings
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from botocore.exceptions import ClientError
 
-from ..errors import ObjectExists, ObjectNotFound
-from .keys import check_key
-from .objects.leftovers import Leftover
-from .objects.objects import ObjectInfo, check_range
-from .objects.retry import Retry
+from ....errors import ObjectExists, ObjectNotFound
+from ...keys import check_key
+from ..leftovers import Leftover
+from ..objects import ObjectInfo, check_range
+from ..retry import Retry
 from .s3_access import S3Access, S3Place
 from .s3_client import Connection, Options, connection, error_code, hand_over, translated, without_credentials
 from .s3_settings import S3Settings, settings_in

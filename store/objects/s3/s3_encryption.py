@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import Refused
+from ....errors import Refused
 from .s3_settings import S3Settings
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..errors import Usage
-from .objects.retry_budget import AT_ONCE, PER_S
+from ....errors import Usage
+from ..retry_budget import AT_ONCE, PER_S
 
 __all__ = ["S3Settings", "as_variables", "exported", "found_by", "settings_in"]
 
