@@ -20,7 +20,7 @@ from statistics import median
 
 import duckdb
 from slackwater.store import relation
-from slackwater.store.manifest import Manifest, Sst
+from slackwater.store.versions.manifest import Manifest, Sst
 
 from .multi_get import TABLE, Keyed
 from .row import Row

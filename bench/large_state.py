@@ -17,8 +17,8 @@ from .events import names
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
-    from slackwater.store.manifest import Sst, Table
     from slackwater.store.objects.objects import ObjectStore
+    from slackwater.store.versions.manifest import Sst, Table
 
 APP, STAGE = "bench", "legs"
 
@@ -60,9 +60,9 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
     from slackwater.pipeline.claiming import Claimer
     from slackwater.pipeline.kafka import offsets
     from slackwater.pipeline.schemas import shapes
-    from slackwater.store import apps, commit
-    from slackwater.store.manifest import AppInfo
     from slackwater.store.objects.open import open_store
+    from slackwater.store.versions import apps, commit
+    from slackwater.store.versions.manifest import AppInfo
 
     store = open_store(str(root))
     kafka = {"bootstrap.servers": bootstrap}

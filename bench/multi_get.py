@@ -31,10 +31,10 @@ from slackwater.store import runs, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.reads import Reads
+from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .row import Row
 

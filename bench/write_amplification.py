@@ -35,8 +35,8 @@ from .row import Row
 
 if TYPE_CHECKING:
     from slackwater.store.cache import SstCache
-    from slackwater.store.manifest import Policy, Sst, Table
     from slackwater.store.objects.objects import ObjectStore
+    from slackwater.store.versions.manifest import Policy, Sst, Table
 
 __all__ = ["leveled_optimum", "rows", "universal_optimum"]
 
@@ -51,7 +51,7 @@ LEVEL_1_SLOTS = 4
 
 def rows(folder: Path, quick: bool) -> list[Row]:
     """Measure both policies, in under a minute. `folder` is for the cache."""
-    from slackwater.store.manifest import Policy
+    from slackwater.store.versions.manifest import Policy
 
     found = []
     base, row_bytes = _load(folder)
@@ -142,8 +142,8 @@ class _Base:
 def _load(folder: Path) -> tuple[_Base, float]:
     """A table of all keys, one run a state partition, and the bytes that a row of it takes."""
     from slackwater.store.cache import SstCache
-    from slackwater.store.manifest import Column, Table
     from slackwater.store.objects.memory import MemoryStore
+    from slackwater.store.versions.manifest import Column, Table
 
     table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS, "bench")
     # Bytes are counted, not seconds: in memory nothing waits for a disk.

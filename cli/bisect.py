@@ -218,7 +218,7 @@ def _keys(keys: "TurnedKeys", out: Path | None) -> Iterator[Part]:
 
 def _free_name(store: "ObjectStore", app_name: str) -> str:
     """The name that a clone would have, or the first of its kind that no app has."""
-    from ..store.apps import list_apps
+    from ..store.versions.apps import list_apps
 
     taken, name = list_apps(store), f"{app_name}-staging"
     candidates = chain([name], (f"{name}-{number}" for number in count(2)))

@@ -16,7 +16,7 @@ from .tables import Grid, Title
 
 if TYPE_CHECKING:
     from ..snapshot.compact import AppCompactor, Compacted, Merge
-    from ..store.manifest import Manifest
+    from ..store.versions.manifest import Manifest
 
 __all__ = ["app"]
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..snapshot.topology import order
-from ..store import apps, history
-from ..store.manifest import Stats
 from ..store.objects.objects import ObjectStore
-from ..store.prices import Prices, monthly_cost
-from ..store.usage import StageUsage, hourly, usage_since
+from ..store.versions import apps, history
+from ..store.versions.manifest import Stats
+from ..store.versions.prices import Prices, monthly_cost
+from ..store.versions.usage import StageUsage, hourly, usage_since
 from . import humane
 from .output import Part
 from .tables import Grid, Title

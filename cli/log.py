@@ -44,7 +44,7 @@ def log(
     """
     from ..snapshot.log import entries
     from ..snapshot.operations import list_operations
-    from ..store.apps import read_app
+    from ..store.versions.apps import read_app
 
     output, opened = output_for(json=as_json), load(store=store).open_store()
     if operations:

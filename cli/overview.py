@@ -11,11 +11,11 @@ from ..snapshot import roster
 from ..snapshot.lag import EndOffsets, input_lag
 from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
-from ..store import apps, history
-from ..store.manifest import Manifest, Origin
 from ..store.objects.objects import ObjectStore
 from ..store.runs import deltas, l0_files
-from ..store.usage import recent
+from ..store.versions import apps, history
+from ..store.versions.manifest import Manifest, Origin
+from ..store.versions.usage import recent
 
 __all__ = ["AppOverview", "EndOffsets", "InputOverview", "StageOverview", "TableFigures", "overview"]
 

@@ -15,7 +15,7 @@ def check(path: Path, table: object) -> None:
     Raises:
         Usage: it cannot.
     """
-    from ..store.prices import Prices
+    from ..store.versions.prices import Prices
 
     known = Prices.__struct_fields__
     if not isinstance(table, dict):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..snapshot.topology import Cut
-    from ..store.manifest import Manifest
     from ..store.objects.objects import ObjectStore
+    from ..store.versions.manifest import Manifest
 
 __all__ = ["app"]
 

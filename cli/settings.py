@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..snapshot.retention import Retention
     from ..store.cache import SstCache
     from ..store.objects.objects import ObjectStore
-    from ..store.prices import Prices
+    from ..store.versions.prices import Prices
 
 __all__ = ["FILE", "Settings", "load"]
 
@@ -73,7 +73,7 @@ class Settings:
 
     def prices(self) -> "Prices":
         """What the store takes: the file's prices, S3's for those that it does not set."""
-        from ..store.prices import Prices
+        from ..store.versions.prices import Prices
 
         return Prices(**self.prices_table)
 

@@ -103,7 +103,7 @@ def _look(
 ) -> tuple[tuple["AppOverview", ...], tuple[str, ...], tuple[str, ...]]:
     """The apps, what of them cannot be read, and other notes: snapshots that wait, why users' lag is missing."""
     from ..snapshot.requests import open_requests
-    from ..store.apps import list_apps
+    from ..store.versions.apps import list_apps
     from .overview import overview
     from .waiting import waiting_for
 
@@ -128,7 +128,7 @@ def _look(
 
 def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
     from ..snapshot.retention import span_ms
-    from ..store.apps import list_apps
+    from ..store.versions.apps import list_apps
     from .cost import cost_of, parts
 
     since_ms, prices = humane.now_ms() - span_ms(since), settings.prices()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import NotFound, Refused, Usage
 from ..knobs import whole
-from ..store.keys import check_name, check_topic
-from ..store.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
-from ..store.manifest import Policy
+from ..store.versions.keys import check_name, check_topic
+from ..store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
+from ..store.versions.manifest import Policy
 from .lifetime import lifetime_ms
 from .stall import L0_SLOWDOWN, L0_STOP
 from .states import State

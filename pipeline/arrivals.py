@@ -21,7 +21,7 @@ from ..chandy_lamport import (
     SendMarker,
 )
 from ..errors import Corruption
-from ..store.manifest import Manifest, Span
+from ..store.versions.manifest import Manifest, Span
 from .planner import Position
 
 __all__ = ["Outcome", "arrive"]

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from ..errors import NotFound, Refused
 from ..snapshot.clone import channel_topic
 from ..snapshot.retire import bring_back
-from ..store import commit, history, ttl
-from ..store.manifest import Manifest, Output, Table, Ttl
+from ..store import ttl
 from ..store.objects.objects import ObjectStore
+from ..store.versions import commit, history
+from ..store.versions.manifest import Manifest, Output, Table, Ttl
 from . import kafka as kafka_client
 from . import lifetime
 from .app import App, Repartition, Stage, Topic

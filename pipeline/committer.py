@@ -21,13 +21,13 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ..errors import CommitConflict, Fenced, Refused
-from ..store import boundary, commit, history
 from ..store.compaction import Done
-from ..store.manifest import Manifest, Stats
 from ..store.metering import charged
 from ..store.objects.objects import ObjectStore
 from ..store.objects.spool import SpooledStore
 from ..store.rebase import rebase
+from ..store.versions import boundary, commit, history
+from ..store.versions.manifest import Manifest, Stats
 from .metering import StageMeter
 
 __all__ = ["Change", "Committed", "Committer"]

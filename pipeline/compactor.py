@@ -14,9 +14,9 @@ from ..errors import SlackwaterError
 from ..store import compaction, merging
 from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done
-from ..store.manifest import Manifest, Sst
 from ..store.objects.objects import ObjectStore
 from ..store.picking import pick_for
+from ..store.versions.manifest import Manifest, Sst
 from .stall import Compacting
 
 __all__ = ["Compactor"]

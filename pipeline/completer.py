@@ -10,8 +10,8 @@ from ..errors import Corruption, Refused, Unavailable
 from ..snapshot import operations, requests, taking
 from ..snapshot.capture import ChannelReader
 from ..snapshot.requests import Request
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions.manifest import Manifest
 
 __all__ = ["Completer"]
 

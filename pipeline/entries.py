@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from ..errors import Gone, Refused
 from ..snapshot import losses, operations, requests
-from ..store import history
-from ..store.manifest import Input, Lost, Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history
+from ..store.versions.manifest import Input, Lost, Manifest
 
 __all__ = ["Entrance", "Entry", "enter", "tell"]
 

@@ -7,8 +7,8 @@ import re
 import pyarrow as pa
 
 from ..errors import NotFound, Refused, Usage
-from ..store.limits import MAX_TTL_MS
-from ..store.manifest import Ttl
+from ..store.versions.limits import MAX_TTL_MS
+from ..store.versions.manifest import Ttl
 
 __all__ = ["agree", "bind", "lifetime_ms"]
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from ..errors import Corruption, Refused, Unavailable
 from ..snapshot import roster
 from ..snapshot.lag import StageLag, input_lag
-from ..store import history
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history
+from ..store.versions.manifest import Manifest
 from . import kafka as kafka_client
 from .news import News
 from .stage_runner import StageRunner

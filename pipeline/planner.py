@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from ..errors import Unavailable
 from ..snapshot.requests import open_requests
-from ..store import history
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history
+from ..store.versions.manifest import Manifest
 from .kafka import end_offsets
 from .outage import Patience
 

@@ -19,9 +19,9 @@ from contextlib import suppress
 
 from ..errors import SlackwaterError
 from ..store.cache import SstCache
-from ..store.manifest import Manifest, Sst
 from ..store.objects.objects import ObjectStore
 from ..store.reads import Reads
+from ..store.versions.manifest import Manifest, Sst
 
 __all__ = ["Prefetcher"]
 

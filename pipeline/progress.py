@@ -7,8 +7,8 @@ from itertools import zip_longest
 from typing import Self
 
 from ..store.compaction import Compaction
-from ..store.manifest import Manifest, Stats
 from ..store.runs import l0_files
+from ..store.versions.manifest import Manifest, Stats
 from .task import Result
 
 __all__ = ["Progress", "StateFigures"]

@@ -21,12 +21,12 @@ from ulid import ULID
 from ..errors import Refused, Usage
 from ..snapshot.clone import unfinished
 from ..snapshot.retire import absent
-from ..store import apps
 from ..store.cache import SstCache
-from ..store.manifest import AppInfo
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
 from ..store.objects.open import access_to, open_store
+from ..store.versions import apps
+from ..store.versions.manifest import AppInfo
 from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader

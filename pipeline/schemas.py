@@ -17,10 +17,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ..errors import NotFound, Refused, Usage
-from ..store import keys
 from ..store.hashing import hash_keys
-from ..store.manifest import Column, Table
 from ..store.types import from_arrow
+from ..store.versions import keys
+from ..store.versions.manifest import Column, Table
 from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .blame import told_as_the_users

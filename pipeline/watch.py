@@ -11,9 +11,9 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from ..errors import SlackwaterError, Unavailable
-from ..store import history
-from ..store.manifest import Input
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history
+from ..store.versions.manifest import Input
 from . import kafka as kafka_client
 from .app import App
 from .channels import KafkaChannels

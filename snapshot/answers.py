@@ -7,10 +7,10 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from ..errors import NotFound
-from ..store import history
 from ..store.cache import SstCache
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history
+from ..store.versions.manifest import Manifest
 from .capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
 from .cut import telling_if_collected

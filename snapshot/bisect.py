@@ -16,10 +16,10 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import Refused, Usage
-from ..store import boundary
 from ..store.cache import SstCache
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import boundary
+from ..store.versions.manifest import Manifest
 from .answers import answer
 from .capture import ChannelReader
 from .channel_tables import names_channels

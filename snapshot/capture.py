@@ -20,10 +20,10 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..errors import Corruption, Gone, ObjectNotFound, Unavailable
-from ..store import checks, keys, spark_ddl
-from ..store import limits as fits
-from ..store.checks import Wrong
 from ..store.objects.objects import ObjectStore
+from ..store.versions import checks, keys, spark_ddl
+from ..store.versions import limits as fits
+from ..store.versions.checks import Wrong
 from ..store.whole import read_whole
 from .in_flight import InFlight
 

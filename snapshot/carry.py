@@ -6,9 +6,9 @@ from typing import Protocol
 import pyarrow as pa
 from msgspec import Struct
 
-from ..store import limits as fits
-from ..store.manifest import Input, Output
 from ..store.objects.objects import ObjectStore
+from ..store.versions import limits as fits
+from ..store.versions.manifest import Input, Output
 from .capture import read
 from .in_flight import InFlight, stretch
 from .snapshots import Snapshot

@@ -11,8 +11,8 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from ..errors import Usage
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions.manifest import Manifest
 from . import capture
 from .capture import ADDRESS, ChannelReader
 from .ddl import arrow_of

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ..errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
-from ..store import apps, codec, history, keys
-from ..store import limits as fits
-from ..store.commit import commit
-from ..store.manifest import AppInfo, Input, Manifest, Origin, Sst
 from ..store.objects.objects import ObjectStore
+from ..store.versions import apps, codec, history, keys
+from ..store.versions import limits as fits
+from ..store.versions.commit import commit
+from ..store.versions.manifest import AppInfo, Input, Manifest, Origin, Sst
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic
 from .cut import cut_at
 from .in_flight import InFlight, in_flight

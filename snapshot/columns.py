@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from ..errors import Usage
 from ..store.hashing import normalise_keys
-from ..store.manifest import Table
 from ..store.types import arrow_schema
+from ..store.versions.manifest import Table
 
 __all__ = ["parse_key", "visible_schema"]
 

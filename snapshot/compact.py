@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import Refused, Unavailable
-from ..store import history
 from ..store.cache import SstCache
-from ..store.commit import is_retired
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
 from ..store.picking import pick_for
+from ..store.versions import history
+from ..store.versions.commit import is_retired
+from ..store.versions.manifest import Manifest
 from .moments import stages_of
 from .stage_compactor import Compacted, StageCompactor
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from ..errors import Corruption, NotFound, SlackwaterError
-from ..store import boundary, history
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import boundary, history
+from ..store.versions.manifest import Manifest
 from .line import newest_first
 from .moments import cut_around, cut_of_time, heads_of, newest_cut, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse

@@ -6,8 +6,8 @@ The types are those in which pyspark hands these columns to Arrow.
 import pyarrow as pa
 
 from ..errors import Corruption
-from ..store import spark_ddl
-from ..store.spark_ddl import Fields, Type
+from ..store.versions import spark_ddl
+from ..store.versions.spark_ddl import Fields, Type
 
 __all__ = ["arrow_of"]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..errors import NotFound
-from ..store import keys
 from ..store.objects.objects import ObjectInfo, ObjectStore, exists
+from ..store.versions import keys
 from .gc import MARGIN_MS, look
 from .litter import last_word_ms, unnamed_records
 from .reachable import Reachable, reachable

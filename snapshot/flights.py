@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..errors import Corruption, NotFound
-from ..store import history
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history
 from .findings import as_sentence
 from .in_flight import InFlight, stretch
 from .topology import Channel, Cut, channels

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import Corruption, SlackwaterError
-from ..store import apps, boundary, keys
-from ..store.boundary import MIN_AGE_MS, Boundary
 from ..store.objects.leftovers import Leftover, Leftovers
 from ..store.objects.objects import ObjectInfo, ObjectStore
+from ..store.versions import apps, boundary, keys
+from ..store.versions.boundary import MIN_AGE_MS, Boundary
 from .litter import abandoned, orphans, unnamed_records
 from .operations import record
 from .reachable import Absent, Reachable, reachable

@@ -16,9 +16,9 @@ An object that nothing names yet may be about to be named. When that is over, is
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
-from ..store import keys
 from ..store.objects.leftovers import Leftover, Leftovers
 from ..store.objects.objects import ObjectInfo
+from ..store.versions import keys
 from .requests import open_requests
 from .snapshots import list_snapshots
 from .survey import Survey

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from ..store.manifest import Kind, Lost, Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions.manifest import Kind, Lost, Manifest
 from .line import newest_first
 from .lineage import Window, direct, losses
 from .moments import heads_of, stages_of

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from ..errors import NotFound
-from ..store import apps, boundary, history
-from ..store.boundary import Boundary, Moment
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import apps, boundary, history
+from ..store.versions.boundary import Boundary, Moment
+from ..store.versions.manifest import Manifest
 from .consistency import lower_receivers, raise_senders
 from .line import Line
 from .topology import Cut, Thinned

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..store import ttl
-from ..store.manifest import Manifest
+from ..store.versions.manifest import Manifest
 from .line import Line
 from .topology import Cut, order
 

@@ -8,9 +8,9 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..errors import ObjectNotFound
-from ..store import codec, keys
-from ..store import limits as fits
 from ..store.objects.objects import ObjectStore, documents
+from ..store.versions import codec, keys
+from ..store.versions import limits as fits
 
 __all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]
 

@@ -23,8 +23,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from ..errors import Corruption, NotFound
-from ..store.boundary import Boundary, Moment
-from ..store.manifest import Manifest
+from ..store.versions.boundary import Boundary, Moment
+from ..store.versions.manifest import Manifest
 from .consistency import raise_senders
 from .retention import Retention
 from .snapshots import Snapshot

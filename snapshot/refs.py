@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ..errors import Usage
-from ..store.keys import check_name
+from ..store.versions.keys import check_name
 
 __all__ = [
     "FORMS",

@@ -19,10 +19,10 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..errors import ObjectExists, ObjectNotFound, Refused
-from ..store import apps, boundary, codec, history, keys
-from ..store import limits as fits
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectInfo, ObjectStore, exists
+from ..store.versions import apps, boundary, codec, history, keys
+from ..store.versions import limits as fits
+from ..store.versions.manifest import Manifest
 from .gc import storage_clock_ms
 from .retire import commit_retired
 from .survey import many

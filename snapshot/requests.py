@@ -3,9 +3,9 @@
 from msgspec import Struct
 
 from ..errors import ObjectNotFound, Refused
-from ..store import codec, keys
-from ..store import limits as fits
 from ..store.objects.objects import ObjectStore, documents
+from ..store.versions import codec, keys
+from ..store.versions import limits as fits
 
 __all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]
 

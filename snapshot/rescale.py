@@ -13,10 +13,10 @@ from ulid import ULID
 
 from ..errors import Refused
 from ..knobs import whole
-from ..store import commit, history
-from ..store.limits import MAX_PARTITIONS
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import commit, history
+from ..store.versions.limits import MAX_PARTITIONS
+from ..store.versions.manifest import Manifest
 from .moments import stages_of
 from .operations import find_operation, record
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ..errors import NotFound, Refused
-from ..store import commit, history
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectStore
+from ..store.versions import commit, history
+from ..store.versions.manifest import Manifest
 from .moments import stages_of
 from .operations import list_operations, record
 from .requests import cancel, open_requests

@@ -7,10 +7,10 @@ from msgspec import Struct
 from ulid import ULID
 
 from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
-from ..store import apps, boundary, checks, codec, history, keys
-from ..store import limits as fits
 from ..store.objects.objects import ObjectStore, documents, exists
 from ..store.objects.open import open_store
+from ..store.versions import apps, boundary, checks, codec, history, keys
+from ..store.versions import limits as fits
 from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
 from .in_flight import InFlight, in_flight
 from .refs import check_snapshot_name

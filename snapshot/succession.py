@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 from ..errors import ObjectNotFound
-from ..store import boundary, history, keys
-from ..store.manifest import Input, Lost, Manifest, Output
 from ..store.objects.objects import ObjectStore
+from ..store.versions import boundary, history, keys
+from ..store.versions.manifest import Input, Lost, Manifest, Output
 from .findings import Checked, noted
 from .timeline import before
 

@@ -15,11 +15,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..errors import Corruption, ObjectNotFound
-from ..store import boundary, codec, history, keys
-from ..store import limits as fits
-from ..store.boundary import MIN_AGE_MS, Boundary
-from ..store.manifest import Manifest
 from ..store.objects.objects import ObjectInfo, ObjectStore
+from ..store.versions import boundary, codec, history, keys
+from ..store.versions import limits as fits
+from ..store.versions.boundary import MIN_AGE_MS, Boundary
+from ..store.versions.manifest import Manifest
 from .reachable import Known, StageKnown
 from .snapshots import list_snapshots
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from ..errors import NotFound, SlackwaterError, Usage
 from ..store import relation
 from ..store.cache import SstCache
-from ..store.manifest import Table
 from ..store.objects.objects import ObjectStore
+from ..store.versions.manifest import Table
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
 from .topology import Cut

@@ -12,9 +12,9 @@ from ulid import ULID
 
 from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
 from ..errors import Corruption, Refused
-from ..store import apps, codec, history, keys
-from ..store.manifest import Manifest, Span
 from ..store.objects.objects import ObjectStore
+from ..store.versions import apps, codec, history, keys
+from ..store.versions.manifest import Manifest, Span
 from .capture import Captured, ChannelReader, capture, discard
 from .in_flight import InFlight, in_flight
 from .moments import retired_since

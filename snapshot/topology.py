@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..store import ttl
-from ..store.manifest import Input, Manifest
+from ..store.versions.manifest import Input, Manifest
 
 __all__ = [
     "Channel",

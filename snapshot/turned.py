@@ -14,10 +14,10 @@ from ..store import stamps, ttl
 from ..store.cache import SstCache
 from ..store.hashing import hash_keys, normalise_keys, sort_keys
 from ..store.index import multi_get
-from ..store.manifest import Manifest, Table
 from ..store.objects.objects import ObjectStore
 from ..store.python_values import python_rows
 from ..store.types import SEQ, arrow_schema
+from ..store.versions.manifest import Manifest, Table
 from .columns import visible_schema
 
 __all__ = ["KeyChange", "TurnedKeys", "turned_keys"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import Corruption, NotFound, Unavailable
-from ..store import history, keys
 from ..store.blocks import holder
-from ..store.manifest import Manifest
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
+from ..store.versions import history, keys
+from ..store.versions.manifest import Manifest
 from . import intact, kept, ledger, marked, sst_rows, succession
 from .capture import ChannelReader
 from .cut import cut_at

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ..errors import Corruption, ObjectNotFound
-from .manifest import Sst
 from .objects.counting import CountingStore
 from .objects.objects import ObjectStore
 from .objects.open import open_store
 from .objects.spool import SpooledStore
 from .types import HASH, stored_schema
+from .versions.manifest import Sst
 
 __all__ = [
     "BLOCK_ROWS",

@@ -24,11 +24,11 @@ from ..errors import Corruption, Unavailable
 from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
 from .cache_folder import CacheFolder
 from .hot_tier import HotTier
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
 from .types import sst_schema, stored_schema
+from .versions.manifest import Sst, Table
 
 __all__ = ["Mapped", "SstCache"]
 

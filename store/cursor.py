@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 
 from .cache import Mapped, SstCache
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
 from .types import HASH
+from .versions.manifest import Sst, Table
 
 __all__ = ["Cursor"]
 

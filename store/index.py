@@ -16,7 +16,6 @@ import pyarrow as pa
 from .blocks import Block
 from .cache import SstCache
 from .hashing import normalise_keys, same_keys
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
@@ -24,6 +23,7 @@ from .stamps import expired
 from .tails import fetch_tails
 from .ttl import check_clock
 from .types import EXPIRES, OP, TOMBSTONE, arrow_schema
+from .versions.manifest import Sst, Table
 
 __all__ = ["Found", "multi_get", "point_get"]
 

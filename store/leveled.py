@@ -21,8 +21,8 @@ from itertools import accumulate
 from math import ceil, log2
 
 from .compaction import Compaction, newest_first
-from .manifest import Policy, Sst
 from .runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+from .versions.manifest import Policy, Sst
 
 __all__ = ["everything", "pick"]
 

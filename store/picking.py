@@ -6,9 +6,9 @@ from functools import partial
 
 from . import leveled, universal
 from .compaction import Compaction
-from .manifest import Manifest, Policy, Sst
 from .runs import by_partition, sorted_runs, touched
 from .ttl import expired_suffix, may_have_expired
+from .versions.manifest import Manifest, Policy, Sst
 
 __all__ = ["pick", "pick_all", "pick_for"]
 

@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..errors import ObjectNotFound
 from .blocks import corrupt, holder
-from .manifest import Sst
 from .objects.objects import ObjectStore
 from .reads import Reads
+from .versions.manifest import Sst
 
 __all__ = ["Pieces", "at_once"]
 

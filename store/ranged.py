@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 
 from .blocks import Block, corrupt
 from .filter import Filter
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .pieces import Pieces
 from .reads import Reads
 from .tails import Tail, tail_of
 from .types import HASH
+from .versions.manifest import Sst, Table
 from .whole import read_groups
 
 __all__ = ["RangedSst"]

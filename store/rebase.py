@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from .compaction import Done, apply
-from .manifest import Manifest
+from .versions.manifest import Manifest
 
 __all__ = ["rebase"]
 

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from ..errors import Usage
 from .cache import SstCache
-from .manifest import Manifest, Sst, Table
 from .objects.objects import ObjectStore
 from .shadows import shadowed
 from .ttl import may_have_expired
 from .types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
+from .versions.manifest import Manifest, Sst, Table
 
 __all__ = ["register"]
 

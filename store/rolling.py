@@ -3,9 +3,9 @@
 import pyarrow as pa
 
 from .cache import SstCache
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .sst import ROW_GROUP_ROWS, SstWriter
+from .versions.manifest import Sst, Table
 
 __all__ = ["RollingWriter"]
 

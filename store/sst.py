@@ -21,13 +21,13 @@ import xxhash
 from ulid import ULID
 
 from ..errors import Refused
-from . import keys
 from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
+from .versions import keys
+from .versions.manifest import Sst, Table
 
 if TYPE_CHECKING:
     from .cache import SstCache

@@ -14,11 +14,11 @@ import xxhash
 
 from .blocks import check_shape, corrupt, file_name
 from .filter import Filter
-from .manifest import Sst, Table
 from .objects.objects import ObjectStore
 from .pieces import Pieces, at_once
 from .reads import Reads
 from .types import HASH, sst_schema
+from .versions.manifest import Sst, Table
 
 __all__ = ["Tail", "decode_tail", "fetch_tails", "tail_of"]
 

@@ -9,8 +9,8 @@ Pure.
 from collections.abc import Sequence
 
 from .compaction import Compaction, newest_first
-from .manifest import Policy, Sst
 from .runs import bounds, bytes_within, depth, sorted_runs
+from .versions.manifest import Policy, Sst
 
 __all__ = ["everything", "pick"]
 

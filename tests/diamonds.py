@@ -27,10 +27,10 @@ from slackwater.pipeline.stage_runner import _consumed
 from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, marker_of, split
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
-from slackwater.store import apps
-from slackwater.store.commit import claim, commit, successor
-from slackwater.store.manifest import AppInfo, Input, Manifest, Output
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 APP = "diamond"
 STAGES = ("moves", "evens", "odds", "joined")

@@ -12,10 +12,10 @@ from slackwater.errors import Refused, Unavailable
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.snapshots import Snapshot
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.store import apps, history
-from slackwater.store.commit import commit, successor
-from slackwater.store.manifest import AppInfo, Input, Kind, Manifest, Output, Span
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import AppInfo, Input, Kind, Manifest, Output, Span
 
 CHANNELS = {"left": "by-left", "right": "by-right"}
 PARTITIONS = 2

@@ -22,14 +22,15 @@ from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.rescale import rescale
-from slackwater.store import apps, history, sst
+from slackwater.store import sst
 from slackwater.store.blocks import holder
-from slackwater.store.commit import claim, commit, successor
 from slackwater.store.hashing import hash_keys, partition_of
-from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.rebase import rebase
 from slackwater.store.types import PUT, TOMBSTONE, sst_schema
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
 START_MS = 1_735_689_600_000
 """When the clock of a history starts: 2025-01-01T00:00:00Z."""

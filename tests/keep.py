@@ -35,14 +35,15 @@ from slackwater.snapshot.roster import Beat, beat
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.store import apps, boundary, sst
+from slackwater.store import sst
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import claim, commit, successor
 from slackwater.store.compaction import apply
 from slackwater.store.hashing import partition_of
-from slackwater.store.manifest import AppInfo, Column, Manifest, Policy, Table
 from slackwater.store.merging import run
 from slackwater.store.picking import pick
+from slackwater.store.versions import apps, boundary
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Policy, Table
 
 from .answering import KEPT, QUESTIONS, ask
 from .collecting import HOUR_MS, AgingStore, StoreClock

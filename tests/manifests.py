@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
-from slackwater.store import keys
-from slackwater.store.manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
+from slackwater.store.versions import keys
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:

@@ -7,12 +7,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from slackwater.snapshot.retention import Retention
-from slackwater.store import history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import Manifest
 from slackwater.store.relation import register
 from slackwater.store.types import EXPIRES
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.manifest import Manifest
 
 from .collecting import HOUR_MS, AgingStore, fresh, keys_of
 from .model_states import Shown

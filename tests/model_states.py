@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from slackwater.store.manifest import Ttl
 from slackwater.store.ttl import BEFORE_ALL_MS
+from slackwater.store.versions.manifest import Ttl
 
 from .model_tables import Form
 from .state_rows import Key, Values

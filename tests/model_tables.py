@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 
 from hypothesis import strategies as st
-from slackwater.store.manifest import Column, Policy
+from slackwater.store.versions.manifest import Column, Policy
 
 from .state_rows import Key
 

@@ -45,7 +45,7 @@ METERING_FAULTS = (
     ),
     Fault(
         "versions without counters tell those of the version before again",
-        "store/commit.py",
+        "store/versions/commit.py",
         "        stats=None,\n",
         "",
         METERING,
@@ -73,14 +73,14 @@ METERING_FAULTS = (
     ),
     Fault(
         "what is stored is only what was written in the window",
-        "store/usage.py",
+        "store/versions/usage.py",
         "stored_bytes=max(sst_bytes, at_first + since_first.bytes_written)",
         "stored_bytes=max(sst_bytes, (now - (base.totals or Stats())).bytes_written)",
         USAGE,
     ),
     Fault(
         "the version before the window counts as one of it",
-        "store/usage.py",
+        "store/versions/usage.py",
         "versions=head.version - base.version,",
         "versions=head.version - base.version + 1,",
         USAGE,

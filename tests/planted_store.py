@@ -9,11 +9,16 @@ MODEL = ("test_state_model.py",)
 DAMAGE = ("test_damage.py",)
 RETIRE = ("test_retire.py",)
 
-_COMMIT, _COMPACTION, _RUNS, _INDEX = "store/commit.py", "store/compaction.py", "store/runs.py", "store/index.py"
+_COMMIT, _COMPACTION, _RUNS, _INDEX = (
+    "store/versions/commit.py",
+    "store/compaction.py",
+    "store/runs.py",
+    "store/index.py",
+)
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = "store/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
 _TTL, _PICKING, _REBASE, _RELATION = "store/ttl.py", "store/picking.py", "store/rebase.py", "store/relation.py"
-_RANGED, _CACHE, _CODEC = "store/ranged.py", "store/cache.py", "store/codec.py"
+_RANGED, _CACHE, _CODEC = "store/ranged.py", "store/cache.py", "store/versions/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 
 STORE_FAULTS = (
@@ -267,7 +272,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "an SST may lie anywhere",
-        "store/checks.py",
+        "store/versions/checks.py",
         '    if not keys.sst_pattern(stage).fullmatch("\\n".join((*objects, ""))):',
         "    if not objects and ssts:",
         ("test_hostile_values.py",),

@@ -24,14 +24,14 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.succession import differences
-from slackwater.store import apps, boundary, history, keys
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
-from slackwater.store.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 from slackwater.store.merging import run
 from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition, sorted_runs, touched
 from slackwater.store.ttl import may_have_expired, seen_clock_ms
+from slackwater.store.versions import apps, boundary, history, keys
+from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 
 from .collecting import AgingStore, fresh
 from .model_checks import check_grace, check_reads, check_what_stays, expired_objects

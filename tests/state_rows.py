@@ -9,9 +9,9 @@ import pyarrow as pa
 from slackwater.store import sst, stamps
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys, partition_of
-from slackwater.store.manifest import Column, Manifest, Sst, Table
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.types import arrow_schema
+from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 ROUTES = Table(
     key=(Column("origin", "string"), Column("dest", "string")),

@@ -2,11 +2,11 @@
 
 import pytest
 from slackwater.errors import Corruption, NotFound, Refused, Usage
-from slackwater.store.apps import create_app, ensure_app, find_app, list_apps, read_app
-from slackwater.store.manifest import AppInfo, Origin
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions.apps import create_app, ensure_app, find_app, list_apps, read_app
+from slackwater.store.versions.manifest import AppInfo, Origin
 
 FLIGHTS = AppInfo("flights", 1000)
 STAGING = AppInfo("staging", 2000, Origin("s3://b/p", "flights", "good", {"legs": 7}, {"flights": "corrected"}))

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.pipeline.arrivals import Outcome, arrive
 from slackwater.pipeline.planner import Position
-from slackwater.store.manifest import Input, Manifest, Output, Span
+from slackwater.store.versions.manifest import Input, Manifest, Output, Span
 
 
 def stage(*channels: str, topics: Collection[str] = (), outputs: Collection[str] = ("out",)) -> Manifest:

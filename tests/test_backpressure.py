@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.backpressure import Backpressure, Reader
 from slackwater.pipeline.planner import Pace
-from slackwater.store.manifest import Input, Manifest, Output
+from slackwater.store.versions.manifest import Input, Manifest, Output
 
 
 def writer(sent: int) -> Manifest:

@@ -14,7 +14,7 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.topology import Cut
 from slackwater.store.cache import SstCache
-from slackwater.store.manifest import Manifest
+from slackwater.store.versions.manifest import Manifest
 
 from .test_cut_graphs import App, histories
 from .test_line import prefix, the_line

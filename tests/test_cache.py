@@ -18,11 +18,11 @@ from slackwater.errors import Corruption, Unavailable
 from slackwater.store import blocks, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.cache_folder import CacheFolder
-from slackwater.store.manifest import Sst
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions.manifest import Sst
 
 from .state_rows import ROUTES, state_rows, write_version
 
@@ -327,7 +327,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(folder: Path, tmp_p
         import sys, msgspec
         from pathlib import Path
         from slackwater.store.cache import SstCache
-        from slackwater.store.manifest import Column, Sst, Table
+        from slackwater.store.versions.manifest import Column, Sst, Table
         from slackwater.store.objects.open import open_store
         root, folder, listing, table = sys.argv[1:]
         ssts = msgspec.json.decode(Path(listing).read_bytes(), type=list[Sst])

@@ -15,8 +15,8 @@ from slackwater.snapshot.ddl import arrow_of
 from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import claim
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions.commit import claim
 
 from .histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, flights
 

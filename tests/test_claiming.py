@@ -21,9 +21,9 @@ from slackwater.snapshot import log
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import absent, retire
-from slackwater.store.apps import ensure_app
-from slackwater.store.manifest import AppInfo, Lost
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.manifest import AppInfo, Lost
 
 from .running import eventually
 

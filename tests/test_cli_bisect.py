@@ -13,10 +13,10 @@ from slackwater.cli.settings import Settings
 from slackwater.pipeline import channels
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
-from slackwater.store import boundary
-from slackwater.store.boundary import Boundary
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import boundary
+from slackwater.store.versions.boundary import Boundary
 from typer.testing import CliRunner, Result
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh

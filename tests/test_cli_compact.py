@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from slackwater.cli import main
 from slackwater.snapshot.operations import list_operations
-from slackwater.store import history
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
 from typer.testing import CliRunner, Result
 
 from .histories import Clock, FlightsApp, Kafka, flights, rows_of

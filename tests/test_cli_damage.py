@@ -7,9 +7,9 @@ import pytest
 from slackwater.cli import main
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
-from slackwater.store import keys
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import keys
 from typer.testing import CliRunner, Result
 
 from .histories import Flight, FlightsApp, Kafka, flights

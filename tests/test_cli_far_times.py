@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import main
-from slackwater.store import apps
-from slackwater.store.commit import claim, commit, successor
-from slackwater.store.manifest import AppInfo, Column, Input, Table
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import apps
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Table
 from typer.testing import CliRunner
 
 from .histories import START_MS

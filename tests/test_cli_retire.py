@@ -11,9 +11,9 @@ from slackwater.cli import main
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.requests import Request
 from slackwater.snapshot.taking import request
-from slackwater.store import codec, keys
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import codec, keys
 from typer.testing import CliRunner, Result
 
 from .histories import FlightsApp, Kafka, flights

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.cli.settings import load
 from slackwater.errors import Usage
-from slackwater.store.prices import Prices
+from slackwater.store.versions.prices import Prices
 
 
 def write_toml(folder: Path, text: str) -> None:

@@ -12,14 +12,14 @@ from slackwater.snapshot.lineage import trace
 from slackwater.snapshot.moments import line_of
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.topology import violations
-from slackwater.store import apps, history
-from slackwater.store.commit import successor
-from slackwater.store.manifest import Manifest, Span
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Manifest, Span
 
 from .histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 

@@ -12,10 +12,10 @@ from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.snapshots import pin, remove
 from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.verify import verify
-from slackwater.store import apps, history
-from slackwater.store.commit import claim, commit, successor
-from slackwater.store.manifest import AppInfo, Input, Manifest, Output
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 from .histories import SCHEMA, START_MS, Flight, Kafka, Message
 

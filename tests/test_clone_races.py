@@ -8,7 +8,7 @@ from slackwater.errors import NotFound, SlackwaterError
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, pin, remove
-from slackwater.store import apps
+from slackwater.store.versions import apps
 
 from .collecting import AgingStore
 from .crowd import Crowd

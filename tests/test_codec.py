@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.store import codec
-from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Policy, Sst, Table
+from slackwater.store.versions import codec
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Policy, Sst, Table
 
 from .manifests import APPS, MANIFESTS, manifest
 

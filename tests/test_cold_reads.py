@@ -12,10 +12,10 @@ from slackwater.store import pieces, sst, tails
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
+from slackwater.store.versions.manifest import Column, Sst, Table
 
 LARGE = 1 << 40
 NUMBERED = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions=1, state="test")

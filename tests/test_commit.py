@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usage
-from slackwater.store import history
-from slackwater.store.commit import claim, commit, successor
-from slackwater.store.manifest import Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions import history
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table
 
 from .manifests import manifest
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
 from slackwater.pipeline.committer import Change, Committed, Committer
-from slackwater.store import history
-from slackwater.store.commit import claim, commit, successor
-from slackwater.store.manifest import Input, Kind, Manifest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions import history
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import Input, Kind, Manifest
 
 
 def claimed(store: ObjectStore, writer: str = "w") -> Manifest:

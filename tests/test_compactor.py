@@ -13,11 +13,11 @@ from slackwater.pipeline.claiming import _agreed
 from slackwater.pipeline.compactor import Compactor
 from slackwater.store import merging
 from slackwater.store.cache import SstCache
-from slackwater.store.manifest import Manifest, Policy, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick_for
 from slackwater.store.runs import by_partition
+from slackwater.store.versions.manifest import Manifest, Policy, Sst, Table
 
 from .running import eventually
 from .state_rows import ROUTES, manifest_of, write_version

@@ -12,7 +12,7 @@ from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import find_snapshot
 from slackwater.snapshot.taking import request
-from slackwater.store import keys
+from slackwater.store.versions import keys
 
 from .diamonds import APP, Diamond, Logs
 

@@ -12,10 +12,10 @@ from slackwater.snapshot.moments import line_of
 from slackwater.snapshot.refs import AtTime, Ref, parse
 from slackwater.snapshot.snapshots import of_snapshot, pin
 from slackwater.snapshot.topology import Cut, channels, descendants, order, violations
-from slackwater.store import apps
-from slackwater.store.manifest import AppInfo, Input, Manifest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps
+from slackwater.store.versions.manifest import AppInfo, Input, Manifest
 
 from .histories import STAGES, START_MS, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 

@@ -13,10 +13,10 @@ from slackwater.snapshot.moments import line_of, newest_cut
 from slackwater.snapshot.refs import AtTime, Ref, Version
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.topology import Cut, channels, consumed, violations
-from slackwater.store import apps, history
-from slackwater.store.commit import claim, commit
-from slackwater.store.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import claim, commit
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table
 
 from .histories import write_columns
 

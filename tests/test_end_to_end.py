@@ -24,10 +24,10 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.snapshot.taking import request
-from slackwater.store import codec, history
-from slackwater.store.manifest import Stats
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import codec, history
+from slackwater.store.versions.manifest import Stats
 
 from .running import Ledger, eventually
 from .s3_proxy import s3_proxy

@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut import resolve
-from slackwater.store import history
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
 
 from .running import DIAMOND, EXPECTED, Ledger
 

@@ -22,10 +22,10 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.snapshot.tables import connect
 from slackwater.snapshot.topology import Cut
-from slackwater.store import boundary, history, keys
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import commit, successor
-from slackwater.store.manifest import Manifest
+from slackwater.store.versions import boundary, history, keys
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import Manifest
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from .histories import STAGES, START_MS, FlightsApp, flights, rows_of
@@ -515,7 +515,7 @@ def test_a_number_that_a_stalled_writer_created_and_died_is_collected_and_never_
 
 
 def _write(app: FlightsApp, manifest: Manifest) -> None:
-    from slackwater.store import codec
+    from slackwater.store.versions import codec
 
     app.store.put(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
 

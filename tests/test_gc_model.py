@@ -13,7 +13,7 @@ from slackwater.snapshot.in_flight import InFlight, in_flight
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.snapshots import list_snapshots, of_snapshot, pin, remove
-from slackwater.store import history, keys
+from slackwater.store.versions import history, keys
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of
 from .histories import STAGES, FlightsApp, Totals, flights, rows_of

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption, NotFound
-from slackwater.store import codec, history, keys
-from slackwater.store.apps import create_app
-from slackwater.store.manifest import AppInfo, Manifest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions import codec, history, keys
+from slackwater.store.versions.apps import create_app
+from slackwater.store.versions.manifest import AppInfo, Manifest
 
 from .manifests import manifest
 

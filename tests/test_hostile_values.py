@@ -13,13 +13,13 @@ from slackwater.cli import main
 from slackwater.errors import Corruption, Refused, Usage
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
-from slackwater.store import apps, boundary, codec, history, keys, limits
-from slackwater.store.commit import commit, successor
-from slackwater.store.keys import check_columns
-from slackwater.store.manifest import Column, Manifest, Policy, Table
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import apps, boundary, codec, history, keys, limits
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.keys import check_columns
+from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
 from typer.testing import CliRunner
 
 from .answering import KEPT

@@ -11,10 +11,10 @@ from slackwater.store import hot_tier, sst
 from slackwater.store.cache import SstCache
 from slackwater.store.cache_folder import CacheFolder
 from slackwater.store.hot_tier import HotTier
-from slackwater.store.manifest import Sst
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
+from slackwater.store.versions.manifest import Sst
 
 from .state_rows import ROUTES, state_rows, write_version
 

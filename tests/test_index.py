@@ -12,10 +12,10 @@ from slackwater.store import sst
 from slackwater.store.blocks import Block
 from slackwater.store.cache import SstCache
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
+from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
 

@@ -15,9 +15,9 @@ from slackwater.pipeline.upsert import upsert
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Column, Sst, Table, Ttl
 from slackwater.store.objects.open import open_store
 from slackwater.store.type_names import from_arrow
+from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 pytestmark = pytest.mark.spark
 

@@ -19,8 +19,8 @@ from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify import verify
-from slackwater.store import apps, history
 from slackwater.store.objects import open as opening
+from slackwater.store.versions import apps, history
 from typer.testing import CliRunner, Result
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, keys_of

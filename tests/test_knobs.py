@@ -12,8 +12,8 @@ from slackwater.errors import Usage
 from slackwater.knobs import finite, whole
 from slackwater.pipeline.options import Options
 from slackwater.snapshot.retention import Retention
-from slackwater.store import codec
-from slackwater.store.manifest import Policy
+from slackwater.store.versions import codec
+from slackwater.store.versions.manifest import Policy
 
 NUMBERS = st.one_of(
     st.integers(),

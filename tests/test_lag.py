@@ -9,9 +9,9 @@ from slackwater.cli.reporter import idle
 from slackwater.errors import Corruption
 from slackwater.snapshot import roster
 from slackwater.snapshot.lag import InputLag, StageLag, input_lag
-from slackwater.store.manifest import Input, Manifest, Output
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions.manifest import Input, Manifest, Output
 from ulid import ULID
 
 NOW_MS = time.time_ns() // 1_000_000

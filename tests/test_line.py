@@ -10,8 +10,8 @@ from slackwater.snapshot.log import entries
 from slackwater.snapshot.moments import line_of
 from slackwater.snapshot.refs import AtTime, Back, Ref, Version
 from slackwater.snapshot.topology import Cut, consumed, order, violations
-from slackwater.store import history
-from slackwater.store.manifest import Manifest
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Manifest
 
 from .test_cut_graphs import App, histories
 

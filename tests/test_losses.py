@@ -25,10 +25,10 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, pin
 from slackwater.snapshot.taking import request
 from slackwater.snapshot.verify import Report, verify
-from slackwater.store import codec, history, keys
-from slackwater.store.commit import claim
-from slackwater.store.manifest import Manifest
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import codec, history, keys
+from slackwater.store.versions.commit import claim
+from slackwater.store.versions.manifest import Manifest
 
 from .diamonds import APP, SENDER, STAGES, Diamond
 from .histories import FlightsApp, Kafka, flights

@@ -12,7 +12,7 @@ from slackwater.pipeline.metrics import Metrics
 from slackwater.pipeline.progress import Progress, StateFigures
 from slackwater.pipeline.task import Result
 from slackwater.snapshot.lag import InputLag, StageLag
-from slackwater.store.manifest import Input, Manifest, Output, Sst, Stats
+from slackwater.store.versions.manifest import Input, Manifest, Output, Sst, Stats
 
 DOCS = Path(__file__).parent.parent / "docs" / "tuning.md"
 

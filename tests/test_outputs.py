@@ -16,8 +16,8 @@ from slackwater.pipeline.fan_out import once
 from slackwater.pipeline.fanin import tag
 from slackwater.pipeline.schemas import shapes
 from slackwater.snapshot.taking import request
-from slackwater.store import history
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
 
 from .running import SPLIT, Ledger, eventually
 

@@ -14,9 +14,9 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.checkpoint import Checkpoint
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
 from slackwater.pipeline.readers import _ranges
-from slackwater.store import commit
-from slackwater.store.manifest import Manifest, Output
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import commit
+from slackwater.store.versions.manifest import Manifest, Output
 
 partitions = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1, max_size=6)
 

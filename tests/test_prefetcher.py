@@ -14,11 +14,11 @@ from slackwater.pipeline.task import Places, Result, StateTask
 from slackwater.store.cache import SstCache
 from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Column, Manifest, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst import write
+from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.commit import successor
 from slackwater.store.compaction import Compaction, Done, apply
-from slackwater.store.manifest import Column, Input, Kind, Manifest, Sst, Table
 from slackwater.store.rebase import rebase
 from slackwater.store.runs import bounds
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Column, Input, Kind, Manifest, Sst, Table
 
 from .manifests import manifest as plain
 

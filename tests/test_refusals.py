@@ -19,9 +19,9 @@ from slackwater.pipeline.claiming import Claimer
 from slackwater.pipeline.options import Options
 from slackwater.pipeline.runner import run
 from slackwater.pipeline.schemas import Shape
-from slackwater.store.apps import create_app, ensure_app
-from slackwater.store.manifest import AppInfo, Column, Origin, Table
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.versions.apps import create_app, ensure_app
+from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
 pytestmark = pytest.mark.kafka
 

@@ -12,10 +12,10 @@ from slackwater.snapshot.removal import Contents, Removal, Removed, remove_app
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin, remove
 from slackwater.snapshot.taking import request
-from slackwater.store import apps, boundary, history, keys
-from slackwater.store.commit import commit, successor
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, boundary, history, keys
+from slackwater.store.versions.commit import commit, successor
 
 from .collecting import AgingStore, Killed, aging_app, fresh, keys_of
 from .histories import FlightsApp, flights, rows_of

@@ -14,12 +14,12 @@ from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import commit, successor
-from slackwater.store.history import head
-from slackwater.store.limits import MAX_PARTITIONS
-from slackwater.store.manifest import Manifest
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.history import head
+from slackwater.store.versions.limits import MAX_PARTITIONS
+from slackwater.store.versions.manifest import Manifest
 
 from .histories import Flight, FlightsApp, Kafka, flights, rows_of
 

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Done, apply
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import Policy, Sst
 from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
 from slackwater.store.relation import register
 from slackwater.store.runs import by_partition, depth, sorted_runs, touched
+from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version
 

@@ -21,11 +21,11 @@ from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.verify import verify
-from slackwater.store import apps, history
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import commit, successor
-from slackwater.store.manifest import Manifest
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import Manifest
 
 from .collecting import HOUR_MS, AgingStore, Killed, aging_app, fresh
 from .histories import Flight, FlightsApp, Kafka, flights, rows_of

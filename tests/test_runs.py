@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.hashing import partition_of
-from slackwater.store.manifest import Sst
 from slackwater.store.runs import bounds, by_partition, deltas, depth, overlapping, sorted_runs, touched, touching
+from slackwater.store.versions.manifest import Sst
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
 hashes = st.integers(LOWEST, HIGHEST)

@@ -10,10 +10,10 @@ from slackwater.store import blocks, relation, shadows
 from slackwater.store.blocks import BLOCK_ROWS
 from slackwater.store.cache import SstCache
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.shadows import shadowed
+from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version
 

@@ -10,12 +10,12 @@ from slackwater.snapshot.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.snapshot.topology import Cut, violations
-from slackwater.store import apps, codec, keys
-from slackwater.store.manifest import AppInfo, Origin
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions import apps, codec, keys
+from slackwater.store.versions.manifest import AppInfo, Origin
 
 from .histories import START_MS, FlightsApp, Kafka, flights
 

@@ -13,8 +13,8 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.snapshot.taking import request
-from slackwater.store import history
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
 
 from .running import DIAMOND, LEDGER, Ledger, eventually
 

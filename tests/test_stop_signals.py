@@ -10,8 +10,8 @@ import pytest
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.taking import answers, request
-from slackwater.store import history
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
 
 from .running import DIAMOND, LEDGER, PATIENCE_S, Ledger, Running, eventually
 

@@ -13,9 +13,9 @@ from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import Snapshot, create, find_snapshot, remove
 from slackwater.snapshot.taking import answers, request, try_complete
-from slackwater.store import keys
-from slackwater.store.commit import commit, successor
-from slackwater.store.manifest import Span
+from slackwater.store.versions import keys
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.manifest import Span
 from ulid import ULID
 
 from .diamonds import APP, STAGES, Diamond, Logs

@@ -22,8 +22,8 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.operations import record
 from slackwater.snapshot.requests import Request
 from slackwater.snapshot.snapshots import pin
-from slackwater.store import history, keys
 from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history, keys
 from typer.testing import CliRunner
 
 from .histories import Flight, FlightsApp, Kafka, flights

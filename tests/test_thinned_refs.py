@@ -11,9 +11,9 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.topology import violations
-from slackwater.store import boundary, history
-from slackwater.store.boundary import Boundary
-from slackwater.store.manifest import Manifest
+from slackwater.store.versions import boundary, history
+from slackwater.store.versions.boundary import Boundary
+from slackwater.store.versions.manifest import Manifest
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh
 from .histories import STAGES, FlightsApp, flights

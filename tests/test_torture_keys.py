@@ -19,11 +19,11 @@ from slackwater.snapshot.turned import turned_keys
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.index import multi_get, point_get
-from slackwater.store.manifest import Column, Sst, Table
 from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.relation import register
 from slackwater.store.runs import by_partition, sorted_runs
+from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 

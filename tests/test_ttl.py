@@ -17,17 +17,18 @@ from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
 from slackwater.snapshot.topology import Cut
-from slackwater.store import codec, merging, stamps, ttl
+from slackwater.store import merging, stamps, ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.index import multi_get
-from slackwater.store.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 from slackwater.store.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
 from slackwater.store.relation import register
 from slackwater.store.types import EXPIRES
+from slackwater.store.versions import codec
+from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 
 from .state_rows import Hashes, Key, Values, columns, manifest_of, write_version
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
 from slackwater.cli import humane, main
-from slackwater.store import apps, history
-from slackwater.store.commit import claim, commit, successor
-from slackwater.store.manifest import AppInfo, Column, Manifest, Sst, Stats, Table
 from slackwater.store.metering import charged
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
-from slackwater.store.prices import Prices, monthly_cost
-from slackwater.store.usage import hourly, recent, usage_since
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Stats, Table
+from slackwater.store.versions.prices import Prices, monthly_cost
+from slackwater.store.versions.usage import hourly, recent, usage_since
 from typer.testing import CliRunner, Result
 
 HOUR_MS = 3_600_000

@@ -17,9 +17,9 @@ from slackwater.snapshot.capture import Captured
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import Snapshot, pin, read_snapshot
 from slackwater.snapshot.verify import Report, verify
-from slackwater.store import codec, history, keys
-from slackwater.store.manifest import Input, Manifest, Output
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import codec, history, keys
+from slackwater.store.versions.manifest import Input, Manifest, Output
 
 from .fan_in import FanIn, bank, records
 from .hostile import as_it_is

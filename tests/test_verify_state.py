@@ -19,15 +19,15 @@ from slackwater.snapshot.clone import clone
 from slackwater.snapshot.intact import sizes
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import Report, verify
-from slackwater.store import codec, keys
 from slackwater.store.hashing import hash_keys, partition_of
-from slackwater.store.manifest import Column, Manifest, Sst, Table
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.sst import SstWriter, prepare
 from slackwater.store.types import TOMBSTONE
+from slackwater.store.versions import codec, keys
+from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 from .histories import TABLES, FlightsApp, Kafka, flights, write_columns
 from .hostile import as_it_is

@@ -6,7 +6,7 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.verify import Report, verify
-from slackwater.store import boundary, history, keys
+from slackwater.store.versions import boundary, history, keys
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh
 from .histories import STAGES, FlightsApp, flights

@@ -12,10 +12,10 @@ from slackwater.pipeline.committer import Change, Committer
 from slackwater.snapshot.requests import open_requests
 from slackwater.store import stamps, ttl
 from slackwater.store.cache import SstCache
-from slackwater.store.commit import claim, successor
 from slackwater.store.compaction import Done, apply
-from slackwater.store.manifest import Kind, Manifest, Table
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions.commit import claim, successor
+from slackwater.store.versions.manifest import Kind, Manifest, Table
 
 from .collecting import AgingStore, fresh
 from .state_rows import Hashes, Key, Values, state_rows, write_version

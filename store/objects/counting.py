@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from ..manifest import Stats
+from ..versions.manifest import Stats
 from .objects import ObjectInfo, ObjectStore
 
 __all__ = ["VERBS", "CountingStore"]

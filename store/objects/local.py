@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from ..keys import check_key
+from ..versions.keys import check_key
 from .leftovers import Leftover
 from .objects import ObjectInfo, check_range
 

@@ -9,7 +9,7 @@ from time import time_ns
 from typing import NamedTuple
 
 from ...errors import ObjectExists, ObjectNotFound
-from ..keys import check_key
+from ..versions.keys import check_key
 from .objects import ObjectInfo, check_range
 
 __all__ = ["MemoryStore"]

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from threading import Lock
 
-from ..manifest import Stats
+from ..versions.manifest import Stats
 from .counting import VERBS
 
 __all__ = ["SharedCounts", "shared_stats"]

@@ -16,8 +16,8 @@ from typing import Any
 from slackwater.pipeline import stage_runner
 from slackwater.pipeline.spool_folder import beside
 from slackwater.store import merging
-from slackwater.store.manifest import Manifest
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.versions.manifest import Manifest
 
 _commit = stage_runner.commit.commit
 _merge = merging.run

@@ -11,7 +11,7 @@ import msgspec
 from botocore.exceptions import ClientError
 
 from ....errors import ObjectExists, ObjectNotFound
-from ...keys import check_key
+from ...versions.keys import check_key
 from ..leftovers import Leftover
 from ..objects import ObjectInfo, check_range
 from ..retry import Retry

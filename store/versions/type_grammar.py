@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..errors import Usage
+from ...errors import Usage
 
 __all__ = ["DECIMAL", "PLAIN", "ListOf", "MapOf", "StructOf", "Tree", "check_field_names", "parse", "unknown"]
 

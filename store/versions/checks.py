@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
-from ..errors import Usage
+from ...errors import Usage
+from ..objects.open import check_root
 from . import keys, spark_ddl, type_grammar
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
-from .objects.open import check_root
 
 __all__ = ["Wrong", "checksum_is_wrong", "relations", "root_is_wrong"]
 

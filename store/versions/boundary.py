@@ -19,10 +19,10 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from ..errors import ObjectExists, ObjectNotFound, Refused
+from ...errors import ObjectExists, ObjectNotFound, Refused
+from ..objects.objects import ObjectStore, documents
 from . import checks, codec, keys
 from . import limits as fits
-from .objects.objects import ObjectStore, documents
 
 __all__ = [
     "MIN_AGE_MS",

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from ..errors import Corruption, Unstorable
+from ...errors import Corruption, Unstorable
+from ..objects.objects import ObjectStore
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
-from .objects.objects import ObjectStore
 
 __all__ = ["FORMAT", "decode", "encode", "read"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import astuple
 
+from ..objects.objects import ObjectStore
 from . import history, keys
 from .manifest import Manifest, Stats
-from .objects.objects import ObjectStore
 
 __all__ = ["StageUsage", "hourly", "recent", "usage_since"]
 

@@ -1,9 +1,9 @@
 """Which apps a store root holds, and who they are."""
 
-from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused
+from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused
+from ..objects.objects import ObjectStore
 from . import codec, keys
 from .manifest import AppInfo
-from .objects.objects import ObjectStore
 
 __all__ = ["being_removed", "create_app", "ensure_app", "find_app", "list_apps", "read_app"]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ..errors import Refused, Usage
+from ...errors import Refused, Usage
 
 __all__ = [
     "COLUMN",

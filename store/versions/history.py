@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
-from ..errors import Corruption, NotFound, ObjectNotFound
+from ...errors import Corruption, NotFound, ObjectNotFound
+from ..objects.objects import ObjectStore
 from . import apps, boundary, codec, keys
 from .manifest import Manifest
-from .objects.objects import ObjectStore
 
 __all__ = ["after", "find", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
 

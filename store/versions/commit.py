@@ -13,10 +13,10 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from ..errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
+from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
+from ..objects.objects import ObjectStore, exists
 from . import boundary, codec, history, keys
 from .manifest import Kind, Manifest
-from .objects.objects import ObjectStore, exists
 
 __all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
 

@@ -1,0 +1,21 @@
+"""Versions of one stage: manifests, their codec and limits, keys, the commit by compare-and-swap, history.
+
+Pure Python and JSON, so that reading a manifest needs no Arrow. Not here: rows, or several stages at one moment.
+"""
+
+__all__ = [
+    "apps",
+    "boundary",
+    "checks",
+    "codec",
+    "commit",
+    "history",
+    "keys",
+    "limits",
+    "manifest",
+    "prices",
+    "spark_ddl",
+    "type_grammar",
+    "unreadable",
+    "usage",
+]
