@@ -85,8 +85,8 @@ def copy(root: Path, to: Path) -> None:
 
 def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
     """One SST for each state partition."""
-    from slackwater.store import sst
-    from slackwater.store.hashing import hash_keys, partition_of
+    from slackwater.store.sst import sst
+    from slackwater.store.sst.hashing import hash_keys, partition_of
 
     legs = pa.table({"leg": names(np.arange(keys)).cast(pa.string())})
     hashes = hash_keys(legs, ["leg"])

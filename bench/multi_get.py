@@ -27,13 +27,13 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store import runs, sst
 from slackwater.store.cache import SstCache
-from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.index import multi_get
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.reads import Reads
+from slackwater.store.sst import runs, sst
+from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .row import Row

@@ -33,10 +33,10 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
     from slackwater.snapshot import snapshots
     from slackwater.snapshot.clone import clone
     from slackwater.snapshot.cut import resolve
-    from slackwater.store import sst
-    from slackwater.store.hashing import hash_keys, partition_of
     from slackwater.store.objects.counting import CountingStore
     from slackwater.store.objects.open import open_store
+    from slackwater.store.sst import sst
+    from slackwater.store.sst.hashing import hash_keys, partition_of
     from slackwater.store.versions import apps, commit
     from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 

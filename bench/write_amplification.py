@@ -177,8 +177,8 @@ def _measure(base: _Base, policy: Policy) -> float:
 
 def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst, ...]:
     """An SST a state partition, with random values."""
-    from slackwater.store import sst
-    from slackwater.store.hashing import hash_keys, partition_of
+    from slackwater.store.sst import sst
+    from slackwater.store.sst.hashing import hash_keys, partition_of
 
     random = np.random.default_rng(seq)
     columns = {"k": keys, "n": random.integers(1 << 40, size=len(keys)), "x": random.random(len(keys))}

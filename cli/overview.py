@@ -12,7 +12,7 @@ from ..snapshot.lag import EndOffsets, input_lag
 from ..snapshot.requests import open_requests
 from ..snapshot.topology import order
 from ..store.objects.objects import ObjectStore
-from ..store.runs import deltas, l0_files
+from ..store.sst.runs import deltas, l0_files
 from ..store.versions import apps, history
 from ..store.versions.manifest import Manifest, Origin
 from ..store.versions.usage import recent

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
-from ..store.python_values import python_rows, python_values
+from ..store.sst.python_values import python_rows, python_values
 from .tables import Grid
 
 __all__ = ["check_ending", "for_json", "grid", "rows", "stream", "word", "write"]

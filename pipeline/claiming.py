@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from ..errors import NotFound, Refused
 from ..snapshot.clone import channel_topic
 from ..snapshot.retire import bring_back
-from ..store import ttl
 from ..store.objects.objects import ObjectStore
+from ..store.sst import ttl
 from ..store.versions import commit, history
 from ..store.versions.manifest import Manifest, Output, Table, Ttl
 from . import kafka as kafka_client

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import Usage
-from ..store.hashing import digests
+from ..store.sst.hashing import digests
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["upsert"]

@@ -21,10 +21,10 @@ from ulid import ULID
 
 from ..errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ..store.objects.objects import ObjectStore
+from ..store.sst.whole import read_whole
 from ..store.versions import checks, keys, spark_ddl
 from ..store.versions import limits as fits
 from ..store.versions.checks import Wrong
-from ..store.whole import read_whole
 from .in_flight import InFlight
 
 __all__ = [

@@ -10,7 +10,7 @@ import xxhash
 
 from ..errors import Corruption, ObjectNotFound
 from ..store.objects.objects import ObjectStore
-from ..store.whole import read_whole
+from ..store.sst.whole import read_whole
 from .capture import ADDRESS, Captured, CapturedObject
 from .findings import Checked, noted
 from .flights import Flight

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ..errors import NotFound
-from ..store.hashing import hash_keys
 from ..store.index import point_get
 from ..store.objects.objects import ObjectStore
+from ..store.sst.hashing import hash_keys
 from .columns import parse_key, visible_schema
 from .topology import Cut
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..store import ttl
+from ..store.sst import ttl
 from ..store.versions.manifest import Manifest
 from .line import Line
 from .topology import Cut, order

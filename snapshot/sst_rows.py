@@ -11,13 +11,13 @@ import xxhash
 
 from ..errors import Corruption
 from ..store.blocks import decode, fetch
-from ..store.hashing import hash_keys, partition_of, sort_keys
 from ..store.objects.objects import ObjectStore
-from ..store.python_values import python_rows
+from ..store.sst.hashing import hash_keys, partition_of, sort_keys
+from ..store.sst.python_values import python_rows
+from ..store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
+from ..store.sst.whole import read_groups
 from ..store.tails import decode_tail
-from ..store.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
 from ..store.versions.manifest import Sst, Table
-from ..store.whole import read_groups
 from .findings import Checked, noted
 
 __all__ = ["placed", "reread", "row_faults"]

@@ -6,7 +6,7 @@ Pure: one manifest per stage in, answers out. `cut` is what finds the manifests.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..store import ttl
+from ..store.sst import ttl
 from ..store.versions.manifest import Input, Manifest
 
 __all__ = [

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store import stamps, ttl
 from ..store.cache import SstCache
-from ..store.hashing import hash_keys, normalise_keys, sort_keys
 from ..store.index import multi_get
 from ..store.objects.objects import ObjectStore
-from ..store.python_values import python_rows
-from ..store.types import SEQ, arrow_schema
+from ..store.sst import stamps, ttl
+from ..store.sst.hashing import hash_keys, normalise_keys, sort_keys
+from ..store.sst.python_values import python_rows
+from ..store.sst.types import SEQ, arrow_schema
 from ..store.versions.manifest import Manifest, Table
 from .columns import visible_schema
 

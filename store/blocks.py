@@ -15,7 +15,7 @@ from .objects.counting import CountingStore
 from .objects.objects import ObjectStore
 from .objects.open import open_store
 from .objects.spool import SpooledStore
-from .types import HASH, stored_schema
+from .sst.types import HASH, stored_schema
 from .versions.manifest import Sst
 
 __all__ = [

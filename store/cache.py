@@ -27,7 +27,7 @@ from .hot_tier import HotTier
 from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
-from .types import sst_schema, stored_schema
+from .sst.types import sst_schema, stored_schema
 from .versions.manifest import Sst, Table
 
 __all__ = ["Mapped", "SstCache"]

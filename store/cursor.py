@@ -10,7 +10,7 @@ from .cache import Mapped, SstCache
 from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
-from .types import HASH
+from .sst.types import HASH
 from .versions.manifest import Sst, Table
 
 __all__ = ["Cursor"]

@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from .blocks import Block
 from .cache import SstCache
-from .hashing import normalise_keys, same_keys
 from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
-from .stamps import expired
+from .sst.hashing import normalise_keys, same_keys
+from .sst.stamps import expired
+from .sst.ttl import check_clock
+from .sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from .tails import fetch_tails
-from .ttl import check_clock
-from .types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from .versions.manifest import Sst, Table
 
 __all__ = ["Found", "multi_get", "point_get"]

@@ -21,7 +21,7 @@ from itertools import accumulate
 from math import ceil, log2
 
 from .compaction import Compaction, newest_first
-from .runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+from .sst.runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
 from .versions.manifest import Policy, Sst
 
 __all__ = ["everything", "pick"]

@@ -16,13 +16,13 @@ from ..errors import Refused
 from .cache import SstCache
 from .compaction import Compaction, Done
 from .cursor import Cursor
-from .hashing import sort_keys
 from .objects.objects import ObjectStore
 from .rolling import RollingWriter
-from .runs import bounds, of_hash, sorted_runs, touched
-from .stamps import expired, with_stamps
-from .ttl import without_expired_suffix
-from .types import HASH, OP, TOMBSTONE
+from .sst.hashing import sort_keys
+from .sst.runs import bounds, of_hash, sorted_runs, touched
+from .sst.stamps import expired, with_stamps
+from .sst.ttl import without_expired_suffix
+from .sst.types import HASH, OP, TOMBSTONE
 from .versions.manifest import Sst, Table
 
 __all__ = ["Stopped", "merge_rows", "run"]

@@ -6,8 +6,8 @@ from functools import partial
 
 from . import leveled, universal
 from .compaction import Compaction
-from .runs import by_partition, sorted_runs, touched
-from .ttl import expired_suffix, may_have_expired
+from .sst.runs import by_partition, sorted_runs, touched
+from .sst.ttl import expired_suffix, may_have_expired
 from .versions.manifest import Manifest, Policy, Sst
 
 __all__ = ["pick", "pick_all", "pick_for"]

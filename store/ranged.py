@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .blocks import Block, corrupt
-from .filter import Filter
 from .objects.objects import ObjectStore
 from .pieces import Pieces
 from .reads import Reads
+from .sst.filter import Filter
+from .sst.types import HASH
+from .sst.whole import read_groups
 from .tails import Tail, tail_of
-from .types import HASH
 from .versions.manifest import Sst, Table
-from .whole import read_groups
 
 __all__ = ["RangedSst"]
 

@@ -16,8 +16,8 @@ from ..errors import Usage
 from .cache import SstCache
 from .objects.objects import ObjectStore
 from .shadows import shadowed
-from .ttl import may_have_expired
-from .types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
+from .sst.ttl import may_have_expired
+from .sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
 from .versions.manifest import Manifest, Sst, Table
 
 __all__ = ["register"]

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from .cache import SstCache
 from .objects.objects import ObjectStore
-from .sst import ROW_GROUP_ROWS, SstWriter
+from .sst.sst import ROW_GROUP_ROWS, SstWriter
 from .versions.manifest import Sst, Table
 
 __all__ = ["RollingWriter"]

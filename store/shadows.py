@@ -17,9 +17,9 @@ from cachetools import LRUCache
 
 from .blocks import BLOCK_ROWS, Block, corrupt, file_name
 from .cache import SstCache
-from .hashing import same_keys
 from .objects.objects import ObjectStore
-from .types import HASH, OP, TOMBSTONE
+from .sst.hashing import same_keys
+from .sst.types import HASH, OP, TOMBSTONE
 from .versions.manifest import Sst, Table
 
 __all__ = ["shadowed"]

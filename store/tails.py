@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from .blocks import check_shape, corrupt, file_name
-from .filter import Filter
 from .objects.objects import ObjectStore
 from .pieces import Pieces, at_once
 from .reads import Reads
-from .types import HASH, sst_schema
+from .sst.filter import Filter
+from .sst.types import HASH, sst_schema
 from .versions.manifest import Sst, Table
 
 __all__ = ["Tail", "decode_tail", "fetch_tails", "tail_of"]

@@ -9,7 +9,7 @@ Pure.
 from collections.abc import Sequence
 
 from .compaction import Compaction, newest_first
-from .runs import bounds, bytes_within, depth, sorted_runs
+from .sst.runs import bounds, bytes_within, depth, sorted_runs
 from .versions.manifest import Policy, Sst
 
 __all__ = ["everything", "pick"]

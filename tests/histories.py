@@ -22,12 +22,12 @@ from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.rescale import rescale
-from slackwater.store import sst
 from slackwater.store.blocks import holder
-from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.rebase import rebase
-from slackwater.store.types import PUT, TOMBSTONE, sst_schema
+from slackwater.store.sst import sst
+from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Sst, Table

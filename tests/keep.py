@@ -35,12 +35,12 @@ from slackwater.snapshot.roster import Beat, beat
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.store import sst
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import apply
-from slackwater.store.hashing import partition_of
 from slackwater.store.merging import run
 from slackwater.store.picking import pick
+from slackwater.store.sst import sst
+from slackwater.store.sst.hashing import partition_of
 from slackwater.store.versions import apps, boundary
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Policy, Table

@@ -10,7 +10,7 @@ from slackwater.snapshot.retention import Retention
 from slackwater.store.cache import SstCache
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.relation import register
-from slackwater.store.types import EXPIRES
+from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from slackwater.store.ttl import BEFORE_ALL_MS
+from slackwater.store.sst.ttl import BEFORE_ALL_MS
 from slackwater.store.versions.manifest import Ttl
 
 from .model_tables import Form

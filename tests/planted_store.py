@@ -12,12 +12,12 @@ RETIRE = ("test_retire.py",)
 _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/versions/commit.py",
     "store/compaction.py",
-    "store/runs.py",
+    "store/sst/runs.py",
     "store/index.py",
 )
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = "store/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
-_TTL, _PICKING, _REBASE, _RELATION = "store/ttl.py", "store/picking.py", "store/rebase.py", "store/relation.py"
+_TTL, _PICKING, _REBASE, _RELATION = "store/sst/ttl.py", "store/picking.py", "store/rebase.py", "store/relation.py"
 _RANGED, _CACHE, _CODEC = "store/ranged.py", "store/cache.py", "store/versions/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 
@@ -184,7 +184,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "the stamps of an SST are those of the batch's clock whatever the column says",
-        "store/stamps.py",
+        "store/sst/stamps.py",
         "event_ms(rows.column(ttl.column)) if ttl.column else",
         "pa.scalar(clock_ms, pa.int64()) if ttl.column else",
         MODEL,
@@ -343,7 +343,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "far years are counted in cycles that are not the calendar's",
-        "store/python_values.py",
+        "store/sst/python_values.py",
         "_CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400",
         "_CYCLE_DAYS, _CYCLE_YEARS = 146_100, 400",
         ("test_python_values.py",),

@@ -28,8 +28,8 @@ from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.merging import run
 from slackwater.store.picking import pick_for
-from slackwater.store.runs import by_partition, sorted_runs, touched
-from slackwater.store.ttl import may_have_expired, seen_clock_ms
+from slackwater.store.sst.runs import by_partition, sorted_runs, touched
+from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms
 from slackwater.store.versions import apps, boundary, history, keys
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 

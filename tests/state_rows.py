@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store import sst, stamps
 from slackwater.store.cache import SstCache
-from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.objects.objects import ObjectStore
-from slackwater.store.types import arrow_schema
+from slackwater.store.sst import sst, stamps
+from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 ROUTES = Table(

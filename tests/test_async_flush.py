@@ -21,7 +21,6 @@ from slackwater.pipeline.spool_folder import beside, spool_folder, sweep
 from slackwater.pipeline.stage_runner import Limits
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Done, apply
-from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
 from slackwater.store.merging import run
 from slackwater.store.objects.counting import CountingStore
@@ -30,6 +29,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.spool import SpooledStore
 from slackwater.store.picking import pick
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Policy, Sst

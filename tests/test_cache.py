@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Unavailable
-from slackwater.store import blocks, sst
+from slackwater.store import blocks
 from slackwater.store.cache import SstCache
 from slackwater.store.cache_folder import CacheFolder
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.sst import sst
 from slackwater.store.versions.manifest import Sst
 
 from .state_rows import ROUTES, state_rows, write_version

@@ -8,13 +8,14 @@ import pyarrow as pa
 import pytest
 from slackwater.errors import Corruption
 from slackwater.store import cache as cache_module
-from slackwater.store import pieces, sst, tails
+from slackwater.store import pieces, tails
 from slackwater.store.cache import SstCache
-from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
+from slackwater.store.sst import sst
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 LARGE = 1 << 40

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store import merging, picking, sst
+from slackwater.store import merging, picking
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, Done, apply
 from slackwater.store.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.runs import bounds, by_partition, depth, sorted_runs, touched
+from slackwater.store.sst import sst
+from slackwater.store.sst.runs import bounds, by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, Hashes, Key, Values, write_version

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.snapshot.sst_rows import reread
-from slackwater.store import sst
-from slackwater.store.filter import Filter
-from slackwater.store.hashing import hash_keys
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.ranged import RangedSst
 from slackwater.store.reads import Reads
+from slackwater.store.sst import sst
+from slackwater.store.sst.filter import Filter
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 KEYED = Table((Column("k", "int64"),), (Column("v", "double"),), partitions=1, state="test")

@@ -7,13 +7,14 @@ from textwrap import dedent
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from slackwater.store import hot_tier, sst
+from slackwater.store import hot_tier
 from slackwater.store.cache import SstCache
 from slackwater.store.cache_folder import CacheFolder
 from slackwater.store.hot_tier import HotTier
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
+from slackwater.store.sst import sst
 from slackwater.store.versions.manifest import Sst
 
 from .state_rows import ROUTES, state_rows, write_version

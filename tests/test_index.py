@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store import sst
 from slackwater.store.blocks import Block
 from slackwater.store.cache import SstCache
 from slackwater.store.index import multi_get, point_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.reads import Reads
+from slackwater.store.sst import sst
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version

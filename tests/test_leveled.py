@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, Done, apply
-from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
 from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick, pick_all
-from slackwater.store.runs import bounds, by_partition, depth
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.runs import bounds, by_partition, depth
 from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, columns, write_version

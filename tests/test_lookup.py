@@ -12,11 +12,11 @@ from slackwater.snapshot.columns import parse_key
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.lookup import get
 from slackwater.snapshot.topology import Cut
-from slackwater.store import sst
-from slackwater.store.hashing import hash_keys
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.sst import sst
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from .histories import FlightsApp, Kafka, flights, rows_of

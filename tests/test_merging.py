@@ -11,15 +11,16 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.store import merging, sst
+from slackwater.store import merging
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, newest_first
-from slackwater.store.hashing import hash_keys
 from slackwater.store.merging import Stopped, run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.runs import bounds, by_partition, sorted_runs, touched
+from slackwater.store.sst import sst
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.runs import bounds, by_partition, sorted_runs, touched
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1, state="test")

@@ -12,12 +12,12 @@ from pyspark import TaskContext
 from slackwater.pipeline.prefetcher import Prefetcher
 from slackwater.pipeline.task import Places, Result, StateTask
 from slackwater.store.cache import SstCache
-from slackwater.store.hashing import hash_keys
 from slackwater.store.index import multi_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.sst import write
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.sst import write
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version

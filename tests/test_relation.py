@@ -12,7 +12,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.relation import register
-from slackwater.store.types import to_arrow
+from slackwater.store.sst.types import to_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version

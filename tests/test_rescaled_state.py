@@ -19,7 +19,7 @@ from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
 from slackwater.store.relation import register
-from slackwater.store.runs import by_partition, depth, sorted_runs, touched
+from slackwater.store.sst.runs import by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version

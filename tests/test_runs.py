@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.hashing import partition_of
-from slackwater.store.runs import bounds, by_partition, deltas, depth, overlapping, sorted_runs, touched, touching
+from slackwater.store.sst.hashing import partition_of
+from slackwater.store.sst.runs import bounds, by_partition, deltas, depth, overlapping, sorted_runs, touched, touching
 from slackwater.store.versions.manifest import Sst
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1

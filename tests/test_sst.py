@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Usage
-from slackwater.store import sst
 from slackwater.store.blocks import BLOCK_ROWS, Block, decode, fetch, holder
-from slackwater.store.hashing import hash_keys
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.ranged import RangedSst
 from slackwater.store.reads import Reads
-from slackwater.store.types import from_arrow, sst_schema, to_arrow
+from slackwater.store.sst import sst
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.types import from_arrow, sst_schema, to_arrow
 from slackwater.store.versions.manifest import Column, Table
 
 from .state_rows import ROUTES, state_rows, write_version

@@ -27,7 +27,7 @@ from slackwater.pipeline.wire import header_of, split
 from slackwater.store.cache import SstCache
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.ttl import BEFORE_ALL_MS, first_clock_ms
+from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Span, Table, Ttl

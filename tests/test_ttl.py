@@ -17,7 +17,7 @@ from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
 from slackwater.snapshot.topology import Cut
-from slackwater.store import merging, stamps, ttl
+from slackwater.store import merging
 from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.index import multi_get
@@ -26,7 +26,8 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
 from slackwater.store.relation import register
-from slackwater.store.types import EXPIRES
+from slackwater.store.sst import stamps, ttl
+from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
 

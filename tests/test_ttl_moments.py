@@ -17,11 +17,11 @@ from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.succession import differences
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.verify import verify
-from slackwater.store import ttl
 from slackwater.store.cache import SstCache
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.sst import ttl
 from slackwater.store.versions import apps, history, keys
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table, Ttl

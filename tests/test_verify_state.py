@@ -19,13 +19,13 @@ from slackwater.snapshot.clone import clone
 from slackwater.snapshot.intact import sizes
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import Report, verify
-from slackwater.store.hashing import hash_keys, partition_of
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
-from slackwater.store.sst import SstWriter, prepare
-from slackwater.store.types import TOMBSTONE
+from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.sst import SstWriter, prepare
+from slackwater.store.sst.types import TOMBSTONE
 from slackwater.store.versions import codec, keys
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
-from .versions.manifest import Sst
+from ..versions.manifest import Sst
 
 __all__ = [
     "bounds",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import Usage
+from ...errors import Usage
 from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
 __all__ = ["digests", "hash_keys", "normalise_keys", "partition_of", "same_keys", "sort_keys"]

@@ -5,8 +5,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..versions.manifest import Table, Ttl
 from .types import EXPIRES, OP, PUT
-from .versions.manifest import Table, Ttl
 
 __all__ = ["expired", "latest_event_ms", "stamp", "with_stamps"]
 

@@ -5,8 +5,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from ..versions.manifest import Column, Table
 from .type_names import from_arrow, to_arrow
-from .versions.manifest import Column, Table
 
 __all__ = [
     "EXPIRES",

@@ -20,17 +20,17 @@ import pyarrow.parquet as pq
 import xxhash
 from ulid import ULID
 
-from ..errors import Refused
+from ...errors import Refused
+from ..objects.objects import ObjectStore
+from ..versions import keys
+from ..versions.manifest import Sst, Table
 from .filter import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
-from .objects.objects import ObjectStore
 from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
-from .versions import keys
-from .versions.manifest import Sst, Table
 
 if TYPE_CHECKING:
-    from .cache import SstCache
+    from ..cache import SstCache
 
 __all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from .versions import type_grammar
-from .versions.type_grammar import ListOf, MapOf, StructOf, Tree, check_field_names, unknown
+from ..versions import type_grammar
+from ..versions.type_grammar import ListOf, MapOf, StructOf, Tree, check_field_names, unknown
 
 __all__ = ["from_arrow", "to_arrow"]
 

@@ -15,8 +15,8 @@ Pure, and without numpy; `stamps` is what looks at rows.
 
 from collections.abc import Sequence
 
+from ..versions.manifest import Manifest, Sst, Table, Ttl
 from .runs import touched
-from .versions.manifest import Manifest, Sst, Table, Ttl
 
 __all__ = [
     "BEFORE_ALL_MS",
