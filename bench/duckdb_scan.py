@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import duckdb
-from slackwater.store import relation
+from slackwater.store.read import relation
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from .multi_get import TABLE, Keyed

@@ -27,11 +27,11 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
-from slackwater.store.reads import Reads
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get
+from slackwater.store.read.reads import Reads
 from slackwater.store.sst import runs, sst
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions.manifest import Column, Sst, Table

@@ -34,8 +34,8 @@ import pyarrow as pa
 from .row import Row
 
 if TYPE_CHECKING:
-    from slackwater.store.cache import SstCache
     from slackwater.store.objects.objects import ObjectStore
+    from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Policy, Sst, Table
 
 __all__ = ["leveled_optimum", "rows", "universal_optimum"]
@@ -141,8 +141,8 @@ class _Base:
 
 def _load(folder: Path) -> tuple[_Base, float]:
     """A table of all keys, one run a state partition, and the bytes that a row of it takes."""
-    from slackwater.store.cache import SstCache
     from slackwater.store.objects.memory import MemoryStore
+    from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Column, Table
 
     table = Table((Column("k", "int64"),), (Column("n", "int64"), Column("x", "double")), PARTITIONS, "bench")

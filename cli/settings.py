@@ -15,8 +15,8 @@ from .humane import nearest
 if TYPE_CHECKING:
     from ..pipeline.channels import KafkaChannels
     from ..snapshot.retention import Retention
-    from ..store.cache import SstCache
     from ..store.objects.objects import ObjectStore
+    from ..store.read.cache import SstCache
     from ..store.versions.prices import Prices
 
 __all__ = ["FILE", "Settings", "load"]
@@ -91,7 +91,7 @@ class Settings:
 
     def open_cache(self) -> "SstCache":
         """The local cache of SSTs that all verbs share."""
-        from ..store.cache import SstCache
+        from ..store.read.cache import SstCache
 
         return SstCache(self.cache_folder, self.cache_max_bytes)
 

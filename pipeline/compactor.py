@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import SlackwaterError
 from ..store import compaction, merging
-from ..store.cache import SstCache
 from ..store.compaction import Compaction, Done
 from ..store.objects.objects import ObjectStore
 from ..store.picking import pick_for
+from ..store.read.cache import SstCache
 from ..store.versions.manifest import Manifest, Sst
 from .stall import Compacting
 

@@ -18,9 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from ..errors import SlackwaterError
-from ..store.cache import SstCache
 from ..store.objects.objects import ObjectStore
-from ..store.reads import Reads
+from ..store.read.cache import SstCache
+from ..store.read.reads import Reads
 from ..store.versions.manifest import Manifest, Sst
 
 __all__ = ["Prefetcher"]

@@ -21,10 +21,10 @@ from ulid import ULID
 from ..errors import Refused, Usage
 from ..snapshot.clone import unfinished
 from ..snapshot.retire import absent
-from ..store.cache import SstCache
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
 from ..store.objects.open import access_to, open_store
+from ..store.read.cache import SstCache
 from ..store.versions import apps
 from ..store.versions.manifest import AppInfo
 from . import kafka as kafka_client

@@ -18,15 +18,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ..store import index
-from ..store.cache import SstCache
-from ..store.metering import looked_up
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
 from ..store.objects.open import open_store, take
 from ..store.objects.s3.s3_access import S3Access, S3Place
 from ..store.objects.spool import SpooledStore
-from ..store.reads import Reads
+from ..store.read import index
+from ..store.read.cache import SstCache
+from ..store.read.metering import looked_up
+from ..store.read.reads import Reads
 from ..store.sst import runs, sst, stamps
 from ..store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ..store.versions.manifest import Sst, Stats, Table

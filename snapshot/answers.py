@@ -7,8 +7,8 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from ..errors import NotFound
-from ..store.cache import SstCache
 from ..store.objects.objects import ObjectStore
+from ..store.read.cache import SstCache
 from ..store.versions import history
 from ..store.versions.manifest import Manifest
 from .capture import ChannelReader

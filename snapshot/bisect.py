@@ -16,8 +16,8 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import Refused, Usage
-from ..store.cache import SstCache
 from ..store.objects.objects import ObjectStore
+from ..store.read.cache import SstCache
 from ..store.versions import boundary
 from ..store.versions.manifest import Manifest
 from .answers import answer

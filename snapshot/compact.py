@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import Refused, Unavailable
-from ..store.cache import SstCache
 from ..store.objects.objects import ObjectStore
 from ..store.picking import pick_for
+from ..store.read.cache import SstCache
 from ..store.versions import history
 from ..store.versions.commit import is_retired
 from ..store.versions.manifest import Manifest

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ..errors import NotFound
-from ..store.index import point_get
 from ..store.objects.objects import ObjectStore
+from ..store.read.index import point_get
 from ..store.sst.hashing import hash_keys
 from .columns import parse_key, visible_schema
 from .topology import Cut

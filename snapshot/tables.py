@@ -15,9 +15,9 @@ import duckdb
 import pyarrow as pa
 
 from ..errors import NotFound, SlackwaterError, Usage
-from ..store import relation
-from ..store.cache import SstCache
 from ..store.objects.objects import ObjectStore
+from ..store.read import relation
+from ..store.read.cache import SstCache
 from ..store.versions.manifest import Table
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.cache import SstCache
-from ..store.index import multi_get
 from ..store.objects.objects import ObjectStore
+from ..store.read.cache import SstCache
+from ..store.read.index import multi_get
 from ..store.sst import stamps, ttl
 from ..store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ..store.sst.python_values import python_rows

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import Corruption, NotFound, Unavailable
-from ..store.blocks import holder
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
+from ..store.read.blocks import holder
 from ..store.versions import history, keys
 from ..store.versions.manifest import Manifest
 from . import intact, kept, ledger, marked, sst_rows, succession

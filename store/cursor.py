@@ -6,10 +6,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from .cache import Mapped, SstCache
 from .objects.objects import ObjectStore
-from .ranged import RangedSst
-from .reads import Reads
+from .read.cache import Mapped, SstCache
+from .read.ranged import RangedSst
+from .read.reads import Reads
 from .sst.types import HASH
 from .versions.manifest import Sst, Table
 

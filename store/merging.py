@@ -13,10 +13,10 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ..errors import Refused
-from .cache import SstCache
 from .compaction import Compaction, Done
 from .cursor import Cursor
 from .objects.objects import ObjectStore
+from .read.cache import SstCache
 from .rolling import RollingWriter
 from .sst.hashing import sort_keys
 from .sst.runs import bounds, of_hash, sorted_runs, touched

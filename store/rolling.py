@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from .cache import SstCache
 from .objects.objects import ObjectStore
+from .read.cache import SstCache
 from .sst.sst import ROW_GROUP_ROWS, SstWriter
 from .versions.manifest import Sst, Table
 

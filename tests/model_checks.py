@@ -7,9 +7,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from slackwater.snapshot.retention import Retention
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get, point_get
-from slackwater.store.relation import register
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.relation import register
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest

@@ -13,12 +13,12 @@ _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/versions/commit.py",
     "store/compaction.py",
     "store/sst/runs.py",
-    "store/index.py",
+    "store/read/index.py",
 )
 _MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
-_SHADOWS, _GC, _LITTER, _SURVEY = "store/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
-_TTL, _PICKING, _REBASE, _RELATION = "store/sst/ttl.py", "store/picking.py", "store/rebase.py", "store/relation.py"
-_RANGED, _CACHE, _CODEC = "store/ranged.py", "store/cache.py", "store/versions/codec.py"
+_SHADOWS, _GC, _LITTER, _SURVEY = "store/read/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
+_TTL, _PICKING, _REBASE, _RELATION = "store/sst/ttl.py", "store/picking.py", "store/rebase.py", "store/read/relation.py"
+_RANGED, _CACHE, _CODEC = "store/read/ranged.py", "store/read/cache.py", "store/versions/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 
 STORE_FAULTS = (

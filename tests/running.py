@@ -29,8 +29,8 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.verify import Report, verify
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
 
 APPS = Path(__file__).parent / "apps"
 LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"

@@ -24,10 +24,10 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.succession import differences
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
 from slackwater.store.merging import run
 from slackwater.store.picking import pick_for
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition, sorted_runs, touched
 from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms
 from slackwater.store.versions import apps, boundary, history, keys

@@ -19,9 +19,7 @@ from slackwater.pipeline.committer import Change, Committed, Committer
 from slackwater.pipeline.runner import check_unflushed
 from slackwater.pipeline.spool_folder import beside, spool_folder, sweep
 from slackwater.pipeline.stage_runner import Limits
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Done, apply
-from slackwater.store.index import multi_get
 from slackwater.store.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
@@ -29,6 +27,8 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.spool import SpooledStore
 from slackwater.store.picking import pick
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor

@@ -15,10 +15,10 @@ from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.topology import Cut, violations
 from slackwater.snapshot.verify import verify
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.keys import manifest
 from slackwater.store.versions.manifest import Manifest
 

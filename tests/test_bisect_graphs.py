@@ -13,7 +13,7 @@ from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.topology import Cut
-from slackwater.store.cache import SstCache
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
 
 from .test_cut_graphs import App, histories

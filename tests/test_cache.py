@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Unavailable
-from slackwater.store import blocks
-from slackwater.store.cache import SstCache
-from slackwater.store.cache_folder import CacheFolder
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.read import blocks
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.cache_folder import CacheFolder
 from slackwater.store.sst import sst
 from slackwater.store.versions.manifest import Sst
 
@@ -327,7 +327,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(folder: Path, tmp_p
         """
         import sys, msgspec
         from pathlib import Path
-        from slackwater.store.cache import SstCache
+        from slackwater.store.read.cache import SstCache
         from slackwater.store.versions.manifest import Column, Sst, Table
         from slackwater.store.objects.open import open_store
         root, folder, listing, table = sys.argv[1:]

@@ -14,8 +14,8 @@ from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.ddl import arrow_of
 from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.commit import claim
 
 from .histories import CAPTURED, SCHEMA, Flight, FlightsApp, Kafka, flights

@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from slackwater.errors import Corruption
-from slackwater.store import cache as cache_module
-from slackwater.store import pieces, tails
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get, point_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.reads import Reads
+from slackwater.store.read import cache as cache_module
+from slackwater.store.read import pieces, tails
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.reads import Reads
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table

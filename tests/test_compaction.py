@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.store import merging, picking
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, Done, apply
 from slackwater.store.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sst
 from slackwater.store.sst.runs import bounds, by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
@@ -290,7 +290,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
         expected = {key: found for key, found in expected.items() if found[0] is not None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "_SLICE_ROWS", slice_rows)
-        patch.setattr("slackwater.store.blocks.BLOCK_ROWS", 7)
+        patch.setattr("slackwater.store.read.blocks.BLOCK_ROWS", 7)
         done = run(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
     if not done.outputs:
         assert not expected

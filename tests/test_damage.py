@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction
-from slackwater.store.index import multi_get, point_get
 from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
-from slackwater.store.relation import register
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.relation import register
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import codec, history, keys

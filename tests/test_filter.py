@@ -11,8 +11,8 @@ from slackwater.errors import Corruption
 from slackwater.snapshot.sst_rows import reread
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.ranged import RangedSst
-from slackwater.store.reads import Reads
+from slackwater.store.read.ranged import RangedSst
+from slackwater.store.read.reads import Reads
 from slackwater.store.sst import sst
 from slackwater.store.sst.filter import Filter
 from slackwater.store.sst.hashing import hash_keys

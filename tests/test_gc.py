@@ -22,7 +22,7 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.snapshot.tables import connect
 from slackwater.snapshot.topology import Cut
-from slackwater.store.cache import SstCache
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import boundary, history, keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest

@@ -7,13 +7,13 @@ from textwrap import dedent
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from slackwater.store import hot_tier
-from slackwater.store.cache import SstCache
-from slackwater.store.cache_folder import CacheFolder
-from slackwater.store.hot_tier import HotTier
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.reads import Reads
+from slackwater.store.read import hot_tier
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.cache_folder import CacheFolder
+from slackwater.store.read.hot_tier import HotTier
+from slackwater.store.read.reads import Reads
 from slackwater.store.sst import sst
 from slackwater.store.versions.manifest import Sst
 
@@ -148,8 +148,8 @@ def test_what_killed_processes_left_goes_at_the_next_start(tmp_path: Path, memor
         """
         import os, sys
         from pathlib import Path
-        from slackwater.store.cache_folder import CacheFolder
-        from slackwater.store.hot_tier import HotTier
+        from slackwater.store.read.cache_folder import CacheFolder
+        from slackwater.store.read.hot_tier import HotTier
         disk, memory = map(Path, sys.argv[1:])
         tier = HotTier.open(CacheFolder(disk, 1 << 40), 1 << 20, memory)
         tier.folder.put("left", lambda path: path.write_bytes(b"x"))

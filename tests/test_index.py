@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store.blocks import Block
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get, point_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.reads import Reads
+from slackwater.store.read.blocks import Block
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.reads import Reads
 from slackwater.store.sst import sst
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -157,7 +157,7 @@ def test_a_hash_that_crosses_row_groups_and_blocks_is_found_on_both_sides(
     store: CountingStore, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sst, "ROW_GROUP_ROWS", 3)
-    monkeypatch.setattr("slackwater.store.blocks.BLOCK_ROWS", 4)
+    monkeypatch.setattr("slackwater.store.read.blocks.BLOCK_ROWS", 4)
     two = Hashes(2)
     keys: list[Key] = [(str(i), None) for i in range(16)]
     ssts = write_version(store, None, ROUTES, {key: (i, 0.0, None) for i, key in enumerate(keys)}, 1, two)

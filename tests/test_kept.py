@@ -20,10 +20,10 @@ from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import try_complete
 from slackwater.snapshot.verify import verify
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get, point_get
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import boundary, history
 

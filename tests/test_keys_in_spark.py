@@ -12,9 +12,9 @@ from slackwater.pipeline.batch import run_state
 from slackwater.pipeline.source import parse_ddl
 from slackwater.pipeline.task import Places, StateTask
 from slackwater.pipeline.upsert import upsert
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get
 from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.type_names import from_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl

@@ -17,14 +17,14 @@ from slackwater.errors import ObjectNotFound
 from slackwater.pipeline.committer import Change, Committer
 from slackwater.pipeline.metering import StageMeter
 from slackwater.snapshot.clone import clone
-from slackwater.store.blocks import holder
-from slackwater.store.metering import charged, looked_up
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.shared_counts import SharedCounts, shared_stats
 from slackwater.store.objects.spool import SpooledStore
-from slackwater.store.reads import Reads
+from slackwater.store.read.blocks import holder
+from slackwater.store.read.metering import charged, looked_up
+from slackwater.store.read.reads import Reads
 from slackwater.store.versions import codec, history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import Manifest, Sst, Stats

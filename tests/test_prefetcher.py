@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 from slackwater.pipeline.prefetcher import Prefetcher
 from slackwater.pipeline.task import Places, Result, StateTask
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.sst import write
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table

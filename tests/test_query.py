@@ -9,10 +9,10 @@ from slackwater.errors import NotFound, SlackwaterError, Usage
 from slackwater.snapshot.cut import resolve
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.topology import Cut
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.read.cache import SstCache
 
 from .histories import STAGES, TABLES, FlightsApp, Kafka, flights, rows_of
 

@@ -13,9 +13,9 @@ from slackwater.snapshot.rescale import Rescaled, rescale
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.history import head
 from slackwater.store.versions.limits import MAX_PARTITIONS

@@ -12,13 +12,13 @@ import duckdb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Done, apply
-from slackwater.store.index import multi_get, point_get
 from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
-from slackwater.store.relation import register
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.relation import register
 from slackwater.store.sst.runs import by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 

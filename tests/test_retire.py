@@ -21,8 +21,8 @@ from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.verify import verify
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest

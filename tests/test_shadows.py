@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store import blocks, relation, shadows
-from slackwater.store.blocks import BLOCK_ROWS
-from slackwater.store.cache import SstCache
-from slackwater.store.index import multi_get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.shadows import shadowed
+from slackwater.store.read import blocks, relation, shadows
+from slackwater.store.read.blocks import BLOCK_ROWS
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get
+from slackwater.store.read.shadows import shadowed
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version

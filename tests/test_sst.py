@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Usage
-from slackwater.store.blocks import BLOCK_ROWS, Block, decode, fetch, holder
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
-from slackwater.store.ranged import RangedSst
-from slackwater.store.reads import Reads
+from slackwater.store.read.blocks import BLOCK_ROWS, Block, decode, fetch, holder
+from slackwater.store.read.ranged import RangedSst
+from slackwater.store.read.reads import Reads
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import from_arrow, sst_schema, to_arrow

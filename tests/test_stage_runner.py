@@ -24,9 +24,9 @@ from slackwater.pipeline.schemas import Shape
 from slackwater.pipeline.stage_runner import Limits, StageRunner
 from slackwater.pipeline.task import Places, Result, Sent
 from slackwater.pipeline.wire import header_of, split
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor

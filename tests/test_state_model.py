@@ -23,8 +23,8 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import pin, remove
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Policy, Ttl

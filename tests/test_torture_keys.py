@@ -16,12 +16,12 @@ from slackwater.snapshot.sst_rows import reread
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.turned import turned_keys
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
-from slackwater.store.index import multi_get, point_get
 from slackwater.store.merging import run
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.relation import register
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.relation import register
 from slackwater.store.sst.runs import by_partition, sorted_runs
 from slackwater.store.versions.manifest import Column, Sst, Table
 

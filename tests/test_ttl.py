@@ -18,14 +18,14 @@ from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
 from slackwater.snapshot.topology import Cut
 from slackwater.store import merging
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Compaction, apply
-from slackwater.store.index import multi_get
 from slackwater.store.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.picking import pick
-from slackwater.store.relation import register
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.index import multi_get
+from slackwater.store.read.relation import register
 from slackwater.store.sst import stamps, ttl
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import codec

@@ -17,10 +17,10 @@ from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.succession import differences
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.verify import verify
-from slackwater.store.cache import SstCache
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import ttl
 from slackwater.store.versions import apps, history, keys
 from slackwater.store.versions.commit import claim, commit, successor

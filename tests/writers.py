@@ -10,9 +10,9 @@ from slackwater.errors import Unavailable
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.committer import Change, Committer
 from slackwater.snapshot.requests import open_requests
-from slackwater.store.cache import SstCache
 from slackwater.store.compaction import Done, apply
 from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import stamps, ttl
 from slackwater.store.versions.commit import claim, successor
 from slackwater.store.versions.manifest import Kind, Manifest, Table

@@ -30,7 +30,7 @@ from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
 
 if TYPE_CHECKING:
-    from ..cache import SstCache
+    from ..read.cache import SstCache
 
 __all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
+from ..objects.objects import ObjectStore
+from ..sst.hashing import same_keys
+from ..sst.types import HASH, OP, TOMBSTONE
+from ..versions.manifest import Sst, Table
 from .blocks import BLOCK_ROWS, Block, corrupt, file_name
 from .cache import SstCache
-from .objects.objects import ObjectStore
-from .sst.hashing import same_keys
-from .sst.types import HASH, OP, TOMBSTONE
-from .versions.manifest import Sst, Table
 
 __all__ = ["shadowed"]
 

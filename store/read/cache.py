@@ -20,15 +20,15 @@ from threading import RLock
 import pyarrow as pa
 import xxhash
 
-from ..errors import Corruption, Unavailable
+from ...errors import Corruption, Unavailable
+from ..objects.objects import ObjectStore
+from ..sst.types import sst_schema, stored_schema
+from ..versions.manifest import Sst, Table
 from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
 from .cache_folder import CacheFolder
 from .hot_tier import HotTier
-from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
-from .sst.types import sst_schema, stored_schema
-from .versions.manifest import Sst, Table
 
 __all__ = ["Mapped", "SstCache"]
 

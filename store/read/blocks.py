@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from ..errors import Corruption, ObjectNotFound
-from .objects.counting import CountingStore
-from .objects.objects import ObjectStore
-from .objects.open import open_store
-from .objects.spool import SpooledStore
-from .sst.types import HASH, stored_schema
-from .versions.manifest import Sst
+from ...errors import Corruption, ObjectNotFound
+from ..objects.counting import CountingStore
+from ..objects.objects import ObjectStore
+from ..objects.open import open_store
+from ..objects.spool import SpooledStore
+from ..sst.types import HASH, stored_schema
+from ..versions.manifest import Sst
 
 __all__ = [
     "BLOCK_ROWS",

@@ -12,13 +12,13 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import Usage
+from ...errors import Usage
+from ..objects.objects import ObjectStore
+from ..sst.ttl import may_have_expired
+from ..sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
+from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .objects.objects import ObjectStore
 from .shadows import shadowed
-from .sst.ttl import may_have_expired
-from .sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
-from .versions.manifest import Manifest, Sst, Table
 
 __all__ = ["register"]
 

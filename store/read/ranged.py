@@ -16,15 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..objects.objects import ObjectStore
+from ..sst.filter import Filter
+from ..sst.types import HASH
+from ..sst.whole import read_groups
+from ..versions.manifest import Sst, Table
 from .blocks import Block, corrupt
-from .objects.objects import ObjectStore
 from .pieces import Pieces
 from .reads import Reads
-from .sst.filter import Filter
-from .sst.types import HASH
-from .sst.whole import read_groups
 from .tails import Tail, tail_of
-from .versions.manifest import Sst, Table
 
 __all__ = ["RangedSst"]
 

@@ -13,17 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..objects.objects import ObjectStore
+from ..sst.hashing import normalise_keys, same_keys
+from ..sst.stamps import expired
+from ..sst.ttl import check_clock
+from ..sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
+from ..versions.manifest import Sst, Table
 from .blocks import Block
 from .cache import SstCache
-from .objects.objects import ObjectStore
 from .ranged import RangedSst
 from .reads import Reads
-from .sst.hashing import normalise_keys, same_keys
-from .sst.stamps import expired
-from .sst.ttl import check_clock
-from .sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from .tails import fetch_tails
-from .versions.manifest import Sst, Table
 
 __all__ = ["Found", "multi_get", "point_get"]
 

@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..errors import ObjectNotFound
+from ...errors import ObjectNotFound
+from ..objects.objects import ObjectStore
+from ..versions.manifest import Sst
 from .blocks import corrupt, holder
-from .objects.objects import ObjectStore
 from .reads import Reads
-from .versions.manifest import Sst
 
 __all__ = ["Pieces", "at_once"]
 

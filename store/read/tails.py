@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from ..objects.objects import ObjectStore
+from ..sst.filter import Filter
+from ..sst.types import HASH, sst_schema
+from ..versions.manifest import Sst, Table
 from .blocks import check_shape, corrupt, file_name
-from .objects.objects import ObjectStore
 from .pieces import Pieces, at_once
 from .reads import Reads
-from .sst.filter import Filter
-from .sst.types import HASH, sst_schema
-from .versions.manifest import Sst, Table
 
 __all__ = ["Tail", "decode_tail", "fetch_tails", "tail_of"]
 
