@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ..errors import CommitConflict, Fenced, Refused
-from ..store.compaction import Done
+from ..store.compaction.compaction import Done
+from ..store.compaction.rebase import rebase
 from ..store.objects.objects import ObjectStore
 from ..store.objects.spool import SpooledStore
 from ..store.read.metering import charged
-from ..store.rebase import rebase
 from ..store.versions import boundary, commit, history
 from ..store.versions.manifest import Manifest, Stats
 from .metering import StageMeter

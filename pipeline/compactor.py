@@ -11,10 +11,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from ..errors import SlackwaterError
-from ..store import compaction, merging
-from ..store.compaction import Compaction, Done
+from ..store.compaction import compaction, merging
+from ..store.compaction.compaction import Compaction, Done
+from ..store.compaction.picking import pick_for
 from ..store.objects.objects import ObjectStore
-from ..store.picking import pick_for
 from ..store.read.cache import SstCache
 from ..store.versions.manifest import Manifest, Sst
 from .stall import Compacting

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import Refused, Unavailable
+from ..store.compaction.picking import pick_for
 from ..store.objects.objects import ObjectStore
-from ..store.picking import pick_for
 from ..store.read.cache import SstCache
 from ..store.versions import history
 from ..store.versions.commit import is_retired

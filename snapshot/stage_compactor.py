@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ..errors import CommitConflict, Corruption, Fenced
-from ..store.compaction import Compaction, Done, apply
-from ..store.merging import Stopped, run
+from ..store.compaction.compaction import Compaction, Done, apply
+from ..store.compaction.merging import Stopped, run
+from ..store.compaction.picking import pick_for
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore, exists
-from ..store.picking import pick_for
 from ..store.read.cache import SstCache
 from ..store.read.metering import charged
 from ..store.versions import commit, history

@@ -22,9 +22,9 @@ from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.in_flight import InFlight
 from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.rescale import rescale
+from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.read.blocks import holder
-from slackwater.store.rebase import rebase
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema

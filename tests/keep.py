@@ -35,9 +35,9 @@ from slackwater.snapshot.roster import Beat, beat
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.store.compaction import apply
-from slackwater.store.merging import run
-from slackwater.store.picking import pick
+from slackwater.store.compaction.compaction import apply
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import partition_of

@@ -11,13 +11,18 @@ RETIRE = ("test_retire.py",)
 
 _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/versions/commit.py",
-    "store/compaction.py",
+    "store/compaction/compaction.py",
     "store/sst/runs.py",
     "store/read/index.py",
 )
-_MERGING, _UNIVERSAL = "store/merging.py", "store/universal.py"
+_MERGING, _UNIVERSAL = "store/compaction/merging.py", "store/compaction/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = "store/read/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
-_TTL, _PICKING, _REBASE, _RELATION = "store/sst/ttl.py", "store/picking.py", "store/rebase.py", "store/read/relation.py"
+_TTL, _PICKING, _REBASE, _RELATION = (
+    "store/sst/ttl.py",
+    "store/compaction/picking.py",
+    "store/compaction/rebase.py",
+    "store/read/relation.py",
+)
 _RANGED, _CACHE, _CODEC = "store/read/ranged.py", "store/read/cache.py", "store/versions/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
 

@@ -24,9 +24,9 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.succession import differences
-from slackwater.store.compaction import Compaction, apply
-from slackwater.store.merging import run
-from slackwater.store.picking import pick_for
+from slackwater.store.compaction.compaction import Compaction, apply
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick_for
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition, sorted_runs, touched
 from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms

@@ -19,14 +19,14 @@ from slackwater.pipeline.committer import Change, Committed, Committer
 from slackwater.pipeline.runner import check_unflushed
 from slackwater.pipeline.spool_folder import beside, spool_folder, sweep
 from slackwater.pipeline.stage_runner import Limits
-from slackwater.store.compaction import Done, apply
-from slackwater.store.merging import run
+from slackwater.store.compaction.compaction import Done, apply
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.spool import SpooledStore
-from slackwater.store.picking import pick
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys

@@ -16,10 +16,10 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify
-from slackwater.store.merging import run
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick_for
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.picking import pick_for
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store import merging, picking
-from slackwater.store.compaction import Compaction, Done, apply
-from slackwater.store.merging import run
+from slackwater.store.compaction import merging, picking
+from slackwater.store.compaction.compaction import Compaction, Done, apply
+from slackwater.store.compaction.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -11,10 +11,10 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.claiming import _agreed
 from slackwater.pipeline.compactor import Compactor
-from slackwater.store import merging
+from slackwater.store.compaction import merging
+from slackwater.store.compaction.picking import pick_for
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.picking import pick_for
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition
 from slackwater.store.versions.manifest import Manifest, Policy, Sst, Table

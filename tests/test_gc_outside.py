@@ -13,7 +13,7 @@ from slackwater.cli.settings import load
 from slackwater.errors import Usage
 from slackwater.snapshot.gc import MARGIN_MS, collect
 from slackwater.snapshot.retention import DAY_MS, HOUR_MS, Retention, span_ms
-from slackwater.store import merging
+from slackwater.store.compaction import merging
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner

@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction import Compaction, Done, apply
-from slackwater.store.merging import run
+from slackwater.store.compaction.compaction import Compaction, Done, apply
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick, pick_all
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.picking import pick, pick_all
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.store import merging
-from slackwater.store.compaction import Compaction, newest_first
-from slackwater.store.merging import Stopped, run
+from slackwater.store.compaction import merging
+from slackwater.store.compaction.compaction import Compaction, newest_first
+from slackwater.store.compaction.merging import Stopped, run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

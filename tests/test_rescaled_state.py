@@ -12,10 +12,10 @@ import duckdb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction import Done, apply
-from slackwater.store.merging import run
+from slackwater.store.compaction.compaction import Done, apply
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.picking import pick
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.relation import register

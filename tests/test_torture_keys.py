@@ -16,8 +16,8 @@ from slackwater.snapshot.sst_rows import reread
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.turned import turned_keys
-from slackwater.store.compaction import Compaction, apply
-from slackwater.store.merging import run
+from slackwater.store.compaction.compaction import Compaction, apply
+from slackwater.store.compaction.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get

@@ -17,12 +17,12 @@ from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
 from slackwater.snapshot.topology import Cut
-from slackwater.store import merging
-from slackwater.store.compaction import Compaction, apply
-from slackwater.store.merging import run
+from slackwater.store.compaction import merging
+from slackwater.store.compaction.compaction import Compaction, apply
+from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.picking import pick
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.picking import pick
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.read.relation import register

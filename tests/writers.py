@@ -10,7 +10,7 @@ from slackwater.errors import Unavailable
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.committer import Change, Committer
 from slackwater.snapshot.requests import open_requests
-from slackwater.store.compaction import Done, apply
+from slackwater.store.compaction.compaction import Done, apply
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import stamps, ttl

@@ -15,7 +15,7 @@ from typing import Any
 
 from slackwater.pipeline import stage_runner
 from slackwater.pipeline.spool_folder import beside
-from slackwater.store import merging
+from slackwater.store.compaction import merging
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.versions.manifest import Manifest
 

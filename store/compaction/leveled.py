@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil, log2
 
+from ..sst.runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+from ..versions.manifest import Policy, Sst
 from .compaction import Compaction, newest_first
-from .sst.runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
-from .versions.manifest import Policy, Sst
 
 __all__ = ["everything", "pick"]
 

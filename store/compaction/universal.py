@@ -8,9 +8,9 @@ Pure.
 
 from collections.abc import Sequence
 
+from ..sst.runs import bounds, bytes_within, depth, sorted_runs
+from ..versions.manifest import Policy, Sst
 from .compaction import Compaction, newest_first
-from .sst.runs import bounds, bytes_within, depth, sorted_runs
-from .versions.manifest import Policy, Sst
 
 __all__ = ["everything", "pick"]
 

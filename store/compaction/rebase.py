@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from ..versions.manifest import Manifest
 from .compaction import Done, apply
-from .versions.manifest import Manifest
 
 __all__ = ["rebase"]
 

@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
-from .objects.objects import ObjectStore
-from .read.cache import SstCache
-from .sst.sst import ROW_GROUP_ROWS, SstWriter
-from .versions.manifest import Sst, Table
+from ..objects.objects import ObjectStore
+from ..read.cache import SstCache
+from ..sst.sst import ROW_GROUP_ROWS, SstWriter
+from ..versions.manifest import Sst, Table
 
 __all__ = ["RollingWriter"]
 

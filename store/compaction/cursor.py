@@ -6,12 +6,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from .objects.objects import ObjectStore
-from .read.cache import Mapped, SstCache
-from .read.ranged import RangedSst
-from .read.reads import Reads
-from .sst.types import HASH
-from .versions.manifest import Sst, Table
+from ..objects.objects import ObjectStore
+from ..read.cache import Mapped, SstCache
+from ..read.ranged import RangedSst
+from ..read.reads import Reads
+from ..sst.types import HASH
+from ..versions.manifest import Sst, Table
 
 __all__ = ["Cursor"]
 

@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from ..errors import Refused
+from ...errors import Refused
+from ..objects.objects import ObjectStore
+from ..read.cache import SstCache
+from ..sst.hashing import sort_keys
+from ..sst.runs import bounds, of_hash, sorted_runs, touched
+from ..sst.stamps import expired, with_stamps
+from ..sst.ttl import without_expired_suffix
+from ..sst.types import HASH, OP, TOMBSTONE
+from ..versions.manifest import Sst, Table
 from .compaction import Compaction, Done
 from .cursor import Cursor
-from .objects.objects import ObjectStore
-from .read.cache import SstCache
 from .rolling import RollingWriter
-from .sst.hashing import sort_keys
-from .sst.runs import bounds, of_hash, sorted_runs, touched
-from .sst.stamps import expired, with_stamps
-from .sst.ttl import without_expired_suffix
-from .sst.types import HASH, OP, TOMBSTONE
-from .versions.manifest import Sst, Table
 
 __all__ = ["Stopped", "merge_rows", "run"]
 
