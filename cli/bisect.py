@@ -16,7 +16,7 @@ from .settings import load
 from .tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.lineage import Window
+    from ..snapshot.cut.lineage import Window
     from ..snapshot.turned import KeyChange, TurnedKeys
     from ..snapshot.verdict import Step, Verdict
     from ..store.objects.objects import ObjectStore

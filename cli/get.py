@@ -12,7 +12,7 @@ from .tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.topology import Thinned
+    from ..snapshot.cut.topology import Thinned
 
 __all__ = ["app"]
 
@@ -49,7 +49,7 @@ def get(
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     from ..snapshot import lookup
-    from ..snapshot.cut import resolve_around, telling_if_collected
+    from ..snapshot.cut.cut import resolve_around, telling_if_collected
     from ..store.objects.counting import CountingStore
 
     output, opened = output_for(json=as_json), CountingStore(load(store=store).open_store())

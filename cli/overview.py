@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ..errors import Corruption
 from ..snapshot import roster
+from ..snapshot.cut.requests import open_requests
+from ..snapshot.cut.topology import order
 from ..snapshot.lag import EndOffsets, input_lag
-from ..snapshot.requests import open_requests
-from ..snapshot.topology import order
 from ..store.objects.objects import ObjectStore
 from ..store.sst.runs import deltas, l0_files
 from ..store.versions import apps, history

@@ -15,7 +15,7 @@ from .tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.topology import Cut
+    from ..snapshot.cut.topology import Cut
     from ..store.objects.objects import ObjectStore
     from ..store.versions.manifest import Manifest
 
@@ -103,7 +103,7 @@ def _decoded(text: bytes, where: str) -> str:
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
     from ..snapshot.answers import answer, later_stages
     from ..snapshot.channel_tables import names_channels
-    from ..snapshot.cut import resolve_around
+    from ..snapshot.cut.cut import resolve_around
 
     store = settings.open_store()
     cut, damage = resolve_around(store, ref, now_ms=humane.now_ms())
@@ -123,7 +123,7 @@ def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, 
 
 def _tables(output: Output, store: "ObjectStore", ref: str) -> tuple[object, Part]:
     """The tables at a ref, for machines and for people."""
-    from ..snapshot.cut import resolve
+    from ..snapshot.cut.cut import resolve
 
     cut = resolve(store, ref, now_ms=humane.now_ms())
     thinned.tell(output, ref, cut.thinned)

@@ -13,10 +13,10 @@ from .tables import Grid
 from .waiting import await_answers, waiting_for, withdrawn_on_failure
 
 if TYPE_CHECKING:
-    from ..snapshot.in_flight import InFlight
-    from ..snapshot.requests import Request
+    from ..snapshot.cut.in_flight import InFlight
+    from ..snapshot.cut.requests import Request
+    from ..snapshot.cut.topology import Cut
     from ..snapshot.snapshots import Snapshot, SnapshotKind
-    from ..snapshot.topology import Cut
 
 __all__ = ["app"]
 
@@ -61,8 +61,9 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ..snapshot import requests, snapshots, taking
-    from ..snapshot.cut import resolve
+    from ..snapshot import snapshots, taking
+    from ..snapshot.cut import requests
+    from ..snapshot.cut.cut import resolve
     from ..snapshot.operations import record_once, whoami
 
     settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
@@ -95,7 +96,7 @@ def take(
 @app.command("list", epilog=options.examples("slackwater snapshot list flights"))
 def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
     """List the snapshots of an app, and those it was asked for."""
-    from ..snapshot.requests import open_requests
+    from ..snapshot.cut.requests import open_requests
     from ..snapshot.snapshots import list_snapshots
 
     opened = load(store=store).open_store()
@@ -112,7 +113,7 @@ def show(app_name: options.App, name: Name, store: options.Store = None, as_json
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
-    from ..snapshot.in_flight import in_flight
+    from ..snapshot.cut.in_flight import in_flight
     from ..snapshot.snapshots import of_snapshot, read_snapshot
 
     opened = load(store=store).open_store()
@@ -137,7 +138,8 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ..snapshot import requests, snapshots
+    from ..snapshot import snapshots
+    from ..snapshot.cut import requests
     from ..snapshot.operations import find_operation, record_once, whoami
 
     opened, output = load(store=store).open_store(), output_for(json=as_json)

@@ -102,7 +102,7 @@ def _look(
     store: "ObjectStore", settings: Settings, app_name: str | None
 ) -> tuple[tuple["AppOverview", ...], tuple[str, ...], tuple[str, ...]]:
     """The apps, what of them cannot be read, and other notes: snapshots that wait, why users' lag is missing."""
-    from ..snapshot.requests import open_requests
+    from ..snapshot.cut.requests import open_requests
     from ..store.versions.apps import list_apps
     from .overview import overview
     from .waiting import waiting_for

@@ -14,7 +14,7 @@ from .tables import Grid
 
 if TYPE_CHECKING:
     from ..snapshot.capture import ChannelReader
-    from ..snapshot.requests import Request
+    from ..snapshot.cut.requests import Request
     from ..snapshot.snapshots import Snapshot
     from ..snapshot.taking import Answer
     from ..store.objects.objects import ObjectStore
@@ -86,7 +86,7 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
 @contextmanager
 def withdrawn_on_failure(store: "ObjectStore", app_name: str, name: str, by: str, *, since_ms: int) -> Iterator[None]:
     """Whatever ends the block early withdraws the request that was made in it, or since then."""
-    from ..snapshot.requests import cancel, open_requests
+    from ..snapshot.cut.requests import cancel, open_requests
 
     try:
         yield
@@ -137,7 +137,7 @@ def _final(found: "Mapping[str, Answer]", snapshot: "Snapshot") -> "dict[str, An
 
 
 def _withdrawn(store: "ObjectStore", app_name: str, asked: "Request") -> bool:
-    from ..snapshot.requests import open_requests
+    from ..snapshot.cut.requests import open_requests
     from ..snapshot.snapshots import find_snapshot
 
     if any(other.id == asked.id for other in open_requests(store, app_name)):

@@ -9,7 +9,7 @@ from ulid import ULID
 
 from ..errors import Refused
 from ..snapshot.capture import ADDRESS
-from ..snapshot.in_flight import InFlight
+from ..snapshot.cut.in_flight import InFlight
 from . import kafka as kafka_client
 from . import records
 from .groups import announce

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..errors import Corruption, Refused, Unavailable
-from ..snapshot import operations, requests, taking
+from ..snapshot import operations, taking
 from ..snapshot.capture import ChannelReader
-from ..snapshot.requests import Request
+from ..snapshot.cut import requests
+from ..snapshot.cut.requests import Request
 from ..store.objects.objects import ObjectStore
 from ..store.versions.manifest import Manifest
 

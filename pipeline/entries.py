@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ..errors import Gone, Refused
-from ..snapshot import losses, operations, requests
+from ..snapshot import operations
+from ..snapshot.cut import losses, requests
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Input, Lost, Manifest

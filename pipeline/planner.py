@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import Unavailable
-from ..snapshot.requests import open_requests
+from ..snapshot.cut.requests import open_requests
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Manifest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import Corruption, Unavailable
-from ..snapshot.requests import open_requests
+from ..snapshot.cut.requests import open_requests
 from ..snapshot.snapshots import list_snapshots
 from ..store.objects.objects import ObjectStore
 

@@ -13,9 +13,9 @@ from ..store.versions import history
 from ..store.versions.manifest import Manifest
 from .capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
-from .cut import telling_if_collected
+from .cut.cut import telling_if_collected
+from .cut.topology import Cut
 from .tables import connect, named_tables, run_query
-from .topology import Cut
 
 __all__ = ["answer", "later_stages"]
 

@@ -23,14 +23,14 @@ from ..store.versions.manifest import Manifest
 from .answers import answer
 from .capture import ChannelReader
 from .channel_tables import names_channels
-from .cut import resolve
-from .line import Line
-from .lineage import trace
-from .moments import line_of, with_retired
+from .cut.cut import resolve
+from .cut.line import Line
+from .cut.lineage import trace
+from .cut.moments import line_of, with_retired
+from .cut.refs import parse
+from .cut.topology import Cut
 from .narrowing import Between
-from .refs import parse
 from .tables import named_tables
-from .topology import Cut
 from .turned import turned_keys
 from .verdict import MAX_ROWS, Step, Verdict
 

@@ -25,7 +25,7 @@ from ..store.sst.whole import read_whole
 from ..store.versions import checks, keys, spark_ddl
 from ..store.versions import limits as fits
 from ..store.versions.checks import Wrong
-from .in_flight import InFlight
+from .cut.in_flight import InFlight
 
 __all__ = [
     "ADDRESS",

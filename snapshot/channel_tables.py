@@ -15,10 +15,10 @@ from ..store.objects.objects import ObjectStore
 from ..store.versions.manifest import Manifest
 from . import capture
 from .capture import ADDRESS, ChannelReader
+from .cut.in_flight import InFlight, stretch
+from .cut.topology import Cut, channels
 from .ddl import arrow_of
-from .in_flight import InFlight, stretch
 from .snapshots import Snapshot, find_snapshot
-from .topology import Cut, channels
 
 __all__ = ["SCHEMA_NAME", "channel_tables", "names_channels"]
 

@@ -20,11 +20,11 @@ from ..store.versions import limits as fits
 from ..store.versions.commit import commit
 from ..store.versions.manifest import AppInfo, Input, Manifest, Origin, Sst
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic
-from .cut import cut_at
-from .in_flight import InFlight, in_flight
-from .refs import Ref, parse
+from .cut.cut import cut_at
+from .cut.in_flight import InFlight, in_flight
+from .cut.refs import Ref, parse
+from .cut.topology import Cut, channels, order, violations
 from .snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
-from .topology import Cut, channels, order, violations
 
 __all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "has_run", "plan_clone", "unfinished"]
 

@@ -12,7 +12,7 @@ from ..store.read.cache import SstCache
 from ..store.versions import history
 from ..store.versions.commit import is_retired
 from ..store.versions.manifest import Manifest
-from .moments import stages_of
+from .cut.moments import stages_of
 from .stage_compactor import Compacted, StageCompactor
 
 __all__ = ["AppCompactor", "Compacted", "Merge", "merged_last", "plan"]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from ..errors import Corruption, NotFound
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
+from .cut.in_flight import InFlight, stretch
+from .cut.topology import Channel, Cut, channels
 from .findings import as_sentence
-from .in_flight import InFlight, stretch
-from .topology import Channel, Cut, channels
 
 __all__ = ["Flight", "flights"]
 

@@ -12,9 +12,9 @@ from ..errors import Corruption, ObjectNotFound
 from ..store.objects.objects import ObjectStore
 from ..store.sst.whole import read_whole
 from .capture import ADDRESS, Captured, CapturedObject
+from .cut.in_flight import InFlight
 from .findings import Checked, noted
 from .flights import Flight
-from .in_flight import InFlight
 from .snapshots import Snapshot
 
 __all__ = ["Reread", "by_place", "promises", "reread"]

@@ -19,7 +19,7 @@ from itertools import groupby
 from ..store.objects.leftovers import Leftover, Leftovers
 from ..store.objects.objects import ObjectInfo
 from ..store.versions import keys
-from .requests import open_requests
+from .cut.requests import open_requests
 from .snapshots import list_snapshots
 from .survey import Survey
 

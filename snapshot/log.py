@@ -7,11 +7,11 @@ from itertools import islice
 
 from ..store.objects.objects import ObjectStore
 from ..store.versions.manifest import Kind, Lost, Manifest
-from .line import newest_first
-from .lineage import Window, direct, losses
-from .moments import heads_of, stages_of
+from .cut.line import newest_first
+from .cut.lineage import Window, direct, losses
+from .cut.moments import heads_of, stages_of
+from .cut.timeline import before
 from .snapshots import list_snapshots
-from .timeline import before
 
 __all__ = ["Entry", "entries"]
 

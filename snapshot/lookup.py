@@ -9,7 +9,7 @@ from ..store.objects.objects import ObjectStore
 from ..store.read.index import point_get
 from ..store.sst.hashing import hash_keys
 from .columns import parse_key, visible_schema
-from .topology import Cut
+from .cut.topology import Cut
 
 __all__ = ["get"]
 

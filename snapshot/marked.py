@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ..errors import NotFound, Refused, Unavailable
+from .cut.topology import Channel, Cut, channels
 from .findings import Checked
 from .snapshots import Snapshot
-from .topology import Channel, Cut, channels
 
 __all__ = ["MarkerReader", "markers_of", "promised", "reread_markers"]
 

@@ -25,11 +25,11 @@ from msgspec.structs import replace
 from ..errors import Corruption, NotFound
 from ..store.versions.boundary import Boundary, Moment
 from ..store.versions.manifest import Manifest
-from .consistency import raise_senders
+from .cut.consistency import raise_senders
+from .cut.timeline import newest_where
+from .cut.topology import consumed, order
 from .retention import Retention
 from .snapshots import Snapshot
-from .timeline import newest_where
-from .topology import consumed, order
 
 __all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]
 

@@ -23,10 +23,10 @@ from ..store.objects.objects import ObjectInfo, ObjectStore, exists
 from ..store.versions import apps, boundary, codec, history, keys
 from ..store.versions import limits as fits
 from ..store.versions.manifest import Manifest
+from .cut.topology import order
 from .gc import storage_clock_ms
 from .retire import commit_retired
 from .survey import many
-from .topology import order
 from .users import check_unused
 
 __all__ = ["Contents", "Removal", "Removed", "remove_app"]

@@ -17,7 +17,7 @@ from ..store.objects.objects import ObjectStore
 from ..store.versions import commit, history
 from ..store.versions.limits import MAX_PARTITIONS
 from ..store.versions.manifest import Manifest
-from .moments import stages_of
+from .cut.moments import stages_of
 from .operations import find_operation, record
 
 __all__ = ["Rescaled", "rescale"]

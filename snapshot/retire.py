@@ -17,10 +17,10 @@ from ..errors import NotFound, Refused
 from ..store.objects.objects import ObjectStore
 from ..store.versions import commit, history
 from ..store.versions.manifest import Manifest
-from .moments import stages_of
+from .cut.moments import stages_of
+from .cut.requests import cancel, open_requests
+from .cut.topology import consumed, order
 from .operations import list_operations, record
-from .requests import cancel, open_requests
-from .topology import consumed, order
 
 __all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]
 

@@ -12,10 +12,10 @@ from ..store.objects.open import open_store
 from ..store.versions import apps, boundary, checks, codec, history, keys
 from ..store.versions import limits as fits
 from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
-from .in_flight import InFlight, in_flight
-from .refs import check_snapshot_name
-from .requests import check_not_asked, open_requests
-from .topology import Cut, violations
+from .cut.in_flight import InFlight, in_flight
+from .cut.refs import check_snapshot_name
+from .cut.requests import check_not_asked, open_requests
+from .cut.topology import Cut, violations
 
 __all__ = [
     "Snapshot",

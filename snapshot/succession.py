@@ -8,8 +8,8 @@ from ..errors import ObjectNotFound
 from ..store.objects.objects import ObjectStore
 from ..store.versions import boundary, history, keys
 from ..store.versions.manifest import Input, Lost, Manifest, Output
+from .cut.timeline import before
 from .findings import Checked, noted
-from .timeline import before
 
 __all__ = ["Kept", "differences", "last_step", "whole_history"]
 

@@ -21,7 +21,7 @@ from ..store.read.cache import SstCache
 from ..store.versions.manifest import Table
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
-from .topology import Cut
+from .cut.topology import Cut
 
 __all__ = ["connect", "named_tables", "run_query"]
 

@@ -16,12 +16,12 @@ from ..store.objects.objects import ObjectStore
 from ..store.versions import apps, codec, history, keys
 from ..store.versions.manifest import Manifest, Span
 from .capture import Captured, ChannelReader, capture, discard
-from .in_flight import InFlight, in_flight
-from .moments import retired_since
-from .refs import check_snapshot_name
-from .requests import Request, cancel, check_not_asked, open_requests
+from .cut.in_flight import InFlight, in_flight
+from .cut.moments import retired_since
+from .cut.refs import check_snapshot_name
+from .cut.requests import Request, cancel, check_not_asked, open_requests
+from .cut.topology import Cut
 from .snapshots import Snapshot, SnapshotKind, create, find_snapshot, taken
-from .topology import Cut
 
 __all__ = ["REPEAT_MS", "Answer", "answers", "request", "taken_already", "try_complete"]
 

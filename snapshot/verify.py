@@ -17,14 +17,14 @@ from ..store.versions import history, keys
 from ..store.versions.manifest import Manifest
 from . import intact, kept, ledger, marked, sst_rows, succession
 from .capture import ChannelReader
-from .cut import cut_at
+from .cut.cut import cut_at
+from .cut.in_flight import InFlight
+from .cut.moments import stages_of
+from .cut.refs import Named, Ref, parse
+from .cut.topology import Cut, Thinned, channels, violations
 from .findings import Checked, Difference, Tally, as_sentence, noted, tally
 from .flights import flights
-from .in_flight import InFlight
-from .moments import stages_of
-from .refs import Named, Ref, parse
 from .snapshots import Snapshot, read_snapshot
-from .topology import Cut, Thinned, channels, violations
 
 if TYPE_CHECKING:
     import pyarrow as pa

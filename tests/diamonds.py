@@ -25,8 +25,8 @@ from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
 from slackwater.pipeline.readers import _ranges
 from slackwater.pipeline.stage_runner import _consumed
 from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, marker_of, split
-from slackwater.snapshot.in_flight import InFlight
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
 from slackwater.store.versions.commit import claim, commit, successor

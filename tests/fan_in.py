@@ -9,7 +9,7 @@ from itertools import count
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Refused, Unavailable
-from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.snapshots import Snapshot
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.store.objects.objects import ObjectStore

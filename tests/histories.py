@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
-from slackwater.snapshot.in_flight import InFlight
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.objects import ObjectStore

@@ -25,7 +25,7 @@ import ulid
 from msgspec.structs import replace
 from slackwater.pipeline.entries import Entrance, enter
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.operations import record
 from slackwater.snapshot.removal import remove_app

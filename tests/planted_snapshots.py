@@ -14,10 +14,10 @@ THINNED = ("test_thinned_refs.py",)
 TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
-_TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/in_flight.py"
+_TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/cut/in_flight.py"
 _CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/snapshots.py"
-_CUT, _LINE, _MOMENTS = "snapshot/cut.py", "snapshot/line.py", "snapshot/moments.py"
-_LOSSES, _ENTRIES = "snapshot/losses.py", "pipeline/entries.py"
+_CUT, _LINE, _MOMENTS = "snapshot/cut/cut.py", "snapshot/cut/line.py", "snapshot/cut/moments.py"
+_LOSSES, _ENTRIES = "snapshot/cut/losses.py", "pipeline/entries.py"
 
 SNAPSHOT_FAULTS = (
     # Going on without records that are gone.

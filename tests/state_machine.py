@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
 from slackwater.errors import Fenced
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.requests import Request
 from slackwater.snapshot.rescale import rescale
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot.bisect import Step, Verdict, bisect
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.lineage import trace
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.topology import Cut, violations
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.tables import connect, run_query
-from slackwater.snapshot.topology import Cut, violations
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore

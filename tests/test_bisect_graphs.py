@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.snapshot.answers import answer, later_stages
 from slackwater.snapshot.bisect import bisect
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.snapshots import pin
-from slackwater.snapshot.topology import Cut
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
 

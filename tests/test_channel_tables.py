@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.channel_tables import channel_tables, names_channels
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.ddl import arrow_of
 from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query

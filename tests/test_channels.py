@@ -14,7 +14,7 @@ from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.wire import marker_header, split
-from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.cut.in_flight import InFlight
 
 pytestmark = pytest.mark.kafka
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.cli import main
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

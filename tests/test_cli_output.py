@@ -16,7 +16,7 @@ from rich.console import Console
 from slackwater.cli import humane, values
 from slackwater.cli.tables import Grid, as_plain, as_rich
 from slackwater.errors import Refused, Usage
-from slackwater.snapshot.refs import AtTime, parse
+from slackwater.snapshot.cut.refs import AtTime, parse
 
 EVERYTHING = pa.table(
     {

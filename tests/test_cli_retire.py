@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from slackwater.cli import main
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.snapshot.requests import Request
+from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.taking import request
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

@@ -19,7 +19,7 @@ import duckdb
 import pytest
 from slackwater.cli import humane, main
 from slackwater.snapshot import roster
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

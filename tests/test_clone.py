@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.snapshot.clone import ClonePlan, clone, finish_clone, unfinished
-from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.in_flight import in_flight
-from slackwater.snapshot.lineage import trace
-from slackwater.snapshot.moments import line_of
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.moments import line_of
+from slackwater.snapshot.cut.topology import violations
 from slackwater.snapshot.snapshots import list_snapshots, pin, read_snapshot, remove
-from slackwater.snapshot.topology import violations
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.local import LocalStore

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.channel_tables import channel_tables
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.in_flight import in_flight
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.snapshots import pin, remove
-from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from slackwater.snapshot import capture
-from slackwater.snapshot.requests import Request, cancel, open_requests
+from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import Snapshot, find_snapshot
 from slackwater.snapshot.taking import request, try_complete
 from slackwater.snapshot.verify import verify

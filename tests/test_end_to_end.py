@@ -20,8 +20,8 @@ from slackwater.pipeline.bucket import EmbeddedBucket
 from slackwater.pipeline.groups import group_of
 from slackwater.pipeline.kafka import offsets, topics
 from slackwater.pipeline.metering import StageMeter
-from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.snapshot.taking import request
 from slackwater.store.objects.counting import CountingStore

@@ -16,7 +16,7 @@ import pytest
 from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records, wire
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.store.objects.open import open_store
 

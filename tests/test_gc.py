@@ -11,17 +11,17 @@ from slackwater.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.snapshot import taking
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve, telling_if_collected
+from slackwater.snapshot.cut.cut import resolve, telling_if_collected
+from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.explain import explain
 from slackwater.snapshot.gc import Collected, collect
-from slackwater.snapshot.in_flight import in_flight
-from slackwater.snapshot.lineage import trace
 from slackwater.snapshot.log import entries
 from slackwater.snapshot.operations import list_operations
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.snapshot.tables import connect
-from slackwater.snapshot.topology import Cut
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import boundary, history, keys
 from slackwater.store.versions.commit import commit, successor

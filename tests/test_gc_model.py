@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slackwater.errors import NotFound
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.in_flight import InFlight, in_flight
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.snapshots import list_snapshots, of_snapshot, pin, remove

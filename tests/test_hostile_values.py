@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from slackwater.cli import main
 from slackwater.errors import Corruption, Refused, Usage
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.snapshots import read_snapshot
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore

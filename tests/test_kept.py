@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.removal import remove_app
-from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.roster import beats
 from slackwater.snapshot.snapshots import list_snapshots

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from slackwater.cli import main
 from slackwater.pipeline import channels
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.in_flight import InFlight, in_flight
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.in_flight import InFlight, in_flight
 from slackwater.snapshot.operations import list_operations
-from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify import verify

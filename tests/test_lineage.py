@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
-from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.lineage import Window, trace, windows
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.lineage import Window, trace, windows
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.log import entries
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.taking import request, try_complete
-from slackwater.snapshot.topology import Cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 

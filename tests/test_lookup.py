@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.columns import parse_key
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.lookup import get
-from slackwater.snapshot.topology import Cut
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore

@@ -17,10 +17,10 @@ from slackwater.pipeline.entries import Entrance, Entry, enter
 from slackwater.pipeline.failures import translate
 from slackwater.snapshot import log, operations
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
-from slackwater.snapshot.lineage import trace
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.reachable import Known, StageKnown, reachable
-from slackwater.snapshot.requests import Request, cancel, open_requests
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import find_snapshot, pin
 from slackwater.snapshot.taking import request

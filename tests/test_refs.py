@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.snapshot.refs import AtTime, Back, Latest, Moment, Named, Ref, Version, check_snapshot_name, parse
+from slackwater.snapshot.cut.refs import AtTime, Back, Latest, Moment, Named, Ref, Version, check_snapshot_name, parse
 from slackwater.store.versions.keys import check_name
 
 NOW_MS = 1_795_245_120_000

@@ -8,7 +8,7 @@ from slackwater.errors import Fenced, NotFound, Refused, Usage
 from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.rescale import Rescaled, rescale
 from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.taking import request, try_complete

@@ -9,17 +9,17 @@ from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.compact import plan
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.in_flight import in_flight
 from slackwater.snapshot.log import entries
-from slackwater.snapshot.requests import open_requests
 from slackwater.snapshot.rescale import rescale
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.snapshots import list_snapshots, pin
 from slackwater.snapshot.taking import answers, request, try_complete
-from slackwater.snapshot.topology import Cut
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

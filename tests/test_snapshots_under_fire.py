@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.snapshot.taking import request
 from slackwater.store.objects.open import open_store

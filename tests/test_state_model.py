@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.clone import clone
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import pin, remove

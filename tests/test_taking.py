@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Unavailable
 from slackwater.snapshot import capture
-from slackwater.snapshot.in_flight import InFlight
-from slackwater.snapshot.requests import Request, cancel, open_requests
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.snapshots import Snapshot, create, find_snapshot, remove
 from slackwater.snapshot.taking import answers, request, try_complete
 from slackwater.store.versions import keys

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
-from slackwater.snapshot.consistency import raise_senders
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.consistency import raise_senders
+from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.topology import violations
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.topology import violations
 from slackwater.store.versions import boundary, history
 from slackwater.store.versions.boundary import Boundary
 from slackwater.store.versions.manifest import Manifest

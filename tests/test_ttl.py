@@ -16,7 +16,7 @@ from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
 from slackwater.pipeline.upsert import upsert
-from slackwater.snapshot.topology import Cut
+from slackwater.snapshot.cut.topology import Cut
 from slackwater.store.compaction import merging
 from slackwater.store.compaction.compaction import Compaction, apply
 from slackwater.store.compaction.merging import run

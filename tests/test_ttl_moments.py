@@ -12,7 +12,7 @@ from slackwater.snapshot import lookup
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.compact import plan
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.succession import differences
 from slackwater.snapshot.tables import connect, run_query

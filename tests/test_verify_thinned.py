@@ -1,7 +1,7 @@
 """Verifying deeply what garbage collection has left of a history: what it took is not missing, all else is."""
 
 import pytest
-from slackwater.snapshot.cut import resolve
+from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.snapshots import pin

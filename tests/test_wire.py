@@ -19,7 +19,7 @@ from slackwater.pipeline.planner import Position
 from slackwater.pipeline.readers import _Range
 from slackwater.pipeline.source import ChannelSource
 from slackwater.pipeline.wire import check_count, decode, decode_addressed, encode, header_of, marker_header, split
-from slackwater.snapshot.in_flight import InFlight
+from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import Manifest, Output

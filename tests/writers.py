@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slackwater.errors import Unavailable
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.committer import Change, Committer
-from slackwater.snapshot.requests import open_requests
+from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.compaction.compaction import Done, apply
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.read.cache import SstCache

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from ..errors import NotFound
-from ..store.objects.objects import ObjectStore
-from ..store.versions import apps, boundary, history
-from ..store.versions.boundary import Boundary, Moment
-from ..store.versions.manifest import Manifest
+from ...errors import NotFound
+from ...store.objects.objects import ObjectStore
+from ...store.versions import apps, boundary, history
+from ...store.versions.boundary import Boundary, Moment
+from ...store.versions.manifest import Manifest
 from .consistency import lower_receivers, raise_senders
 from .line import Line
 from .topology import Cut, Thinned

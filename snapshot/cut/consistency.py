@@ -7,7 +7,7 @@ every sender to what its receivers had consumed (Chandy and Lamport 1985), or ta
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ..store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest
 from .timeline import newest_where
 from .topology import Cut, consumed, descendants, order, violations
 

@@ -6,8 +6,8 @@ Pure: one manifest per stage in, answers out. `cut` is what finds the manifests.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..store.sst import ttl
-from ..store.versions.manifest import Input, Manifest
+from ...store.sst import ttl
+from ...store.versions.manifest import Input, Manifest
 
 __all__ = [
     "Channel",

@@ -6,9 +6,9 @@ between.
 
 from dataclasses import dataclass
 
-from ..store.objects.objects import ObjectStore
-from ..store.versions import history
-from ..store.versions.manifest import Input
+from ...store.objects.objects import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Input
 from .topology import Channel, Cut, channels
 
 __all__ = ["InFlight", "in_flight", "stretch"]

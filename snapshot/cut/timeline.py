@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from ..store.objects.objects import ObjectStore
-from ..store.versions import history
-from ..store.versions.manifest import Manifest
+from ...store.objects.objects import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Manifest
 
 __all__ = ["before", "newest_where"]
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from ..store.objects.objects import ObjectStore
-from ..store.versions import boundary, history
-from ..store.versions.boundary import Boundary
-from ..store.versions.manifest import Manifest
+from ...store.objects.objects import ObjectStore
+from ...store.versions import boundary, history
+from ...store.versions.boundary import Boundary
+from ...store.versions.manifest import Manifest
 from .consistency import raise_senders
 from .timeline import before, newest_where
 from .topology import Cut, consumed, order

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from ..store.versions.manifest import Input, Lost, Manifest, Output
+from ...store.versions.manifest import Input, Lost, Manifest, Output
 
 __all__ = ["Gap", "broken", "find_gap", "forget", "pass_over"]
 

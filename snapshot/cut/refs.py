@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ..errors import Usage
-from ..store.versions.keys import check_name
+from ...errors import Usage
+from ...store.versions.keys import check_name
 
 __all__ = [
     "FORMS",

@@ -2,10 +2,10 @@
 
 from msgspec import Struct
 
-from ..errors import ObjectNotFound, Refused
-from ..store.objects.objects import ObjectStore, documents
-from ..store.versions import codec, keys
-from ..store.versions import limits as fits
+from ...errors import ObjectNotFound, Refused
+from ...store.objects.objects import ObjectStore, documents
+from ...store.versions import codec, keys
+from ...store.versions import limits as fits
 
 __all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]
 

@@ -1,0 +1,18 @@
+"""Moments of a whole app: refs, cuts, the graph of stages, consistency, records in flight, lineage.
+
+Reads manifests and decides; writes nothing but the requests for snapshots. Not here: rows of tables.
+"""
+
+__all__ = [
+    "consistency",
+    "cut",
+    "in_flight",
+    "line",
+    "lineage",
+    "losses",
+    "moments",
+    "refs",
+    "requests",
+    "timeline",
+    "topology",
+]
