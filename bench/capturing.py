@@ -45,8 +45,8 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     from slackwater.pipeline.channels import KafkaChannels
     from slackwater.pipeline.runner import Options, run
     from slackwater.pipeline.session import spark_session
-    from slackwater.snapshot import snapshots
     from slackwater.snapshot.cut.cut import resolve
+    from slackwater.snapshot.take import snapshots
     from slackwater.store.objects.open import open_store
 
     app = sw.App("bench")

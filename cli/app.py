@@ -49,8 +49,8 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
-    from ..snapshot.operations import whoami
     from ..snapshot.removal import remove_app
+    from ..snapshot.take.operations import whoami
 
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     if topics:

@@ -61,7 +61,7 @@ def clone(
     from ..pipeline.channels import KafkaChannels
     from ..snapshot.clone import clone as make
     from ..snapshot.clone import has_run
-    from ..snapshot.operations import record_once, whoami
+    from ..snapshot.take.operations import record_once, whoami
     from ..store.objects.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()

@@ -78,8 +78,8 @@ def gc(
     """
     from ..snapshot.explain import explain as why
     from ..snapshot.gc import MARGIN_MS, collect
-    from ..snapshot.operations import whoami
     from ..snapshot.retention import span_ms
+    from ..snapshot.take.operations import whoami
 
     settings, output = load(store=store), output_for(json=as_json)
     rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)

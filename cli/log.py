@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..snapshot.log import Entry
-    from ..snapshot.operations import Operation
+    from ..snapshot.take.operations import Operation
 
 __all__ = ["app"]
 
@@ -43,7 +43,7 @@ def log(
     snapshots it is part of. --operations shows instead who took, removed or cloned what.
     """
     from ..snapshot.log import entries
-    from ..snapshot.operations import list_operations
+    from ..snapshot.take.operations import list_operations
     from ..store.versions.apps import read_app
 
     output, opened = output_for(json=as_json), load(store=store).open_store()

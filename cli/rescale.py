@@ -43,8 +43,8 @@ def rescale(
     compaction brings it to the new partitions as it merges. A runner of the stage stops; started again, it goes on with
     the new number, whatever partitions= says in the code.
     """
-    from ..snapshot.operations import whoami
     from ..snapshot.rescale import rescale as change
+    from ..snapshot.take.operations import whoami
 
     app_name, _, stage_name = stage.partition("/")
     if not stage_name:

@@ -42,8 +42,8 @@ def retire(
     for it to read. Its history and its table stay. A runner that has the stage stops; a program that has it brings it
     back, and it goes on where it stopped.
     """
-    from ..snapshot.operations import whoami
     from ..snapshot.retire import retire as change
+    from ..snapshot.take.operations import whoami
 
     app_name, _, stage_name = stage.partition("/")
     if not stage_name:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..snapshot.cut.in_flight import InFlight
     from ..snapshot.cut.requests import Request
     from ..snapshot.cut.topology import Cut
-    from ..snapshot.snapshots import Snapshot, SnapshotKind
+    from ..snapshot.take.snapshots import Snapshot, SnapshotKind
 
 __all__ = ["app"]
 
@@ -61,10 +61,10 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ..snapshot import snapshots, taking
     from ..snapshot.cut import requests
     from ..snapshot.cut.cut import resolve
-    from ..snapshot.operations import record_once, whoami
+    from ..snapshot.take import snapshots, taking
+    from ..snapshot.take.operations import record_once, whoami
 
     settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
     opened, reader = settings.open_store(), settings.open_channels()
@@ -97,7 +97,7 @@ def take(
 def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
     """List the snapshots of an app, and those it was asked for."""
     from ..snapshot.cut.requests import open_requests
-    from ..snapshot.snapshots import list_snapshots
+    from ..snapshot.take.snapshots import list_snapshots
 
     opened = load(store=store).open_store()
     taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
@@ -114,7 +114,7 @@ def show(app_name: options.App, name: Name, store: options.Store = None, as_json
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
     from ..snapshot.cut.in_flight import in_flight
-    from ..snapshot.snapshots import of_snapshot, read_snapshot
+    from ..snapshot.take.snapshots import of_snapshot, read_snapshot
 
     opened = load(store=store).open_store()
     snapshot = read_snapshot(opened, app_name, name)
@@ -138,9 +138,9 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ..snapshot import snapshots
     from ..snapshot.cut import requests
-    from ..snapshot.operations import find_operation, record_once, whoami
+    from ..snapshot.take import snapshots
+    from ..snapshot.take.operations import find_operation, record_once, whoami
 
     opened, output = load(store=store).open_store(), output_for(json=as_json)
     asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]

@@ -13,10 +13,10 @@ from .retire import ask_whether_gone
 from .tables import Grid
 
 if TYPE_CHECKING:
-    from ..snapshot.capture import ChannelReader
     from ..snapshot.cut.requests import Request
-    from ..snapshot.snapshots import Snapshot
-    from ..snapshot.taking import Answer
+    from ..snapshot.take.capture import ChannelReader
+    from ..snapshot.take.snapshots import Snapshot
+    from ..snapshot.take.taking import Answer
     from ..store.objects.objects import ObjectStore
 
 __all__ = ["await_answers", "waiting_for", "withdrawn_on_failure"]
@@ -38,8 +38,8 @@ def await_answers(
         Unavailable: a stage has not answered after `timeout_s`; it is named.
         Refused: the app could not complete it.
     """
-    from ..snapshot.snapshots import find_snapshot
-    from ..snapshot.taking import answers, try_complete
+    from ..snapshot.take.snapshots import find_snapshot
+    from ..snapshot.take.taking import answers, try_complete
 
     started = time.monotonic()
     answered: float | None = None
@@ -68,7 +68,7 @@ def await_answers(
 
 def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]") -> Iterator[str]:
     """A sentence for each snapshot under way that waits for stages which do nothing."""
-    from ..snapshot.taking import answers
+    from ..snapshot.take.taking import answers
 
     now_ms = humane.now_ms()
     for request in asked:
@@ -128,7 +128,7 @@ def _still(answer: "Answer") -> str:
 
 def _final(found: "Mapping[str, Answer]", snapshot: "Snapshot") -> "dict[str, Answer]":
     """The answers that a complete snapshot stands for: its stages may have forgotten theirs already."""
-    from ..snapshot.taking import Answer
+    from ..snapshot.take.taking import Answer
 
     return {
         stage: Answer(version, (), found[stage].head_ms if stage in found else snapshot.completed_ms)
@@ -138,7 +138,7 @@ def _final(found: "Mapping[str, Answer]", snapshot: "Snapshot") -> "dict[str, An
 
 def _withdrawn(store: "ObjectStore", app_name: str, asked: "Request") -> bool:
     from ..snapshot.cut.requests import open_requests
-    from ..snapshot.snapshots import find_snapshot
+    from ..snapshot.take.snapshots import find_snapshot
 
     if any(other.id == asked.id for other in open_requests(store, app_name)):
         return False
@@ -154,7 +154,7 @@ def _perhaps_gone(found: "Mapping[str, Answer]") -> list[str]:
 
 
 def _dropped(store: "ObjectStore", app_name: str, name: str) -> Refused:
-    from ..snapshot.operations import list_operations
+    from ..snapshot.take.operations import list_operations
 
     said = [
         done.detail

@@ -8,8 +8,8 @@ import pyarrow as pa
 from ulid import ULID
 
 from ..errors import Refused
-from ..snapshot.capture import ADDRESS
 from ..snapshot.cut.in_flight import InFlight
+from ..snapshot.take.capture import ADDRESS
 from . import kafka as kafka_client
 from . import records
 from .groups import announce

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..errors import Corruption, Refused, Unavailable
-from ..snapshot import operations, taking
-from ..snapshot.capture import ChannelReader
 from ..snapshot.cut import requests
 from ..snapshot.cut.requests import Request
+from ..snapshot.take import operations, taking
+from ..snapshot.take.capture import ChannelReader
 from ..store.objects.objects import ObjectStore
 from ..store.versions.manifest import Manifest
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ..errors import Gone, Refused
-from ..snapshot import operations
 from ..snapshot.cut import losses, requests
+from ..snapshot.take import operations
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Input, Lost, Manifest

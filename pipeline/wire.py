@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import Corruption
-from ..snapshot.capture import ADDRESS
+from ..snapshot.take.capture import ADDRESS
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

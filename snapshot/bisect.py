@@ -21,7 +21,6 @@ from ..store.read.cache import SstCache
 from ..store.versions import boundary
 from ..store.versions.manifest import Manifest
 from .answers import answer
-from .capture import ChannelReader
 from .channel_tables import names_channels
 from .cut.cut import resolve
 from .cut.line import Line
@@ -31,6 +30,7 @@ from .cut.refs import parse
 from .cut.topology import Cut
 from .narrowing import Between
 from .tables import named_tables
+from .take.capture import ChannelReader
 from .turned import turned_keys
 from .verdict import MAX_ROWS, Step, Verdict
 

@@ -9,10 +9,10 @@ from msgspec import Struct
 from ..store.objects.objects import ObjectStore
 from ..store.versions import limits as fits
 from ..store.versions.manifest import Input, Output
-from .capture import read
 from .cut.in_flight import InFlight, stretch
 from .cut.topology import Channel, Cut, channels
-from .snapshots import Snapshot
+from .take.capture import read
+from .take.snapshots import Snapshot
 
 __all__ = ["Carried", "Channels", "carried_input", "carried_output", "carry", "channel_topic"]
 

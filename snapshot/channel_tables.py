@@ -13,12 +13,12 @@ import pyarrow as pa
 from ..errors import Usage
 from ..store.objects.objects import ObjectStore
 from ..store.versions.manifest import Manifest
-from . import capture
-from .capture import ADDRESS, ChannelReader
 from .cut.in_flight import InFlight, stretch
 from .cut.topology import Cut, channels
 from .ddl import arrow_of
-from .snapshots import Snapshot, find_snapshot
+from .take import capture
+from .take.capture import ADDRESS, ChannelReader
+from .take.snapshots import Snapshot, find_snapshot
 
 __all__ = ["SCHEMA_NAME", "channel_tables", "names_channels"]
 

@@ -24,7 +24,7 @@ from .cut.cut import cut_at
 from .cut.in_flight import InFlight, in_flight
 from .cut.refs import Ref, parse
 from .cut.topology import Cut, channels, order, violations
-from .snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
+from .take.snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
 
 __all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "has_run", "plan_clone", "unfinished"]
 

@@ -9,8 +9,8 @@ from .gc import MARGIN_MS, look
 from .litter import last_word_ms, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
-from .snapshots import list_snapshots
 from .survey import Survey, named
+from .take.snapshots import list_snapshots
 
 __all__ = ["Explanation", "explain"]
 

@@ -25,10 +25,10 @@ from ..store.objects.objects import ObjectInfo, ObjectStore
 from ..store.versions import apps, boundary, keys
 from ..store.versions.boundary import MIN_AGE_MS, Boundary
 from .litter import abandoned, orphans, unnamed_records
-from .operations import record
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 from .survey import Survey, many, named, survey
+from .take.operations import record
 
 __all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look", "storage_clock_ms"]
 

@@ -11,11 +11,11 @@ import xxhash
 from ..errors import Corruption, ObjectNotFound
 from ..store.objects.objects import ObjectStore
 from ..store.sst.whole import read_whole
-from .capture import ADDRESS, Captured, CapturedObject
 from .cut.in_flight import InFlight
 from .findings import Checked, noted
 from .flights import Flight
-from .snapshots import Snapshot
+from .take.capture import ADDRESS, Captured, CapturedObject
+from .take.snapshots import Snapshot
 
 __all__ = ["Reread", "by_place", "promises", "reread"]
 

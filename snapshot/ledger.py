@@ -11,12 +11,12 @@ import numpy as np
 
 from .. import chandy_lamport as protocol
 from ..errors import NotFound, Refused, SlackwaterError, Unavailable
-from .capture import Captured, ChannelReader, count_by_partition
 from .cut.in_flight import InFlight
 from .cut.topology import Cut
 from .findings import Checked, as_sentence
 from .flights import Flight
 from .kept import Reread
+from .take.capture import Captured, ChannelReader, count_by_partition
 
 __all__ = ["Counted", "Entry", "balance", "entries"]
 

@@ -20,8 +20,8 @@ from ..store.objects.leftovers import Leftover, Leftovers
 from ..store.objects.objects import ObjectInfo
 from ..store.versions import keys
 from .cut.requests import open_requests
-from .snapshots import list_snapshots
 from .survey import Survey
+from .take.snapshots import list_snapshots
 
 __all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]
 

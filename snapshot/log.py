@@ -11,7 +11,7 @@ from .cut.line import newest_first
 from .cut.lineage import Window, direct, losses
 from .cut.moments import heads_of, stages_of
 from .cut.timeline import before
-from .snapshots import list_snapshots
+from .take.snapshots import list_snapshots
 
 __all__ = ["Entry", "entries"]
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from ..errors import NotFound, Refused, Unavailable
 from .cut.topology import Channel, Cut, channels
 from .findings import Checked
-from .snapshots import Snapshot
+from .take.snapshots import Snapshot
 
 __all__ = ["MarkerReader", "markers_of", "promised", "reread_markers"]
 

@@ -29,7 +29,7 @@ from .cut.consistency import raise_senders
 from .cut.timeline import newest_where
 from .cut.topology import consumed, order
 from .retention import Retention
-from .snapshots import Snapshot
+from .take.snapshots import Snapshot
 
 __all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]
 

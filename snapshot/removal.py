@@ -27,7 +27,7 @@ from .cut.topology import order
 from .gc import storage_clock_ms
 from .retire import commit_retired
 from .survey import many
-from .users import check_unused
+from .take.users import check_unused
 
 __all__ = ["Contents", "Removal", "Removed", "remove_app"]
 

@@ -20,7 +20,7 @@ from ..store.versions.manifest import Manifest
 from .cut.moments import stages_of
 from .cut.requests import cancel, open_requests
 from .cut.topology import consumed, order
-from .operations import list_operations, record
+from .take.operations import list_operations, record
 
 __all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]
 

@@ -21,7 +21,7 @@ from ..store.versions import limits as fits
 from ..store.versions.boundary import MIN_AGE_MS, Boundary
 from ..store.versions.manifest import Manifest
 from .reachable import Known, StageKnown
-from .snapshots import list_snapshots
+from .take.snapshots import list_snapshots
 
 __all__ = ["Survey", "many", "named", "survey"]
 

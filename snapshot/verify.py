@@ -16,7 +16,6 @@ from ..store.read.blocks import holder
 from ..store.versions import history, keys
 from ..store.versions.manifest import Manifest
 from . import intact, kept, ledger, marked, sst_rows, succession
-from .capture import ChannelReader
 from .cut.cut import cut_at
 from .cut.in_flight import InFlight
 from .cut.moments import stages_of
@@ -24,7 +23,8 @@ from .cut.refs import Named, Ref, parse
 from .cut.topology import Cut, Thinned, channels, violations
 from .findings import Checked, Difference, Tally, as_sentence, noted, tally
 from .flights import flights
-from .snapshots import Snapshot, read_snapshot
+from .take.capture import ChannelReader
+from .take.snapshots import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,8 +10,8 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.snapshots import Snapshot
-from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.take.snapshots import Snapshot
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor

@@ -14,8 +14,8 @@ THINNED = ("test_thinned_refs.py",)
 TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
-_TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/taking.py", "snapshot/capture.py", "snapshot/cut/in_flight.py"
-_CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/snapshots.py"
+_TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/take/taking.py", "snapshot/take/capture.py", "snapshot/cut/in_flight.py"
+_CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/take/snapshots.py"
 _CUT, _LINE, _MOMENTS = "snapshot/cut/cut.py", "snapshot/cut/line.py", "snapshot/cut/moments.py"
 _LOSSES, _ENTRIES = "snapshot/cut/losses.py", "pipeline/entries.py"
 

@@ -24,7 +24,7 @@ _TTL, _PICKING, _REBASE, _RELATION = (
     "store/read/relation.py",
 )
 _RANGED, _CACHE, _CODEC = "store/read/ranged.py", "store/read/cache.py", "store/versions/codec.py"
-_SNAPSHOTS, _RESCALE = "snapshot/snapshots.py", "snapshot/rescale.py"
+_SNAPSHOTS, _RESCALE = "snapshot/take/snapshots.py", "snapshot/rescale.py"
 
 STORE_FAULTS = (
     # Committing.
@@ -80,7 +80,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "a clone of a clone loses what the first app keeps for it",
-        "snapshot/users.py",
+        "snapshot/take/users.py",
         "            if objects & kept:",
         "            if objects < kept:",
         ("test_removal.py",),

@@ -24,10 +24,10 @@ from slackwater.pipeline import records
 from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import Options, run
-from slackwater.snapshot.capture import read
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.take.capture import read
+from slackwater.snapshot.take.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

@@ -12,7 +12,7 @@ from slackwater.snapshot.answers import answer, later_stages
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
 

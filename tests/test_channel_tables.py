@@ -12,8 +12,8 @@ from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.ddl import arrow_of
-from slackwater.snapshot.snapshots import pin, read_snapshot, remove
 from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.take.snapshots import pin, read_snapshot, remove
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.commit import claim

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slackwater.cli import main
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import keys

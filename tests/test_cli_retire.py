@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from slackwater.cli import main
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut.requests import Request
-from slackwater.snapshot.taking import request
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import codec, keys

@@ -20,7 +20,7 @@ import pytest
 from slackwater.cli import humane, main
 from slackwater.snapshot import roster
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.snapshots import list_snapshots
+from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner, Result

@@ -10,7 +10,7 @@ from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.snapshot.snapshots import pin, remove
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history

@@ -7,7 +7,7 @@ import pytest
 from slackwater.errors import NotFound, SlackwaterError
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, pin, remove
+from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, pin, remove
 from slackwater.store.versions import apps
 
 from .collecting import AgingStore

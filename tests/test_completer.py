@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.completer import Completer
-from slackwater.snapshot import operations
-from slackwater.snapshot.capture import ChannelReader
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.snapshots import find_snapshot
-from slackwater.snapshot.taking import request
+from slackwater.snapshot.take import operations
+from slackwater.snapshot.take.capture import ChannelReader
+from slackwater.snapshot.take.snapshots import find_snapshot
+from slackwater.snapshot.take.taking import request
 from slackwater.store.versions import keys
 
 from .diamonds import APP, Diamond, Logs

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from slackwater.snapshot import capture
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.snapshots import Snapshot, find_snapshot
-from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.take import capture
+from slackwater.snapshot.take.snapshots import Snapshot, find_snapshot
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify import verify
 
 from .diamonds import APP, STAGES, Diamond

@@ -22,8 +22,8 @@ from slackwater.pipeline.kafka import offsets, topics
 from slackwater.pipeline.metering import StageMeter
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.snapshots import read_snapshot
-from slackwater.snapshot.taking import request
+from slackwater.snapshot.take.snapshots import read_snapshot
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import codec, history

@@ -17,7 +17,7 @@ from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline import records, wire
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 
 from .histories import CAPTURED, FlightsApp, Kafka, flights

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Fenced, NotFound, Refused
-from slackwater.snapshot import taking
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve, telling_if_collected
@@ -18,10 +17,11 @@ from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.explain import explain
 from slackwater.snapshot.gc import Collected, collect
 from slackwater.snapshot.log import entries
-from slackwater.snapshot.operations import list_operations
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.snapshot.tables import connect
+from slackwater.snapshot.take import taking
+from slackwater.snapshot.take.operations import list_operations
+from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import boundary, history, keys
 from slackwater.store.versions.commit import commit, successor

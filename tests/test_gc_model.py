@@ -12,7 +12,7 @@ from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import retire
-from slackwater.snapshot.snapshots import list_snapshots, of_snapshot, pin, remove
+from slackwater.snapshot.take.snapshots import list_snapshots, of_snapshot, pin, remove
 from slackwater.store.versions import history, keys
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of

@@ -16,9 +16,9 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.removal import remove_app
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.roster import beats
-from slackwater.snapshot.snapshots import list_snapshots
 from slackwater.snapshot.tables import connect, run_query
-from slackwater.snapshot.taking import try_complete
+from slackwater.snapshot.take.snapshots import list_snapshots
+from slackwater.snapshot.take.taking import try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

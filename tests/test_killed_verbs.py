@@ -15,9 +15,9 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.operations import list_operations
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.snapshots import list_snapshots, pin
+from slackwater.snapshot.take.operations import list_operations
+from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects import open as opening
 from slackwater.store.versions import apps, history

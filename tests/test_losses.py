@@ -15,15 +15,16 @@ from slackwater.errors import Corruption, Gone, Refused
 from slackwater.pipeline.completer import Completer
 from slackwater.pipeline.entries import Entrance, Entry, enter
 from slackwater.pipeline.failures import translate
-from slackwater.snapshot import log, operations
+from slackwater.snapshot import log
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.reachable import Known, StageKnown, reachable
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.snapshots import find_snapshot, pin
-from slackwater.snapshot.taking import request
+from slackwater.snapshot.take import operations
+from slackwater.snapshot.take.snapshots import find_snapshot, pin
+from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys

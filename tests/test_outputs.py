@@ -15,7 +15,7 @@ from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.fan_out import once
 from slackwater.pipeline.fanin import tag
 from slackwater.pipeline.schemas import shapes
-from slackwater.snapshot.taking import request
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

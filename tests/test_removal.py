@@ -10,8 +10,8 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.removal import Contents, Removal, Removed, remove_app
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.snapshots import list_snapshots, pin, remove
-from slackwater.snapshot.taking import request
+from slackwater.snapshot.take.snapshots import list_snapshots, pin, remove
+from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, boundary, history, keys

@@ -5,13 +5,13 @@ from contextlib import closing
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused, Usage
-from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.rescale import Rescaled, rescale
 from slackwater.snapshot.tables import connect, run_query
-from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.take import operations
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

@@ -5,7 +5,6 @@ from contextlib import closing, suppress
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused
-from slackwater.snapshot import operations
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.compact import plan
@@ -18,8 +17,9 @@ from slackwater.snapshot.log import entries
 from slackwater.snapshot.rescale import rescale
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import Retired, absent, bring_back, retire
-from slackwater.snapshot.snapshots import list_snapshots, pin
-from slackwater.snapshot.taking import answers, request, try_complete
+from slackwater.snapshot.take import operations
+from slackwater.snapshot.take.snapshots import list_snapshots, pin
+from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

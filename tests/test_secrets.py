@@ -11,7 +11,7 @@ import pytest
 from slackwater.cli.main import app as cli
 from slackwater.errors import SlackwaterError, Unavailable
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.s3.s3 import S3Store
 from slackwater.store.objects.s3.s3_settings import S3Settings

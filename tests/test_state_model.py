@@ -21,8 +21,8 @@ from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.snapshots import pin, remove
-from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition, depth, sorted_runs

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.taking import answers, request
+from slackwater.snapshot.take.taking import answers, request
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Unavailable
-from slackwater.snapshot import capture
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.snapshots import Snapshot, create, find_snapshot, remove
-from slackwater.snapshot.taking import answers, request, try_complete
+from slackwater.snapshot.take import capture
+from slackwater.snapshot.take.snapshots import Snapshot, create, find_snapshot, remove
+from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.versions import keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Span

@@ -20,8 +20,8 @@ from slackwater.pipeline.quiet import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import Request
-from slackwater.snapshot.operations import record
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.take.operations import record
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys
 from typer.testing import CliRunner

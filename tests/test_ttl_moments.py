@@ -13,9 +13,9 @@ from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import pin
 from slackwater.snapshot.succession import differences
 from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Usage
-from slackwater.snapshot.capture import Captured
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.snapshots import Snapshot, pin, read_snapshot
+from slackwater.snapshot.take.capture import Captured
+from slackwater.snapshot.take.snapshots import Snapshot, pin, read_snapshot
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from slackwater.snapshot import sst_rows
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.intact import sizes
-from slackwater.snapshot.taking import request, try_complete
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore

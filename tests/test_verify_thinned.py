@@ -4,7 +4,7 @@ import pytest
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
-from slackwater.snapshot.snapshots import pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify import Report, verify
 from slackwater.store.versions import boundary, history, keys
 

@@ -10,7 +10,7 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.objects import ObjectStore
 from ...store.versions import boundary, history
 from ...store.versions.manifest import Manifest
-from ..snapshots import of_snapshot, read_snapshot
+from ..take.snapshots import of_snapshot, read_snapshot
 from .line import newest_first
 from .moments import cut_around, cut_of_time, heads_of, newest_cut, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse

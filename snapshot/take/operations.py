@@ -7,10 +7,10 @@ from collections.abc import Callable
 from msgspec import Struct
 from ulid import ULID
 
-from ..errors import ObjectNotFound
-from ..store.objects.objects import ObjectStore, documents
-from ..store.versions import codec, keys
-from ..store.versions import limits as fits
+from ...errors import ObjectNotFound
+from ...store.objects.objects import ObjectStore, documents
+from ...store.versions import codec, keys
+from ...store.versions import limits as fits
 
 __all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]
 

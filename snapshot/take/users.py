@@ -7,10 +7,10 @@ SST of another app that the one before it did not, so the oldest that is left na
 
 from collections.abc import Iterator
 
-from ..errors import NotFound, Refused
-from ..store.objects.objects import ObjectStore
-from ..store.objects.open import open_store
-from ..store.versions import apps, history
+from ...errors import NotFound, Refused
+from ...store.objects.objects import ObjectStore
+from ...store.objects.open import open_store
+from ...store.versions import apps, history
 from .snapshots import Snapshot, clone_lives, list_snapshots, of_snapshot
 
 __all__ = ["check_pin_unused", "check_unused", "shared"]

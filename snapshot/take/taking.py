@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from ulid import ULID
 
-from ..chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
-from ..errors import Corruption, Refused
-from ..store.objects.objects import ObjectStore
-from ..store.versions import apps, codec, history, keys
-from ..store.versions.manifest import Manifest, Span
+from ...chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
+from ...errors import Corruption, Refused
+from ...store.objects.objects import ObjectStore
+from ...store.versions import apps, codec, history, keys
+from ...store.versions.manifest import Manifest, Span
+from ..cut.in_flight import InFlight, in_flight
+from ..cut.moments import retired_since
+from ..cut.refs import check_snapshot_name
+from ..cut.requests import Request, cancel, check_not_asked, open_requests
+from ..cut.topology import Cut
 from .capture import Captured, ChannelReader, capture, discard
-from .cut.in_flight import InFlight, in_flight
-from .cut.moments import retired_since
-from .cut.refs import check_snapshot_name
-from .cut.requests import Request, cancel, check_not_asked, open_requests
-from .cut.topology import Cut
 from .snapshots import Snapshot, SnapshotKind, create, find_snapshot, taken
 
 __all__ = ["REPEAT_MS", "Answer", "answers", "request", "taken_already", "try_complete"]

@@ -6,16 +6,16 @@ from typing import Literal
 from msgspec import Struct
 from ulid import ULID
 
-from ..errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
-from ..store.objects.objects import ObjectStore, documents, exists
-from ..store.objects.open import open_store
-from ..store.versions import apps, boundary, checks, codec, history, keys
-from ..store.versions import limits as fits
+from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
+from ...store.objects.objects import ObjectStore, documents, exists
+from ...store.objects.open import open_store
+from ...store.versions import apps, boundary, checks, codec, history, keys
+from ...store.versions import limits as fits
+from ..cut.in_flight import InFlight, in_flight
+from ..cut.refs import check_snapshot_name
+from ..cut.requests import check_not_asked, open_requests
+from ..cut.topology import Cut, violations
 from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
-from .cut.in_flight import InFlight, in_flight
-from .cut.refs import check_snapshot_name
-from .cut.requests import check_not_asked, open_requests
-from .cut.topology import Cut, violations
 
 __all__ = [
     "Snapshot",

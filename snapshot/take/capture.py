@@ -19,13 +19,13 @@ import xxhash
 from msgspec import Struct
 from ulid import ULID
 
-from ..errors import Corruption, Gone, ObjectNotFound, Unavailable
-from ..store.objects.objects import ObjectStore
-from ..store.sst.whole import read_whole
-from ..store.versions import checks, keys, spark_ddl
-from ..store.versions import limits as fits
-from ..store.versions.checks import Wrong
-from .cut.in_flight import InFlight
+from ...errors import Corruption, Gone, ObjectNotFound, Unavailable
+from ...store.objects.objects import ObjectStore
+from ...store.sst.whole import read_whole
+from ...store.versions import checks, keys, spark_ddl
+from ...store.versions import limits as fits
+from ...store.versions.checks import Wrong
+from ..cut.in_flight import InFlight
 
 __all__ = [
     "ADDRESS",

@@ -1,0 +1,6 @@
+"""Snapshots: taking one of a running app, pinning one after the fact, keeping records in flight, removing it.
+
+Here too: the audit log of such operations. Not here: Kafka and Spark; they come in through small Protocols.
+"""
+
+__all__ = ["capture", "operations", "snapshots", "taking", "users"]
