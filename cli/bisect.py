@@ -62,7 +62,7 @@ def bisect(
     offsets read between them, and the keys that turned bad.
     """
     from ..snapshot import bisect as search
-    from ..snapshot.channel_tables import names_channels
+    from ..snapshot.query.channel_tables import names_channels
     from ..snapshot.verdict import MAX_ROWS
     from . import values
 

@@ -12,7 +12,7 @@ from .tables import Grid
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..snapshot.log import Entry
+    from ..snapshot.query.log import Entry
     from ..snapshot.take.operations import Operation
 
 __all__ = ["app"]
@@ -42,7 +42,7 @@ def log(
     Each with its rows, the offsets it read (from the first up to, not including, the second), and the
     snapshots it is part of. --operations shows instead who took, removed or cloned what.
     """
-    from ..snapshot.log import entries
+    from ..snapshot.query.log import entries
     from ..snapshot.take.operations import list_operations
     from ..store.versions.apps import read_app
 

@@ -101,9 +101,9 @@ def _decoded(text: bytes, where: str) -> str:
 
 
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
-    from ..snapshot.answers import answer, later_stages
-    from ..snapshot.channel_tables import names_channels
     from ..snapshot.cut.cut import resolve_around
+    from ..snapshot.query.answers import answer, later_stages
+    from ..snapshot.query.channel_tables import names_channels
 
     store = settings.open_store()
     cut, damage = resolve_around(store, ref, now_ms=humane.now_ms())

@@ -20,8 +20,6 @@ from ..store.objects.objects import ObjectStore
 from ..store.read.cache import SstCache
 from ..store.versions import boundary
 from ..store.versions.manifest import Manifest
-from .answers import answer
-from .channel_tables import names_channels
 from .cut.cut import resolve
 from .cut.line import Line
 from .cut.lineage import trace
@@ -29,7 +27,9 @@ from .cut.moments import line_of, with_retired
 from .cut.refs import parse
 from .cut.topology import Cut
 from .narrowing import Between
-from .tables import named_tables
+from .query.answers import answer
+from .query.channel_tables import names_channels
+from .query.tables import named_tables
 from .take.capture import ChannelReader
 from .turned import turned_keys
 from .verdict import MAX_ROWS, Step, Verdict

@@ -18,7 +18,7 @@ from ..store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ..store.sst.python_values import python_rows
 from ..store.sst.types import SEQ, arrow_schema
 from ..store.versions.manifest import Manifest, Table
-from .columns import visible_schema
+from .query.columns import visible_schema
 
 __all__ = ["KeyChange", "TurnedKeys", "turned_keys"]
 

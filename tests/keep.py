@@ -27,11 +27,11 @@ from slackwater.pipeline.entries import Entrance, enter
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
+from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.removal import remove_app
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.roster import Beat, beat
-from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.take.operations import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete

@@ -25,7 +25,7 @@ from slackwater.pipeline.channels import KafkaChannels
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import Options, run
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.capture import read
 from slackwater.snapshot.take.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.verify import Report, verify

@@ -12,7 +12,7 @@ from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.topology import Cut, violations
-from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.counting import CountingStore

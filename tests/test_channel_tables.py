@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect import bisect
-from slackwater.snapshot.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.ddl import arrow_of
-from slackwater.snapshot.tables import connect, run_query
+from slackwater.snapshot.query.channel_tables import channel_tables, names_channels
+from slackwater.snapshot.query.ddl import arrow_of
+from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.snapshots import pin, read_snapshot, remove
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

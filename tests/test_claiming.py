@@ -17,8 +17,8 @@ from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
 from slackwater.pipeline.schemas import Shape
-from slackwater.snapshot import log
 from slackwater.snapshot.gc import collect
+from slackwater.snapshot.query import log
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import absent, retire
 from slackwater.store.objects.local import LocalStore

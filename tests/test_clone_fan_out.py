@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot.channel_tables import channel_tables
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.query.channel_tables import channel_tables
 from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore

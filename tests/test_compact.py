@@ -11,7 +11,7 @@ from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
 from slackwater.snapshot import stage_compactor
 from slackwater.snapshot.compact import AppCompactor, Compacted, Merge, plan
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.log import entries
+from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.take.taking import request, try_complete

@@ -9,7 +9,7 @@ from slackwater.snapshot.cut.cut import cut_at, resolve
 from slackwater.snapshot.cut.moments import line_of
 from slackwater.snapshot.cut.refs import AtTime, Back, Ref, Version
 from slackwater.snapshot.cut.topology import Cut, consumed, order, violations
-from slackwater.snapshot.log import entries
+from slackwater.snapshot.query.log import entries
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 

@@ -7,7 +7,7 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import Window, trace, windows
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.snapshot.log import entries
+from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.counting import CountingStore

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
-from slackwater.snapshot.columns import parse_key
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.snapshot.lookup import get
+from slackwater.snapshot.query.columns import parse_key
+from slackwater.snapshot.query.lookup import get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore

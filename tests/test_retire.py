@@ -13,7 +13,7 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.gc import collect
-from slackwater.snapshot.log import entries
+from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.rescale import rescale
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import Retired, absent, bring_back, retire

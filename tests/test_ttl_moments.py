@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import humane, main
-from slackwater.snapshot import lookup
 from slackwater.snapshot.bisect import bisect
 from slackwater.snapshot.clone import clone
 from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.query import lookup
+from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.succession import differences
-from slackwater.snapshot.tables import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify import verify
 from slackwater.store.objects.memory import MemoryStore

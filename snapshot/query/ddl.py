@@ -5,9 +5,9 @@ The types are those in which pyspark hands these columns to Arrow.
 
 import pyarrow as pa
 
-from ..errors import Corruption
-from ..store.versions import spark_ddl
-from ..store.versions.spark_ddl import Fields, Type
+from ...errors import Corruption
+from ...store.versions import spark_ddl
+from ...store.versions.spark_ddl import Fields, Type
 
 __all__ = ["arrow_of"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ..errors import Usage
-from ..store.sst.hashing import normalise_keys
-from ..store.sst.types import arrow_schema
-from ..store.versions.manifest import Table
+from ...errors import Usage
+from ...store.sst.hashing import normalise_keys
+from ...store.sst.types import arrow_schema
+from ...store.versions.manifest import Table
 
 __all__ = ["parse_key", "visible_schema"]
 

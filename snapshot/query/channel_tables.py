@@ -10,15 +10,15 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from ..errors import Usage
-from ..store.objects.objects import ObjectStore
-from ..store.versions.manifest import Manifest
-from .cut.in_flight import InFlight, stretch
-from .cut.topology import Cut, channels
+from ...errors import Usage
+from ...store.objects.objects import ObjectStore
+from ...store.versions.manifest import Manifest
+from ..cut.in_flight import InFlight, stretch
+from ..cut.topology import Cut, channels
+from ..take import capture
+from ..take.capture import ADDRESS, ChannelReader
+from ..take.snapshots import Snapshot, find_snapshot
 from .ddl import arrow_of
-from .take import capture
-from .take.capture import ADDRESS, ChannelReader
-from .take.snapshots import Snapshot, find_snapshot
 
 __all__ = ["SCHEMA_NAME", "channel_tables", "names_channels"]
 

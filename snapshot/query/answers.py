@@ -6,16 +6,16 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from ..errors import NotFound
-from ..store.objects.objects import ObjectStore
-from ..store.read.cache import SstCache
-from ..store.versions import history
-from ..store.versions.manifest import Manifest
+from ...errors import NotFound
+from ...store.objects.objects import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import history
+from ...store.versions.manifest import Manifest
+from ..cut.cut import telling_if_collected
+from ..cut.topology import Cut
+from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
-from .cut.cut import telling_if_collected
-from .cut.topology import Cut
 from .tables import connect, named_tables, run_query
-from .take.capture import ChannelReader
 
 __all__ = ["answer", "later_stages"]
 

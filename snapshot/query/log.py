@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from ..store.objects.objects import ObjectStore
-from ..store.versions.manifest import Kind, Lost, Manifest
-from .cut.line import newest_first
-from .cut.lineage import Window, direct, losses
-from .cut.moments import heads_of, stages_of
-from .cut.timeline import before
-from .take.snapshots import list_snapshots
+from ...store.objects.objects import ObjectStore
+from ...store.versions.manifest import Kind, Lost, Manifest
+from ..cut.line import newest_first
+from ..cut.lineage import Window, direct, losses
+from ..cut.moments import heads_of, stages_of
+from ..cut.timeline import before
+from ..take.snapshots import list_snapshots
 
 __all__ = ["Entry", "entries"]
 

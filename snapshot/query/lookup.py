@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ..errors import NotFound
-from ..store.objects.objects import ObjectStore
-from ..store.read.index import point_get
-from ..store.sst.hashing import hash_keys
+from ...errors import NotFound
+from ...store.objects.objects import ObjectStore
+from ...store.read.index import point_get
+from ...store.sst.hashing import hash_keys
+from ..cut.topology import Cut
 from .columns import parse_key, visible_schema
-from .cut.topology import Cut
 
 __all__ = ["get"]
 

@@ -14,14 +14,14 @@ from uuid import uuid4
 import duckdb
 import pyarrow as pa
 
-from ..errors import NotFound, SlackwaterError, Usage
-from ..store.objects.objects import ObjectStore
-from ..store.read import relation
-from ..store.read.cache import SstCache
-from ..store.versions.manifest import Table
+from ...errors import NotFound, SlackwaterError, Usage
+from ...store.objects.objects import ObjectStore
+from ...store.read import relation
+from ...store.read.cache import SstCache
+from ...store.versions.manifest import Table
+from ..cut.topology import Cut
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
-from .cut.topology import Cut
 
 __all__ = ["connect", "named_tables", "run_query"]
 
