@@ -12,7 +12,7 @@ from .settings import load
 from .tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.clone import ClonePlan
+    from ..snapshot.clone.clone import ClonePlan
 
 __all__ = ["app"]
 
@@ -59,8 +59,8 @@ def clone(
     clone is finished by the same command. --store is where the source is, --to where the clone goes.
     """
     from ..pipeline.channels import KafkaChannels
-    from ..snapshot.clone import clone as make
-    from ..snapshot.clone import has_run
+    from ..snapshot.clone.clone import clone as make
+    from ..snapshot.clone.clone import has_run
     from ..snapshot.take.operations import record_once, whoami
     from ..store.objects.open import open_store
 

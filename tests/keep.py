@@ -24,7 +24,7 @@ import msgspec
 import ulid
 from msgspec.structs import replace
 from slackwater.pipeline.entries import Entrance, enter
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.query.tables import connect, run_query

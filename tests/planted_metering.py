@@ -59,7 +59,7 @@ METERING_FAULTS = (
     ),
     Fault(
         "a clone is charged with its source's past",
-        "snapshot/clone.py",
+        "snapshot/clone/clone.py",
         "        totals=None,\n",
         "",
         METERING,

@@ -15,7 +15,7 @@ TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/take/taking.py", "snapshot/take/capture.py", "snapshot/cut/in_flight.py"
-_CARRY, _SNAPSHOTS = "snapshot/carry.py", "snapshot/take/snapshots.py"
+_CARRY, _SNAPSHOTS = "snapshot/clone/carry.py", "snapshot/take/snapshots.py"
 _CUT, _LINE, _MOMENTS = "snapshot/cut/cut.py", "snapshot/cut/line.py", "snapshot/cut/moments.py"
 _LOSSES, _ENTRIES = "snapshot/cut/losses.py", "pipeline/entries.py"
 
@@ -257,7 +257,7 @@ SNAPSHOT_FAULTS = (
     ),
     Fault(
         "a clone that runs is taken for one of the present",
-        "snapshot/clone.py",
+        "snapshot/clone/clone.py",
         "not (ref.moves and has_run(target, found))",
         "True",
         ("test_clone.py",),

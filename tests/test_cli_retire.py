@@ -160,7 +160,7 @@ def test_an_app_is_removed_and_then_its_name_is_free(store: ObjectStore, tmp_pat
 
 
 def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: Path) -> None:
-    from slackwater.snapshot.clone import clone
+    from slackwater.snapshot.clone.clone import clone
 
     clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
     result = slackwater("app", "rm", "flights", "--dry-run")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.topology import Cut

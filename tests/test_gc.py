@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.snapshot.bisect import bisect
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve, telling_if_collected
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.gc import collect

@@ -15,7 +15,7 @@ from slackwater.errors import Corruption, Gone, Refused
 from slackwater.pipeline.completer import Completer
 from slackwater.pipeline.entries import Entrance, Entry, enter
 from slackwater.pipeline.failures import translate
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slackwater.errors import ObjectNotFound
 from slackwater.pipeline.committer import Change, Committer
 from slackwater.pipeline.metering import StageMeter
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

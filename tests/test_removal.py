@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.removal import Contents, Removal, Removed, remove_app

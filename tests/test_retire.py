@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.bisect import bisect
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import in_flight

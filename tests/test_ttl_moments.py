@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.cli import humane, main
 from slackwater.snapshot.bisect import bisect
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.query import lookup

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot import sst_rows
-from slackwater.snapshot.clone import clone
+from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.intact import sizes
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify import Report, verify

@@ -6,13 +6,13 @@ from typing import Protocol
 import pyarrow as pa
 from msgspec import Struct
 
-from ..store.objects.objects import ObjectStore
-from ..store.versions import limits as fits
-from ..store.versions.manifest import Input, Output
-from .cut.in_flight import InFlight, stretch
-from .cut.topology import Channel, Cut, channels
-from .take.capture import read
-from .take.snapshots import Snapshot
+from ...store.objects.objects import ObjectStore
+from ...store.versions import limits as fits
+from ...store.versions.manifest import Input, Output
+from ..cut.in_flight import InFlight, stretch
+from ..cut.topology import Channel, Cut, channels
+from ..take.capture import read
+from ..take.snapshots import Snapshot
 
 __all__ = ["Carried", "Channels", "carried_input", "carried_output", "carry", "channel_topic"]
 

@@ -13,18 +13,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
-from ..errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
-from ..store.objects.objects import ObjectStore
-from ..store.versions import apps, codec, history, keys
-from ..store.versions import limits as fits
-from ..store.versions.commit import commit
-from ..store.versions.manifest import AppInfo, Input, Manifest, Origin, Sst
+from ...errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
+from ...store.objects.objects import ObjectStore
+from ...store.versions import apps, codec, history, keys
+from ...store.versions import limits as fits
+from ...store.versions.commit import commit
+from ...store.versions.manifest import AppInfo, Input, Manifest, Origin, Sst
+from ..cut.cut import cut_at
+from ..cut.in_flight import InFlight, in_flight
+from ..cut.refs import Ref, parse
+from ..cut.topology import Cut, channels, order, violations
+from ..take.snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic
-from .cut.cut import cut_at
-from .cut.in_flight import InFlight, in_flight
-from .cut.refs import Ref, parse
-from .cut.topology import Cut, channels, order, violations
-from .take.snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
 
 __all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "has_run", "plan_clone", "unfinished"]
 
