@@ -28,7 +28,7 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.capture import read
 from slackwater.snapshot.take.snapshots import Snapshot, of_snapshot, read_snapshot
-from slackwater.snapshot.verify import Report, verify
+from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 

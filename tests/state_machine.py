@@ -22,8 +22,8 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.rescale import rescale
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.stage_compactor import StageCompactor
-from slackwater.snapshot.succession import differences
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
+from slackwater.snapshot.verify.succession import differences
 from slackwater.store.compaction.compaction import Compaction, apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick_for

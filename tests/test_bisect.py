@@ -14,7 +14,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.topology import Cut, violations
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

@@ -11,7 +11,7 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.query.channel_tables import channel_tables
 from slackwater.snapshot.take.snapshots import pin, remove
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import claim, commit, successor

@@ -15,7 +15,7 @@ from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick_for
 from slackwater.store.objects.counting import CountingStore

@@ -8,7 +8,7 @@ from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.take import capture
 from slackwater.snapshot.take.snapshots import Snapshot, find_snapshot
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 
 from .diamonds import APP, STAGES, Diamond
 from .test_chandy_lamport_laws import TIMES

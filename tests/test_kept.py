@@ -19,7 +19,7 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.roster import beats
 from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.snapshot.take.taking import try_complete
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

@@ -18,7 +18,7 @@ from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.take.operations import list_operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects import open as opening
 from slackwater.store.versions import apps, history
 from typer.testing import CliRunner, Result

@@ -25,7 +25,7 @@ from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.snapshots import find_snapshot, pin
 from slackwater.snapshot.take.taking import request
-from slackwater.snapshot.verify import Report, verify
+from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.commit import claim

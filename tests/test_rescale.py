@@ -12,7 +12,7 @@ from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.rescale import Rescaled, rescale
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -20,7 +20,7 @@ from slackwater.snapshot.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.take.taking import answers, request, try_complete
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import apps, history

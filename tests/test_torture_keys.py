@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query
-from slackwater.snapshot.sst_rows import reread
 from slackwater.snapshot.turned import turned_keys
+from slackwater.snapshot.verify.sst_rows import reread
 from slackwater.store.compaction.compaction import Compaction, apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.objects.memory import MemoryStore

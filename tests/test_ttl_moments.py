@@ -14,9 +14,9 @@ from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query
-from slackwater.snapshot.succession import differences
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.verify import verify
+from slackwater.snapshot.verify.succession import differences
+from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

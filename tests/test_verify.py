@@ -16,7 +16,7 @@ from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.take.capture import Captured
 from slackwater.snapshot.take.snapshots import Snapshot, pin, read_snapshot
-from slackwater.snapshot.verify import Report, verify
+from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.manifest import Input, Manifest, Output

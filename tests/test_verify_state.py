@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot import sst_rows
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.intact import sizes
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify import Report, verify
+from slackwater.snapshot.verify import sst_rows
+from slackwater.snapshot.verify.intact import sizes
+from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

@@ -5,7 +5,7 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc import collect
 from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.verify import Report, verify
+from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.versions import boundary, history, keys
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from ..errors import Corruption
-from ..store.objects.objects import ObjectStore
-from ..store.read.blocks import decode, fetch
-from ..store.read.tails import decode_tail
-from ..store.sst.hashing import hash_keys, partition_of, sort_keys
-from ..store.sst.python_values import python_rows
-from ..store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
-from ..store.sst.whole import read_groups
-from ..store.versions.manifest import Sst, Table
+from ...errors import Corruption
+from ...store.objects.objects import ObjectStore
+from ...store.read.blocks import decode, fetch
+from ...store.read.tails import decode_tail
+from ...store.sst.hashing import hash_keys, partition_of, sort_keys
+from ...store.sst.python_values import python_rows
+from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
+from ...store.sst.whole import read_groups
+from ...store.versions.manifest import Sst, Table
 from .findings import Checked, noted
 
 __all__ = ["placed", "reread", "row_faults"]

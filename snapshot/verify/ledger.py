@@ -9,14 +9,14 @@ from itertools import zip_longest
 
 import numpy as np
 
-from .. import chandy_lamport as protocol
-from ..errors import NotFound, Refused, SlackwaterError, Unavailable
-from .cut.in_flight import InFlight
-from .cut.topology import Cut
+from ... import chandy_lamport as protocol
+from ...errors import NotFound, Refused, SlackwaterError, Unavailable
+from ..cut.in_flight import InFlight
+from ..cut.topology import Cut
+from ..take.capture import Captured, ChannelReader, count_by_partition
 from .findings import Checked, as_sentence
 from .flights import Flight
 from .kept import Reread
-from .take.capture import Captured, ChannelReader, count_by_partition
 
 __all__ = ["Counted", "Entry", "balance", "entries"]
 

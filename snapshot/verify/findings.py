@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import SlackwaterError, Unavailable
+from ...errors import SlackwaterError, Unavailable
 
 __all__ = ["CHECKS", "Check", "Checked", "Difference", "Tally", "as_sentence", "noted", "tally"]
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..errors import Corruption, NotFound
-from ..store.objects.objects import ObjectStore
-from ..store.versions import history
-from .cut.in_flight import InFlight, stretch
-from .cut.topology import Channel, Cut, channels
+from ...errors import Corruption, NotFound
+from ...store.objects.objects import ObjectStore
+from ...store.versions import history
+from ..cut.in_flight import InFlight, stretch
+from ..cut.topology import Channel, Cut, channels
 from .findings import as_sentence
 
 __all__ = ["Flight", "flights"]

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from ..errors import NotFound, Refused, Unavailable
-from .cut.topology import Channel, Cut, channels
+from ...errors import NotFound, Refused, Unavailable
+from ..cut.topology import Channel, Cut, channels
+from ..take.snapshots import Snapshot
 from .findings import Checked
-from .take.snapshots import Snapshot
 
 __all__ = ["MarkerReader", "markers_of", "promised", "reread_markers"]
 

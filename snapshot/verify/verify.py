@@ -9,22 +9,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import Corruption, NotFound, Unavailable
-from ..store.objects.counting import CountingStore
-from ..store.objects.objects import ObjectStore
-from ..store.read.blocks import holder
-from ..store.versions import history, keys
-from ..store.versions.manifest import Manifest
+from ...errors import Corruption, NotFound, Unavailable
+from ...store.objects.counting import CountingStore
+from ...store.objects.objects import ObjectStore
+from ...store.read.blocks import holder
+from ...store.versions import history, keys
+from ...store.versions.manifest import Manifest
+from ..cut.cut import cut_at
+from ..cut.in_flight import InFlight
+from ..cut.moments import stages_of
+from ..cut.refs import Named, Ref, parse
+from ..cut.topology import Cut, Thinned, channels, violations
+from ..take.capture import ChannelReader
+from ..take.snapshots import Snapshot, read_snapshot
 from . import intact, kept, ledger, marked, sst_rows, succession
-from .cut.cut import cut_at
-from .cut.in_flight import InFlight
-from .cut.moments import stages_of
-from .cut.refs import Named, Ref, parse
-from .cut.topology import Cut, Thinned, channels, violations
 from .findings import Checked, Difference, Tally, as_sentence, noted, tally
 from .flights import flights
-from .take.capture import ChannelReader
-from .take.snapshots import Snapshot, read_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
-from ..errors import ObjectNotFound
-from ..store.objects.objects import ObjectStore
-from ..store.versions import boundary, history, keys
-from ..store.versions.manifest import Input, Lost, Manifest, Output
-from .cut.timeline import before
+from ...errors import ObjectNotFound
+from ...store.objects.objects import ObjectStore
+from ...store.versions import boundary, history, keys
+from ...store.versions.manifest import Input, Lost, Manifest, Output
+from ..cut.timeline import before
 from .findings import Checked, noted
 
 __all__ = ["Kept", "differences", "last_step", "whole_history"]

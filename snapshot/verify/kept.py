@@ -8,14 +8,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ..errors import Corruption, ObjectNotFound
-from ..store.objects.objects import ObjectStore
-from ..store.sst.whole import read_whole
-from .cut.in_flight import InFlight
+from ...errors import Corruption, ObjectNotFound
+from ...store.objects.objects import ObjectStore
+from ...store.sst.whole import read_whole
+from ..cut.in_flight import InFlight
+from ..take.capture import ADDRESS, Captured, CapturedObject
+from ..take.snapshots import Snapshot
 from .findings import Checked, noted
 from .flights import Flight
-from .take.capture import ADDRESS, Captured, CapturedObject
-from .take.snapshots import Snapshot
 
 __all__ = ["Reread", "by_place", "promises", "reread"]
 
