@@ -13,8 +13,8 @@ from .settings import load
 from .tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.explain import Explanation
-    from ..snapshot.gc import Collected
+    from ..snapshot.gc.explain import Explanation
+    from ..snapshot.gc.gc import Collected
 
 __all__ = ["app"]
 
@@ -76,9 +76,9 @@ def gc(
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
     clones, and what a stage has not read yet always stay. The app may run meanwhile.
     """
-    from ..snapshot.explain import explain as why
-    from ..snapshot.gc import MARGIN_MS, collect
-    from ..snapshot.retention import span_ms
+    from ..snapshot.gc.explain import explain as why
+    from ..snapshot.gc.gc import MARGIN_MS, collect
+    from ..snapshot.gc.retention import span_ms
     from ..snapshot.take.operations import whoami
 
     settings, output = load(store=store), output_for(json=as_json)

@@ -8,7 +8,7 @@ from ..errors import Usage
 from .humane import nearest
 
 if TYPE_CHECKING:
-    from ..snapshot.retention import Retention
+    from ..snapshot.gc.retention import Retention
 
 __all__ = ["check", "retention_of"]
 
@@ -36,7 +36,7 @@ def retention_of(table: Mapping[str, Any], app: str, said: Mapping[str, str | in
     Raises:
         Usage: a span of time is not one.
     """
-    from ..snapshot.retention import Retention, span_ms
+    from ..snapshot.gc.retention import Retention, span_ms
 
     own = table.get(app)
     rules = dict(own if isinstance(own, dict) else table) | {rule: is_ for rule, is_ in said.items() if is_ is not None}
@@ -46,7 +46,7 @@ def retention_of(table: Mapping[str, Any], app: str, said: Mapping[str, str | in
 
 
 def _check_rules(path: Path, where: str, rules: Mapping[str, Any]) -> None:
-    from ..snapshot.retention import span_ms
+    from ..snapshot.gc.retention import span_ms
 
     for rule, value in rules.items():
         if rule not in _RULES:

@@ -14,7 +14,7 @@ from .humane import nearest
 
 if TYPE_CHECKING:
     from ..pipeline.channels import KafkaChannels
-    from ..snapshot.retention import Retention
+    from ..snapshot.gc.retention import Retention
     from ..store.objects.objects import ObjectStore
     from ..store.read.cache import SstCache
     from ..store.versions.prices import Prices

@@ -127,7 +127,7 @@ def _look(
 
 
 def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
-    from ..snapshot.retention import span_ms
+    from ..snapshot.gc.retention import span_ms
     from ..store.versions.apps import list_apps
     from .cost import cost_of, parts
 

@@ -24,9 +24,9 @@ from ..store.versions import apps, boundary, codec, history, keys
 from ..store.versions import limits as fits
 from ..store.versions.manifest import Manifest
 from .cut.topology import order
-from .gc import storage_clock_ms
+from .gc.gc import storage_clock_ms
+from .gc.survey import many
 from .retire import commit_retired
-from .survey import many
 from .take.users import check_unused
 
 __all__ = ["Contents", "Removal", "Removed", "remove_app"]

@@ -23,7 +23,7 @@ from ..store.read.cache import SstCache
 from ..store.read.metering import charged
 from ..store.versions import commit, history
 from ..store.versions.manifest import Manifest, Stats
-from .survey import many
+from .gc.survey import many
 
 __all__ = ["Compacted", "StageCompactor"]
 

@@ -6,7 +6,7 @@ from itertools import islice
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.relation import register

@@ -16,7 +16,12 @@ _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/read/index.py",
 )
 _MERGING, _UNIVERSAL = "store/compaction/merging.py", "store/compaction/universal.py"
-_SHADOWS, _GC, _LITTER, _SURVEY = "store/read/shadows.py", "snapshot/gc.py", "snapshot/litter.py", "snapshot/survey.py"
+_SHADOWS, _GC, _LITTER, _SURVEY = (
+    "store/read/shadows.py",
+    "snapshot/gc/gc.py",
+    "snapshot/gc/litter.py",
+    "snapshot/gc/survey.py",
+)
 _TTL, _PICKING, _REBASE, _RELATION = (
     "store/sst/ttl.py",
     "store/compaction/picking.py",
@@ -87,7 +92,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "a retired stage holds up the history of its senders",
-        "snapshot/reachable.py",
+        "snapshot/gc/reachable.py",
         "        if heads[receiver].retired:\n            continue\n",
         "",
         RETIRE,
@@ -313,7 +318,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "what a snapshot pins goes when any of it is not there",
-        "snapshot/reachable.py",
+        "snapshot/gc/reachable.py",
         "_pinned(snapshot), read) if there else None",
         "_pinned(snapshot), read) if len(there) == len(snapshot.stages) else None",
         ("test_gc.py",),

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import Request
-from slackwater.snapshot.gc import collect
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.rescale import rescale
-from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify.succession import differences

@@ -17,9 +17,9 @@ from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
 from slackwater.pipeline.schemas import Shape
-from slackwater.snapshot.gc import collect
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query import log
-from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import absent, retire
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app

@@ -11,8 +11,8 @@ import pytest
 from slackwater.cli import main
 from slackwater.cli.settings import Settings
 from slackwater.pipeline import channels
-from slackwater.snapshot.gc import collect
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import boundary

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
 from slackwater.snapshot import stage_compactor
 from slackwater.snapshot.compact import AppCompactor, Compacted, Merge, plan
-from slackwater.snapshot.gc import collect
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify

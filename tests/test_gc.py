@@ -14,11 +14,11 @@ from slackwater.snapshot.cut.cut import resolve, telling_if_collected
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.snapshot.explain import explain
-from slackwater.snapshot.gc import Collected, collect
+from slackwater.snapshot.gc.explain import explain
+from slackwater.snapshot.gc.gc import Collected, collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.tables import connect
-from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.operations import list_operations
 from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove

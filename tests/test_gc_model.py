@@ -9,8 +9,8 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
-from slackwater.snapshot.gc import collect
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.retire import retire
 from slackwater.snapshot.take.snapshots import list_snapshots, of_snapshot, pin, remove
 from slackwater.store.versions import history, keys

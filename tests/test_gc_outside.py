@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slackwater.cli.main import app as cli
 from slackwater.cli.settings import load
 from slackwater.errors import Usage
-from slackwater.snapshot.gc import MARGIN_MS, collect
-from slackwater.snapshot.retention import DAY_MS, HOUR_MS, Retention, span_ms
+from slackwater.snapshot.gc.gc import MARGIN_MS, collect
+from slackwater.snapshot.gc.retention import DAY_MS, HOUR_MS, Retention, span_ms
 from slackwater.store.compaction import merging
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store

@@ -14,8 +14,8 @@ from slackwater.pipeline import channels
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.gc import collect
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.operations import list_operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify.verify import verify

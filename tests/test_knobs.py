@@ -11,7 +11,7 @@ from msgspec.structs import fields
 from slackwater.errors import Usage
 from slackwater.knobs import finite, whole
 from slackwater.pipeline.options import Options
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Policy
 

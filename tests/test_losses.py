@@ -19,9 +19,9 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
+from slackwater.snapshot.gc.reachable import Known, StageKnown, reachable
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query import log
-from slackwater.snapshot.reachable import Known, StageKnown, reachable
-from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.snapshots import find_snapshot, pin
 from slackwater.snapshot.take.taking import request

@@ -12,10 +12,10 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.snapshot.gc import collect
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.rescale import rescale
-from slackwater.snapshot.retention import Retention
 from slackwater.snapshot.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.gc import collect
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.faults import FaultyStore

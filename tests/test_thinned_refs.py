@@ -9,8 +9,8 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.cut.consistency import raise_senders
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.topology import violations
-from slackwater.snapshot.gc import collect
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.versions import boundary, history
 from slackwater.store.versions.boundary import Boundary
 from slackwater.store.versions.manifest import Manifest

@@ -2,8 +2,8 @@
 
 import pytest
 from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.gc import collect
-from slackwater.snapshot.retention import Retention
+from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.versions import boundary, history, keys

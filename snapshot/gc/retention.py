@@ -8,8 +8,8 @@ better.
 import re
 from dataclasses import dataclass
 
-from ..errors import Usage
-from ..knobs import whole
+from ...errors import Usage
+from ...knobs import whole
 
 __all__ = ["DAY_MS", "HOUR_MS", "Retention", "span_ms"]
 

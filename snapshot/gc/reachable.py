@@ -22,14 +22,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..errors import Corruption, NotFound
-from ..store.versions.boundary import Boundary, Moment
-from ..store.versions.manifest import Manifest
-from .cut.consistency import raise_senders
-from .cut.timeline import newest_where
-from .cut.topology import consumed, order
+from ...errors import Corruption, NotFound
+from ...store.versions.boundary import Boundary, Moment
+from ...store.versions.manifest import Manifest
+from ..cut.consistency import raise_senders
+from ..cut.timeline import newest_where
+from ..cut.topology import consumed, order
+from ..take.snapshots import Snapshot
 from .retention import Retention
-from .take.snapshots import Snapshot
 
 __all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]
 

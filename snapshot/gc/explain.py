@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from ..errors import NotFound
-from ..store.objects.objects import ObjectInfo, ObjectStore, exists
-from ..store.versions import keys
+from ...errors import NotFound
+from ...store.objects.objects import ObjectInfo, ObjectStore, exists
+from ...store.versions import keys
+from ..take.snapshots import list_snapshots
 from .gc import MARGIN_MS, look
 from .litter import last_word_ms, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
 from .survey import Survey, named
-from .take.snapshots import list_snapshots
 
 __all__ = ["Explanation", "explain"]
 

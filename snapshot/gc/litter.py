@@ -16,12 +16,12 @@ An object that nothing names yet may be about to be named. When that is over, is
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
-from ..store.objects.leftovers import Leftover, Leftovers
-from ..store.objects.objects import ObjectInfo
-from ..store.versions import keys
-from .cut.requests import open_requests
+from ...store.objects.leftovers import Leftover, Leftovers
+from ...store.objects.objects import ObjectInfo
+from ...store.versions import keys
+from ..cut.requests import open_requests
+from ..take.snapshots import list_snapshots
 from .survey import Survey
-from .take.snapshots import list_snapshots
 
 __all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]
 

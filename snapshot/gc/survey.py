@@ -14,14 +14,14 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..errors import Corruption, ObjectNotFound
-from ..store.objects.objects import ObjectInfo, ObjectStore
-from ..store.versions import boundary, codec, history, keys
-from ..store.versions import limits as fits
-from ..store.versions.boundary import MIN_AGE_MS, Boundary
-from ..store.versions.manifest import Manifest
+from ...errors import Corruption, ObjectNotFound
+from ...store.objects.objects import ObjectInfo, ObjectStore
+from ...store.versions import boundary, codec, history, keys
+from ...store.versions import limits as fits
+from ...store.versions.boundary import MIN_AGE_MS, Boundary
+from ...store.versions.manifest import Manifest
+from ..take.snapshots import list_snapshots
 from .reachable import Known, StageKnown
-from .take.snapshots import list_snapshots
 
 __all__ = ["Survey", "many", "named", "survey"]
 

@@ -19,16 +19,16 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ..errors import Corruption, SlackwaterError
-from ..store.objects.leftovers import Leftover, Leftovers
-from ..store.objects.objects import ObjectInfo, ObjectStore
-from ..store.versions import apps, boundary, keys
-from ..store.versions.boundary import MIN_AGE_MS, Boundary
+from ...errors import Corruption, SlackwaterError
+from ...store.objects.leftovers import Leftover, Leftovers
+from ...store.objects.objects import ObjectInfo, ObjectStore
+from ...store.versions import apps, boundary, keys
+from ...store.versions.boundary import MIN_AGE_MS, Boundary
+from ..take.operations import record
 from .litter import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 from .survey import Survey, many, named, survey
-from .take.operations import record
 
 __all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look", "storage_clock_ms"]
 
