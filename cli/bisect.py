@@ -16,9 +16,9 @@ from .settings import load
 from .tables import Grid, Title
 
 if TYPE_CHECKING:
+    from ..snapshot.bisect.turned import KeyChange, TurnedKeys
+    from ..snapshot.bisect.verdict import Step, Verdict
     from ..snapshot.cut.lineage import Window
-    from ..snapshot.turned import KeyChange, TurnedKeys
-    from ..snapshot.verdict import Step, Verdict
     from ..store.objects.objects import ObjectStore
 
 __all__ = ["app"]
@@ -61,9 +61,9 @@ def bisect(
     each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
     offsets read between them, and the keys that turned bad.
     """
-    from ..snapshot import bisect as search
+    from ..snapshot.bisect import bisect as search
+    from ..snapshot.bisect.verdict import MAX_ROWS
     from ..snapshot.query.channel_tables import names_channels
-    from ..snapshot.verdict import MAX_ROWS
     from . import values
 
     if "@" in app_name or "/" in app_name:

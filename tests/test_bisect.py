@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.snapshot.bisect import Step, Verdict, bisect
+from slackwater.snapshot.bisect.bisect import Step, Verdict, bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Refused
-from slackwater.snapshot.bisect import bisect
+from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.query.answers import answer, later_stages

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused, Usage
-from slackwater.snapshot.bisect import bisect
+from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.query.tables import connect, run_query

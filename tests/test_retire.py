@@ -5,7 +5,7 @@ from contextlib import closing, suppress
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused
-from slackwater.snapshot.bisect import bisect
+from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve

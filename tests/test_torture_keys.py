@@ -11,10 +11,10 @@ from typing import Any
 import duckdb
 import pytest
 from msgspec.structs import replace
+from slackwater.snapshot.bisect.turned import turned_keys
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query
-from slackwater.snapshot.turned import turned_keys
 from slackwater.snapshot.verify.sst_rows import reread
 from slackwater.store.compaction.compaction import Compaction, apply
 from slackwater.store.compaction.merging import run

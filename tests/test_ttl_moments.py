@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import humane, main
-from slackwater.snapshot.bisect import bisect
+from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve

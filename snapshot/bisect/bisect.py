@@ -15,22 +15,22 @@ from math import ceil, log2
 import duckdb
 import pyarrow as pa
 
-from ..errors import Refused, Usage
-from ..store.objects.objects import ObjectStore
-from ..store.read.cache import SstCache
-from ..store.versions import boundary
-from ..store.versions.manifest import Manifest
-from .cut.cut import resolve
-from .cut.line import Line
-from .cut.lineage import trace
-from .cut.moments import line_of, with_retired
-from .cut.refs import parse
-from .cut.topology import Cut
+from ...errors import Refused, Usage
+from ...store.objects.objects import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import boundary
+from ...store.versions.manifest import Manifest
+from ..cut.cut import resolve
+from ..cut.line import Line
+from ..cut.lineage import trace
+from ..cut.moments import line_of, with_retired
+from ..cut.refs import parse
+from ..cut.topology import Cut
+from ..query.answers import answer
+from ..query.channel_tables import names_channels
+from ..query.tables import named_tables
+from ..take.capture import ChannelReader
 from .narrowing import Between
-from .query.answers import answer
-from .query.channel_tables import names_channels
-from .query.tables import named_tables
-from .take.capture import ChannelReader
 from .turned import turned_keys
 from .verdict import MAX_ROWS, Step, Verdict
 

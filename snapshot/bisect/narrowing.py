@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..store.sst import ttl
-from ..store.versions.manifest import Manifest
-from .cut.line import Line
-from .cut.topology import Cut, order
+from ...store.sst import ttl
+from ...store.versions.manifest import Manifest
+from ..cut.line import Line
+from ..cut.topology import Cut, order
 
 __all__ = ["Between"]
 

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..store.objects.objects import ObjectStore
-from ..store.read.cache import SstCache
-from ..store.read.index import multi_get
-from ..store.sst import stamps, ttl
-from ..store.sst.hashing import hash_keys, normalise_keys, sort_keys
-from ..store.sst.python_values import python_rows
-from ..store.sst.types import SEQ, arrow_schema
-from ..store.versions.manifest import Manifest, Table
-from .query.columns import visible_schema
+from ...store.objects.objects import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.index import multi_get
+from ...store.sst import stamps, ttl
+from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
+from ...store.sst.python_values import python_rows
+from ...store.sst.types import SEQ, arrow_schema
+from ...store.versions.manifest import Manifest, Table
+from ..query.columns import visible_schema
 
 __all__ = ["KeyChange", "TurnedKeys", "turned_keys"]
 
