@@ -12,7 +12,7 @@ from .output import Part, output_for
 from .settings import Settings, load
 
 if TYPE_CHECKING:
-    from ..snapshot.removal import Removal, Removed
+    from ..snapshot.maintain.removal import Removal, Removed
 
 __all__ = ["app"]
 
@@ -49,7 +49,7 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
-    from ..snapshot.removal import remove_app
+    from ..snapshot.maintain.removal import remove_app
     from ..snapshot.take.operations import whoami
 
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)

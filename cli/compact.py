@@ -15,7 +15,7 @@ from .settings import load
 from .tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.compact import AppCompactor, Compacted, Merge
+    from ..snapshot.maintain.compact import AppCompactor, Compacted, Merge
     from ..store.versions.manifest import Manifest
 
 __all__ = ["app"]
@@ -61,7 +61,7 @@ def compact(
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
     from ..pipeline.stopping import stop_signals
-    from ..snapshot.compact import AppCompactor, merged_last, plan
+    from ..snapshot.maintain.compact import AppCompactor, merged_last, plan
     from ..snapshot.take.operations import record, whoami
 
     if watch and (full or dry_run):

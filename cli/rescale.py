@@ -11,7 +11,7 @@ from .output import output_for
 from .settings import load
 
 if TYPE_CHECKING:
-    from ..snapshot.rescale import Rescaled
+    from ..snapshot.maintain.rescale import Rescaled
 
 __all__ = ["app"]
 
@@ -43,7 +43,7 @@ def rescale(
     compaction brings it to the new partitions as it merges. A runner of the stage stops; started again, it goes on with
     the new number, whatever partitions= says in the code.
     """
-    from ..snapshot.rescale import rescale as change
+    from ..snapshot.maintain.rescale import rescale as change
     from ..snapshot.take.operations import whoami
 
     app_name, _, stage_name = stage.partition("/")

@@ -12,7 +12,7 @@ from .output import Part, output_for
 from .settings import Settings, load
 
 if TYPE_CHECKING:
-    from ..snapshot.retire import Retired
+    from ..snapshot.maintain.retire import Retired
 
 __all__ = ["app", "ask_whether_gone"]
 
@@ -42,7 +42,7 @@ def retire(
     for it to read. Its history and its table stay. A runner that has the stage stops; a program that has it brings it
     back, and it goes on where it stopped.
     """
-    from ..snapshot.retire import retire as change
+    from ..snapshot.maintain.retire import retire as change
     from ..snapshot.take.operations import whoami
 
     app_name, _, stage_name = stage.partition("/")

@@ -20,7 +20,7 @@ from ulid import ULID
 
 from ..errors import Refused, Usage
 from ..snapshot.clone.clone import unfinished
-from ..snapshot.retire import absent
+from ..snapshot.maintain.retire import absent
 from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
 from ..store.objects.open import access_to, open_store

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.rescale import rescale
+from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.read.blocks import holder

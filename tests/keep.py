@@ -28,9 +28,9 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain.removal import remove_app
+from slackwater.snapshot.maintain.retire import retire
 from slackwater.snapshot.query.tables import connect, run_query
-from slackwater.snapshot.removal import remove_app
-from slackwater.snapshot.retire import retire
 from slackwater.snapshot.roster import Beat, beat
 from slackwater.snapshot.take.operations import record
 from slackwater.snapshot.take.snapshots import pin

@@ -29,7 +29,7 @@ _TTL, _PICKING, _REBASE, _RELATION = (
     "store/read/relation.py",
 )
 _RANGED, _CACHE, _CODEC = "store/read/ranged.py", "store/read/cache.py", "store/versions/codec.py"
-_SNAPSHOTS, _RESCALE = "snapshot/take/snapshots.py", "snapshot/rescale.py"
+_SNAPSHOTS, _RESCALE = "snapshot/take/snapshots.py", "snapshot/maintain/rescale.py"
 
 STORE_FAULTS = (
     # Committing.
@@ -71,14 +71,14 @@ STORE_FAULTS = (
     ),
     Fault(
         "an app is removed from under the runner that holds it",
-        "snapshot/removal.py",
+        "snapshot/maintain/removal.py",
         "    while (left_s := ",
         "    while False and (left_s := ",
         ("test_removal.py",),
     ),
     Fault(
         "a stage that was claimed while its app is removed goes with it",
-        "snapshot/removal.py",
+        "snapshot/maintain/removal.py",
         "        if head is not None and not head.retired:",
         "        if head is not None and head.version == 0:",
         ("test_removal.py",),
@@ -135,7 +135,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "a merge lands though its result was collected",
-        "snapshot/stage_compactor.py",
+        "snapshot/maintain/stage_compactor.py",
         "        return [one for one in done if gone.isdisjoint(one.outputs)]",
         "        return done",
         ("test_compact.py",),

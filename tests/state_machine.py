@@ -20,8 +20,8 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.rescale import rescale
-from slackwater.snapshot.stage_compactor import StageCompactor
+from slackwater.snapshot.maintain.rescale import rescale
+from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify.succession import differences
 from slackwater.store.compaction.compaction import Compaction, apply

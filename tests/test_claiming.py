@@ -19,8 +19,8 @@ from slackwater.pipeline.claiming import Claimer
 from slackwater.pipeline.schemas import Shape
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain.retire import absent, retire
 from slackwater.snapshot.query import log
-from slackwater.snapshot.retire import absent, retire
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app
 from slackwater.store.versions.manifest import AppInfo, Lost

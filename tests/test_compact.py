@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
-from slackwater.snapshot import stage_compactor
-from slackwater.snapshot.compact import AppCompactor, Compacted, Merge, plan
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain import stage_compactor
+from slackwater.snapshot.maintain.compact import AppCompactor, Compacted, Merge, plan
+from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.stage_compactor import StageCompactor
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.compaction.merging import run

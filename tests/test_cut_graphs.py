@@ -12,7 +12,7 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.moments import line_of, newest_cut
 from slackwater.snapshot.cut.refs import AtTime, Ref, Version
 from slackwater.snapshot.cut.topology import Cut, channels, consumed, violations
-from slackwater.snapshot.retire import retire
+from slackwater.snapshot.maintain.retire import retire
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import claim, commit

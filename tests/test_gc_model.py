@@ -11,7 +11,7 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.retire import retire
+from slackwater.snapshot.maintain.retire import retire
 from slackwater.snapshot.take.snapshots import list_snapshots, of_snapshot, pin, remove
 from slackwater.store.versions import history, keys
 

@@ -9,7 +9,7 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.removal import Contents, Removal, Removed, remove_app
+from slackwater.snapshot.maintain.removal import Contents, Removal, Removed, remove_app
 from slackwater.snapshot.take.snapshots import list_snapshots, pin, remove
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.local import LocalStore

@@ -7,16 +7,16 @@ import pytest
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain.compact import plan
+from slackwater.snapshot.maintain.rescale import rescale
+from slackwater.snapshot.maintain.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.rescale import rescale
-from slackwater.snapshot.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.take.taking import answers, request, try_complete

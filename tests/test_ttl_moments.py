@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from slackwater.cli import humane, main
 from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.compact import plan
 from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.maintain.compact import plan
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.snapshots import pin

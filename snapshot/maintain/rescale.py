@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from ulid import ULID
 
-from ..errors import Refused
-from ..knobs import whole
-from ..store.objects.objects import ObjectStore
-from ..store.versions import commit, history
-from ..store.versions.limits import MAX_PARTITIONS
-from ..store.versions.manifest import Manifest
-from .cut.moments import stages_of
-from .take.operations import find_operation, record
+from ...errors import Refused
+from ...knobs import whole
+from ...store.objects.objects import ObjectStore
+from ...store.versions import commit, history
+from ...store.versions.limits import MAX_PARTITIONS
+from ...store.versions.manifest import Manifest
+from ..cut.moments import stages_of
+from ..take.operations import find_operation, record
 
 __all__ = ["Rescaled", "rescale"]
 

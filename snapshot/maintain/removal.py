@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from msgspec import Struct
 from ulid import ULID
 
-from ..errors import ObjectExists, ObjectNotFound, Refused
-from ..store.objects.objects import ObjectInfo, ObjectStore, exists
-from ..store.versions import apps, boundary, codec, history, keys
-from ..store.versions import limits as fits
-from ..store.versions.manifest import Manifest
-from .cut.topology import order
-from .gc.gc import storage_clock_ms
-from .gc.survey import many
+from ...errors import ObjectExists, ObjectNotFound, Refused
+from ...store.objects.objects import ObjectInfo, ObjectStore, exists
+from ...store.versions import apps, boundary, codec, history, keys
+from ...store.versions import limits as fits
+from ...store.versions.manifest import Manifest
+from ..cut.topology import order
+from ..gc.gc import storage_clock_ms
+from ..gc.survey import many
+from ..take.users import check_unused
 from .retire import commit_retired
-from .take.users import check_unused
 
 __all__ = ["Contents", "Removal", "Removed", "remove_app"]
 

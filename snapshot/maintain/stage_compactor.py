@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from ulid import ULID
 
-from ..errors import CommitConflict, Corruption, Fenced
-from ..store.compaction.compaction import Compaction, Done, apply
-from ..store.compaction.merging import Stopped, run
-from ..store.compaction.picking import pick_for
-from ..store.objects.counting import CountingStore
-from ..store.objects.objects import ObjectStore, exists
-from ..store.read.cache import SstCache
-from ..store.read.metering import charged
-from ..store.versions import commit, history
-from ..store.versions.manifest import Manifest, Stats
-from .gc.survey import many
+from ...errors import CommitConflict, Corruption, Fenced
+from ...store.compaction.compaction import Compaction, Done, apply
+from ...store.compaction.merging import Stopped, run
+from ...store.compaction.picking import pick_for
+from ...store.objects.counting import CountingStore
+from ...store.objects.objects import ObjectStore, exists
+from ...store.read.cache import SstCache
+from ...store.read.metering import charged
+from ...store.versions import commit, history
+from ...store.versions.manifest import Manifest, Stats
+from ..gc.survey import many
 
 __all__ = ["Compacted", "StageCompactor"]
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import Refused, Unavailable
-from ..store.compaction.picking import pick_for
-from ..store.objects.objects import ObjectStore
-from ..store.read.cache import SstCache
-from ..store.versions import history
-from ..store.versions.commit import is_retired
-from ..store.versions.manifest import Manifest
-from .cut.moments import stages_of
+from ...errors import Refused, Unavailable
+from ...store.compaction.picking import pick_for
+from ...store.objects.objects import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import history
+from ...store.versions.commit import is_retired
+from ...store.versions.manifest import Manifest
+from ..cut.moments import stages_of
 from .stage_compactor import Compacted, StageCompactor
 
 __all__ = ["AppCompactor", "Compacted", "Merge", "merged_last", "plan"]

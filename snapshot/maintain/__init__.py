@@ -1,0 +1,6 @@
+"""Changing what is stored from outside the runner: compact, rescale, retire a stage, remove an app.
+
+Each change is one commit by compare-and-swap, as the runner's are.
+"""
+
+__all__ = ["compact", "removal", "rescale", "retire", "stage_compactor"]
