@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 
 from ..errors import Corruption
-from ..snapshot import roster
 from ..snapshot.cut.requests import open_requests
 from ..snapshot.cut.topology import order
-from ..snapshot.lag import EndOffsets, input_lag
+from ..snapshot.status import roster
+from ..snapshot.status.lag import EndOffsets, input_lag
 from ..store.objects.objects import ObjectStore
 from ..store.sst.runs import deltas, l0_files
 from ..store.versions import apps, history

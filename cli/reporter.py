@@ -16,7 +16,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..pipeline.stopping import Stop
-    from ..snapshot.lag import StageLag
+    from ..snapshot.status.lag import StageLag
 
 __all__ = ["Reporter", "idle", "reporting"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from ..errors import Refused
-from ..snapshot.lag import StageLag
+from ..snapshot.status.lag import StageLag
 from .progress import Progress
 
 __all__ = ["Metrics"]

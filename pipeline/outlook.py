@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ..errors import Corruption, Refused, Unavailable
-from ..snapshot import roster
-from ..snapshot.lag import StageLag, input_lag
+from ..snapshot.status import roster
+from ..snapshot.status.lag import StageLag, input_lag
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Manifest

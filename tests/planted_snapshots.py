@@ -335,14 +335,14 @@ SNAPSHOT_FAULTS = (
     ),
     Fault(
         "a writer's versions that sent nothing count as lag",
-        "snapshot/lag.py",
+        "snapshot/status/lag.py",
         "    if messages == 0:\n",
         "    if messages is None:\n",
         ("test_lag.py",),
     ),
     Fault(
         "a runner that was taken over runs the stage still",
-        "snapshot/roster.py",
+        "snapshot/status/roster.py",
         "if runner.stages.get(head.stage) == head.epoch",
         "if head.stage in runner.stages",
         ("test_lag.py",),

@@ -18,8 +18,8 @@ from typing import Any
 import duckdb
 import pytest
 from slackwater.cli import humane, main
-from slackwater.snapshot import roster
 from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.status import roster
 from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

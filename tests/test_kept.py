@@ -16,7 +16,7 @@ from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.query.tables import connect, run_query
-from slackwater.snapshot.roster import beats
+from slackwater.snapshot.status.roster import beats
 from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.snapshot.take.taking import try_complete
 from slackwater.snapshot.verify.verify import verify

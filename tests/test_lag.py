@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from slackwater.cli.reporter import idle
 from slackwater.errors import Corruption
-from slackwater.snapshot import roster
-from slackwater.snapshot.lag import InputLag, StageLag, input_lag
+from slackwater.snapshot.status import roster
+from slackwater.snapshot.status.lag import InputLag, StageLag, input_lag
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions.manifest import Input, Manifest, Output

@@ -11,7 +11,7 @@ from slackwater.errors import Refused
 from slackwater.pipeline.metrics import Metrics
 from slackwater.pipeline.progress import Progress, StateFigures
 from slackwater.pipeline.task import Result
-from slackwater.snapshot.lag import InputLag, StageLag
+from slackwater.snapshot.status.lag import InputLag, StageLag
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst, Stats
 
 DOCS = Path(__file__).parent.parent / "docs" / "tuning.md"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest
 
 __all__ = ["EndOffsets", "InputLag", "StageLag", "input_lag"]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from ..errors import ObjectNotFound
-from ..store.objects.objects import ObjectStore, documents
-from ..store.versions import codec, keys
-from ..store.versions import limits as fits
-from ..store.versions.manifest import Manifest
+from ...errors import ObjectNotFound
+from ...store.objects.objects import ObjectStore, documents
+from ...store.versions import codec, keys
+from ...store.versions import limits as fits
+from ...store.versions.manifest import Manifest
 
 __all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "last_beat", "runner_of", "sweep"]
 
