@@ -42,7 +42,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     import slackwater as sw
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
-    from slackwater.pipeline.channels import KafkaChannels
+    from slackwater.pipeline.kafka.channels import KafkaChannels
     from slackwater.pipeline.runner import Options, run
     from slackwater.pipeline.session import spark_session
     from slackwater.snapshot.cut.cut import resolve

@@ -58,7 +58,7 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
     """An app that stands at the beginning of its topic (or at the end), with a table of so many keys."""
     from msgspec.structs import replace
     from slackwater.pipeline.claiming import Claimer
-    from slackwater.pipeline.kafka import offsets
+    from slackwater.pipeline.kafka.kafka import offsets
     from slackwater.pipeline.schemas import shapes
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import apps, commit

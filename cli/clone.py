@@ -58,7 +58,7 @@ def clone(
     keeps them. The clone has repartition topics of its own and never writes to the source's. An interrupted
     clone is finished by the same command. --store is where the source is, --to where the clone goes.
     """
-    from ..pipeline.channels import KafkaChannels
+    from ..pipeline.kafka.channels import KafkaChannels
     from ..snapshot.clone.clone import clone as make
     from ..snapshot.clone.clone import has_run
     from ..snapshot.take.operations import record_once, whoami

@@ -13,7 +13,7 @@ from . import prices, retention
 from .humane import nearest
 
 if TYPE_CHECKING:
-    from ..pipeline.channels import KafkaChannels
+    from ..pipeline.kafka.channels import KafkaChannels
     from ..snapshot.gc.retention import Retention
     from ..store.objects.objects import ObjectStore
     from ..store.read.cache import SstCache
@@ -105,7 +105,7 @@ class Settings:
         """The topics between stages; None when nothing says where Kafka is."""
         if not self.brokers:
             return None
-        from ..pipeline.channels import KafkaChannels
+        from ..pipeline.kafka.channels import KafkaChannels
 
         return KafkaChannels(self.kafka())
 

@@ -13,7 +13,7 @@ from ..snapshot.status.lag import StageLag, input_lag
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Manifest
-from . import kafka as kafka_client
+from .kafka import kafka as kafka_client
 from .news import News
 from .stage_runner import StageRunner
 

@@ -15,8 +15,8 @@ from ..snapshot.cut.requests import open_requests
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Manifest
-from .kafka import end_offsets
-from .outage import Patience
+from .kafka.kafka import end_offsets
+from .kafka.outage import Patience
 
 __all__ = ["ChannelPlanner", "Pace", "Position", "TopicPlanner", "admit"]
 

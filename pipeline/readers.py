@@ -24,11 +24,11 @@ from ..store.objects.counting import CountingStore
 from ..store.objects.objects import ObjectStore
 from ..store.objects.open import open_store
 from ..store.objects.shared_counts import SharedCounts
-from .kafka import offsets
+from .kafka.kafka import offsets
+from .kafka.records import Truncation, read_range
+from .kafka.wire import check_count, decode
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
-from .records import Truncation, read_range
 from .source import Private
-from .wire import check_count, decode
 from .worker import settle_in
 
 __all__ = ["ChannelReader", "TopicReader"]

@@ -27,12 +27,12 @@ from ..store.objects.open import access_to, open_store
 from ..store.read.cache import SstCache
 from ..store.versions import apps
 from ..store.versions.manifest import AppInfo
-from . import kafka as kafka_client
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
 from .checkpoint import Checkpoint
 from .claiming import Claimer
-from .kafka_clients import server
+from .kafka import kafka as kafka_client
+from .kafka.kafka_clients import server
 from .metering import StageMeter
 from .news import News, Silence
 from .options import Options

@@ -28,7 +28,7 @@ from .batch import run_state, run_write
 from .checkpoint import Checkpoint
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
-from .markers import write_markers
+from .kafka.markers import write_markers
 from .metering import StageMeter
 from .planner import Position
 from .prefetcher import Prefetcher

@@ -32,9 +32,9 @@ from ..store.sst.hashing import hash_keys, normalise_keys, partition_of, same_ke
 from ..store.versions.manifest import Sst, Stats, Table
 from .app import Repartition
 from .fanin import apart
-from .records import send
+from .kafka.records import send
+from .kafka.wire import split
 from .states import BoundState, Groups
-from .wire import split
 from .worker import settle_in
 
 __all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]

@@ -14,12 +14,12 @@ from ..errors import SlackwaterError, Unavailable
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Input
-from . import kafka as kafka_client
 from .app import App
-from .channels import KafkaChannels
 from .completer import Completer
 from .failures import translate
-from .groups import Announcer
+from .kafka import kafka as kafka_client
+from .kafka.channels import KafkaChannels
+from .kafka.groups import Announcer
 from .news import News
 from .options import Options
 from .stage_runner import StageRunner

@@ -21,10 +21,18 @@ from msgspec.structs import replace
 from slackwater.errors import Gone
 from slackwater.pipeline.arrivals import Outcome, arrive
 from slackwater.pipeline.entries import Entrance, enter
+from slackwater.pipeline.kafka.wire import (
+    check_count,
+    decode,
+    decode_addressed,
+    header_of,
+    marker_header,
+    marker_of,
+    split,
+)
 from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
 from slackwater.pipeline.readers import _ranges
 from slackwater.pipeline.stage_runner import _consumed
-from slackwater.pipeline.wire import check_count, decode, decode_addressed, header_of, marker_header, marker_of, split
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.objects.memory import MemoryStore

@@ -19,9 +19,9 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
-from slackwater.pipeline import kafka as kafka_client
-from slackwater.pipeline import records
-from slackwater.pipeline.channels import KafkaChannels
+from slackwater.pipeline.kafka import kafka as kafka_client
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.runner import Options, run
 from slackwater.snapshot.cut.cut import resolve

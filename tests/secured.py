@@ -43,8 +43,8 @@ class SecuredKafka(EmbeddedKafka):
     def answers(self) -> bool:
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
-        from slackwater.pipeline import kafka as kafka_client
         from slackwater.pipeline import ports
+        from slackwater.pipeline.kafka import kafka as kafka_client
 
         if not ports.is_open(self.port):
             return False

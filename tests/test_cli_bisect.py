@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from slackwater.cli import main
 from slackwater.cli.settings import Settings
-from slackwater.pipeline import channels
+from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.objects import ObjectStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from slackwater.cli import main
-from slackwater.pipeline import channels
+from slackwater.pipeline.kafka import channels
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner, Result

@@ -413,7 +413,7 @@ def test_a_predicate_that_finds_nothing_wrong_is_refused() -> None:
 @pytest.fixture
 def kafka(isolated: None, app: FlightsApp, monkeypatch: pytest.MonkeyPatch) -> Kafka:
     """The app's own Kafka, in memory, behind the seam that cloning has for it."""
-    from slackwater.pipeline import channels
+    from slackwater.pipeline.kafka import channels
 
     monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")

@@ -17,8 +17,8 @@ from slackwater.errors import Gone, NotFound, Refused
 from slackwater.pipeline import runner
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.bucket import EmbeddedBucket
-from slackwater.pipeline.groups import group_of
-from slackwater.pipeline.kafka import offsets, topics
+from slackwater.pipeline.kafka.groups import group_of
+from slackwater.pipeline.kafka.kafka import offsets, topics
 from slackwater.pipeline.metering import StageMeter
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import open_requests

@@ -13,9 +13,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from slackwater.pipeline import kafka as kafka_client
-from slackwater.pipeline import records, wire
 from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.kafka import kafka as kafka_client
+from slackwater.pipeline.kafka import records, wire
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store

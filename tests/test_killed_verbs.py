@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from slackwater.cli import main
-from slackwater.pipeline import channels
+from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.requests import open_requests

@@ -13,9 +13,9 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline import kafka as kafka_client
 from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
+from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.options import Options
 from slackwater.pipeline.runner import run
 from slackwater.pipeline.schemas import Shape

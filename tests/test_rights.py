@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused
-from slackwater.pipeline import groups, records
-from slackwater.pipeline import kafka as kafka_client
+from slackwater.pipeline.kafka import groups, records
+from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.store.objects.open import open_store
 
 from .running import Ledger, eventually

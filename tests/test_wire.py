@@ -10,15 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
-from slackwater.pipeline import kafka as kafka_client
-from slackwater.pipeline import records
 from slackwater.pipeline.broker import EmbeddedKafka
-from slackwater.pipeline.channels import KafkaChannels
-from slackwater.pipeline.markers import write_markers
+from slackwater.pipeline.kafka import kafka as kafka_client
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.markers import write_markers
+from slackwater.pipeline.kafka.wire import (
+    check_count,
+    decode,
+    decode_addressed,
+    encode,
+    header_of,
+    marker_header,
+    split,
+)
 from slackwater.pipeline.planner import Position
 from slackwater.pipeline.readers import _Range
 from slackwater.pipeline.source import ChannelSource
-from slackwater.pipeline.wire import check_count, decode, decode_addressed, encode, header_of, marker_header, split
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit

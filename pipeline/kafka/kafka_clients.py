@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from ..errors import Unavailable
+from ...errors import Unavailable
 
 __all__ = ["GONE", "POLL_S", "Kafka", "clients", "kept", "properties", "server", "unavailable"]
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..errors import Corruption
-from ..snapshot.take.capture import ADDRESS
+from ...errors import Corruption
+from ...snapshot.take.capture import ADDRESS
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from ..errors import NotFound, Refused, Unavailable
+from ...errors import NotFound, Refused, Unavailable
 from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server, unavailable
 from .outage import Patience
 from .rights import lacking

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from ..errors import Unavailable
+from ...errors import Unavailable
 
 __all__ = ["Patience"]
 

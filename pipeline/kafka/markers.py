@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from ..store.versions.manifest import Output
+from ...store.versions.manifest import Output
 from .records import send
 from .wire import marker_header
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from ulid import ULID
 
-from ..errors import Refused
-from ..snapshot.cut.in_flight import InFlight
-from ..snapshot.take.capture import ADDRESS
+from ...errors import Refused
+from ...snapshot.cut.in_flight import InFlight
+from ...snapshot.take.capture import ADDRESS
 from . import kafka as kafka_client
 from . import records
 from .groups import announce

@@ -1,0 +1,6 @@
+"""Kafka: clients, topics, records, messages and markers on the wire, consumer groups. Sinks go here.
+
+The only place that imports confluent-kafka, beside the servers for development.
+"""
+
+__all__ = ["channels", "groups", "kafka", "kafka_clients", "markers", "outage", "records", "rights", "wire"]
