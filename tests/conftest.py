@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from hypothesis import Phase, settings
-from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store

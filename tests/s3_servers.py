@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline import ports
-from slackwater.pipeline.jars import cache_folder
-from slackwater.pipeline.leash import Leash, last_words
-from slackwater.pipeline.lock import locked
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jars import cache_folder
+from slackwater.pipeline.dev.leash import Leash, last_words
+from slackwater.pipeline.dev.lock import locked
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"

@@ -9,7 +9,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 
 ADMIN, USER = "admin", "app"
 _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required username={0} password={0}-secret"
@@ -43,7 +43,7 @@ class SecuredKafka(EmbeddedKafka):
     def answers(self) -> bool:
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
-        from slackwater.pipeline import ports
+        from slackwater.pipeline.dev import ports
         from slackwater.pipeline.kafka import kafka as kafka_client
 
         if not ports.is_open(self.port):

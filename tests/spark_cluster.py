@@ -13,9 +13,9 @@ from urllib.request import urlopen
 
 import psutil
 import pyspark
-from slackwater.pipeline import ports
-from slackwater.pipeline.jars import find_java
-from slackwater.pipeline.leash import Leash, last_words
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jars import find_java
+from slackwater.pipeline.dev.leash import Leash, last_words
 
 from .running import SHORT_LIVED
 

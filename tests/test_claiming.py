@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
-from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.schemas import Shape

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from slackwater.errors import NotFound, Refused, SlackwaterError
-from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.fan_out import once
 from slackwater.pipeline.fanin import tag
 from slackwater.pipeline.schemas import shapes

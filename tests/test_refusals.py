@@ -13,8 +13,8 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.broker import EmbeddedKafka
 from slackwater.pipeline.claiming import Claimer
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.options import Options
 from slackwater.pipeline.runner import run

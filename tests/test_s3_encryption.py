@@ -10,7 +10,7 @@ import boto3
 import pytest
 from slackwater.cli.settings import load
 from slackwater.errors import Refused, Usage
-from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.s3.s3 import S3Store
 from slackwater.store.objects.s3.s3_client import connection

@@ -13,8 +13,8 @@ import boto3
 import psutil
 import pyspark
 import pytest
-from slackwater.pipeline import ports
-from slackwater.pipeline.broker import EmbeddedKafka
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.interpreter import _script
 
 from .running import APPS, PAIR, Ledger, eventually

@@ -11,7 +11,7 @@ from typing import IO, cast
 
 import psutil
 
-from ..errors import SlackwaterError
+from ...errors import SlackwaterError
 from . import launch
 
 __all__ = ["Leash", "find", "last_words", "terminate"]

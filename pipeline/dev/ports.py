@@ -3,7 +3,7 @@
 import secrets
 import socket
 
-from ..errors import Unavailable
+from ...errors import Unavailable
 
 __all__ = ["HOST", "choose", "is_free", "is_open"]
 

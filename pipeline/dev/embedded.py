@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
 
-from ..errors import Refused, SlackwaterError, Unavailable
+from ...errors import Refused, SlackwaterError, Unavailable
 from . import ports
 from .jars import Jars, Tell, find_java, quiet
 from .leash import Leash, last_words

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from ..errors import Refused, Unavailable
+from ...errors import Refused, Unavailable
 from . import leash, ports
 from .broker import EmbeddedKafka
 from .bucket import EmbeddedBucket

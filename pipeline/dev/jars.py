@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import SlackwaterError
+from ...errors import SlackwaterError
 from .lock import locked
 
 __all__ = ["JAVA_NEEDED", "Jars", "MissingTool", "Tell", "cache_folder", "find_java", "quiet"]

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..errors import SlackwaterError
+from ...errors import SlackwaterError
 from . import ports
 from .embedded import EmbeddedServer
 from .jars import Jars
