@@ -22,7 +22,7 @@ from ..chandy_lamport import (
 )
 from ..errors import Corruption
 from ..store.versions.manifest import Manifest, Span
-from .planner import Position
+from .source.planner import Position
 
 __all__ = ["Outcome", "arrive"]
 

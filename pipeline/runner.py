@@ -29,7 +29,6 @@ from ..store.versions import apps
 from ..store.versions.manifest import AppInfo
 from .app import App, Stage
 from .backpressure import Backpressure, Reader
-from .checkpoint import Checkpoint
 from .claiming import Claimer
 from .kafka import kafka as kafka_client
 from .kafka.kafka_clients import server
@@ -41,6 +40,7 @@ from .progress import Progress
 from .schemas import shapes
 from .session import spark_session
 from .snapshot_names import SnapshotNames
+from .source.checkpoint import Checkpoint
 from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
 from .stall import Triggers

@@ -27,7 +27,7 @@ from .blame import told_as_the_users
 from .fan_out import once
 from .fanin import tag
 from .plans import children, nodes, plan_of
-from .source import TOPIC_SCHEMA, parse_ddl
+from .source.source import TOPIC_SCHEMA, parse_ddl
 from .states import BoundState
 
 if TYPE_CHECKING:

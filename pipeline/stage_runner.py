@@ -25,16 +25,16 @@ from ..store.versions.manifest import Input, Manifest, Output, Stats
 from .app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
-from .checkpoint import Checkpoint
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
 from .kafka.markers import write_markers
 from .metering import StageMeter
-from .planner import Position
 from .prefetcher import Prefetcher
 from .progress import Progress
 from .schemas import Shape, apply
-from .source import ChannelSource, Private, TopicSource, open_stream
+from .source.checkpoint import Checkpoint
+from .source.planner import Position
+from .source.source import ChannelSource, Private, TopicSource, open_stream
 from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 

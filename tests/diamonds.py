@@ -30,8 +30,8 @@ from slackwater.pipeline.kafka.wire import (
     marker_of,
     split,
 )
-from slackwater.pipeline.planner import ChannelPlanner, Pace, Position
-from slackwater.pipeline.readers import _ranges
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
+from slackwater.pipeline.source.readers import _ranges
 from slackwater.pipeline.stage_runner import _consumed
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.pipeline.arrivals import Outcome, arrive
-from slackwater.pipeline.planner import Position
+from slackwater.pipeline.source.planner import Position
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span
 
 

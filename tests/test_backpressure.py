@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.pipeline.backpressure import Backpressure, Reader
-from slackwater.pipeline.planner import Pace
+from slackwater.pipeline.source.planner import Pace
 from slackwater.store.versions.manifest import Input, Manifest, Output
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.pipeline.batch import run_state
-from slackwater.pipeline.source import parse_ddl
+from slackwater.pipeline.source.source import parse_ddl
 from slackwater.pipeline.task import Places, StateTask
 from slackwater.pipeline.upsert import upsert
 from slackwater.store.objects.open import open_store

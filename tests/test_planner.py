@@ -8,12 +8,12 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.checkpoint import Checkpoint
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
-from slackwater.pipeline.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
-from slackwater.pipeline.readers import _ranges
+from slackwater.pipeline.source.checkpoint import Checkpoint
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
+from slackwater.pipeline.source.readers import _ranges
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Manifest, Output

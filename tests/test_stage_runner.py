@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.pipeline.app import Repartition, Stage, topic
-from slackwater.pipeline.checkpoint import Checkpoint
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka.wire import header_of, split
 from slackwater.pipeline.metering import StageMeter
-from slackwater.pipeline.planner import Position
 from slackwater.pipeline.progress import Progress
 from slackwater.pipeline.schemas import Shape
+from slackwater.pipeline.source.checkpoint import Checkpoint
+from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.stage_runner import Limits, StageRunner
 from slackwater.pipeline.task import Places, Result, Sent
 from slackwater.store.objects.counting import CountingStore

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ..errors import Unavailable
-from ..snapshot.cut.requests import open_requests
-from ..store.objects.objects import ObjectStore
-from ..store.versions import history
-from ..store.versions.manifest import Manifest
-from .kafka.kafka import end_offsets
-from .kafka.outage import Patience
+from ...errors import Unavailable
+from ...snapshot.cut.requests import open_requests
+from ...store.objects.objects import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Manifest
+from ..kafka.kafka import end_offsets
+from ..kafka.outage import Patience
 
 __all__ = ["ChannelPlanner", "Pace", "Position", "TopicPlanner", "admit"]
 

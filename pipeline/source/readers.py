@@ -20,16 +20,16 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ..store.objects.counting import CountingStore
-from ..store.objects.objects import ObjectStore
-from ..store.objects.open import open_store
-from ..store.objects.shared_counts import SharedCounts
-from .kafka.kafka import offsets
-from .kafka.records import Truncation, read_range
-from .kafka.wire import check_count, decode
+from ...store.objects.counting import CountingStore
+from ...store.objects.objects import ObjectStore
+from ...store.objects.open import open_store
+from ...store.objects.shared_counts import SharedCounts
+from ..kafka.kafka import offsets
+from ..kafka.records import Truncation, read_range
+from ..kafka.wire import check_count, decode
+from ..worker import settle_in
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .source import Private
-from .worker import settle_in
 
 __all__ = ["ChannelReader", "TopicReader"]
 
