@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .pipeline.aggregates import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.app import App, repartition, topic
     from .pipeline.policies import leveled, universal
-    from .pipeline.update import update
-    from .pipeline.upsert import upsert
+    from .pipeline.state.aggregates import aggregate, count, first, last, max, mean, min, sum
+    from .pipeline.state.update import update
+    from .pipeline.state.upsert import upsert
 
 _HOMES = {
     "App": "app",

@@ -14,7 +14,7 @@ from ..store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ..store.versions.manifest import Policy
 from .lifetime import lifetime_ms
 from .stall import L0_SLOWDOWN, L0_STOP
-from .states import State
+from .state.states import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

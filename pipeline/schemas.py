@@ -25,10 +25,10 @@ from . import lifetime
 from .app import App, Repartition, Stage, Topic
 from .blame import told_as_the_users
 from .fan_out import once
-from .fanin import tag
 from .plans import children, nodes, plan_of
 from .source.source import TOPIC_SCHEMA, parse_ddl
-from .states import BoundState
+from .state.fanin import tag
+from .state.states import BoundState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

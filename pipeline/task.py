@@ -31,10 +31,10 @@ from ..store.sst import runs, sst, stamps
 from ..store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ..store.versions.manifest import Sst, Stats, Table
 from .app import Repartition
-from .fanin import apart
 from .kafka.records import send
 from .kafka.wire import split
-from .states import BoundState, Groups
+from .state.fanin import apart
+from .state.states import BoundState, Groups
 from .worker import settle_in
 
 __all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline import lifetime
 from slackwater.pipeline.app import App, topic
-from slackwater.pipeline.upsert import upsert
+from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.store.compaction import merging
 from slackwater.store.compaction.compaction import Compaction, apply

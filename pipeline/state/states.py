@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..errors import NotFound, Usage
+from ...errors import NotFound, Usage
 
 __all__ = ["BoundState", "Groups", "Merged", "State", "check_value_names", "field_of", "only"]
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import Usage
-from ..store.sst.hashing import digests
+from ...errors import Usage
+from ...store.sst.hashing import digests
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["upsert"]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import Refused, Usage
+from ...errors import Refused, Usage
 from . import fanin
 from .states import BoundState, Groups, Merged, State, check_value_names, field_of
 
@@ -83,7 +83,7 @@ def _schema(ddl: Columns) -> pa.Schema:
     from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from .source.source import parse_ddl
+    from ..source.source import parse_ddl
 
     try:
         return to_arrow_schema(parse_ddl(ddl), timezone="UTC")

@@ -1,0 +1,6 @@
+"""Kinds of state: aggregate, upsert, update. A new kind (windows, sessions, joins) is a module here.
+
+Whole Arrow tables in, whole Arrow tables out; no Spark session and no store.
+"""
+
+__all__ = ["aggregates", "fanin", "states", "update", "upsert"]
