@@ -152,7 +152,7 @@ PEERS = {"transformWithState": _transform, "applyInPandasWithState": _apply}
 
 
 def _spark(name: str, bootstrap: str, folder: Path, topic: str, batch: int) -> list[int]:
-    from slackwater.pipeline.session import spark_session
+    from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:

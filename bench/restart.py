@@ -95,7 +95,7 @@ def _fill(bootstrap: str, start: int, num: int, batch: int) -> None:
 
 
 def _prepare(bootstrap: str, folder: Path, small: int, large: int) -> None:
-    from slackwater.pipeline.session import spark_session
+    from slackwater.pipeline.spark.session import spark_session
 
     _fill(bootstrap, 0, large, min(BUILD, large))
     conf = {
@@ -145,7 +145,7 @@ def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int) -> 
 
 
 def _slackwater(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float, float]:
-    from slackwater.pipeline.session import spark_session
+    from slackwater.pipeline.spark.session import spark_session
 
     with spark_session("bench", master="local[2]"):
         up = time.time() - began
@@ -155,7 +155,7 @@ def _slackwater(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[
 
 
 def _spark(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float, float]:
-    from slackwater.pipeline.session import spark_session
+    from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:

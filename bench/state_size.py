@@ -43,7 +43,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
 
 
 def _run(bootstrap: str, folder: Path, rounds: int, sizes: list[int]) -> dict[int, list[float]]:
-    from slackwater.pipeline.session import spark_session
+    from slackwater.pipeline.spark.session import spark_session
 
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     batches = 1 + WARM_UP + MEASURED

@@ -99,7 +99,7 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[fl
 
 
 def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
-    from slackwater.pipeline.session import spark_session
+    from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:

@@ -115,8 +115,8 @@ def run(
     """
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     root, brokers = settings.store_root(), settings.kafka()
-    from ..pipeline.conf import check_py_files, secrets_in, settings_of
     from ..pipeline.options import Options
+    from ..pipeline.spark.conf import check_py_files, secrets_in, settings_of
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):

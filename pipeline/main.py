@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ..errors import NotFound, Usage
 from .app import App
-from .blame import told_as_the_users
 from .news import News
 from .progress import Progress
 from .runner import Options, run
-from .shipping import on_path
+from .spark.blame import told_as_the_users
+from .spark.shipping import on_path
 from .stopping import Stop
 
 __all__ = ["Options", "load_app", "run_file"]

@@ -38,15 +38,15 @@ from .options import Options
 from .outlook import Outlook
 from .progress import Progress
 from .schemas import shapes
-from .session import spark_session
 from .snapshot_names import SnapshotNames
 from .source.checkpoint import Checkpoint
+from .spark.session import spark_session
+from .spark.warm_up import warm_up
 from .spool_folder import beside, spool_folder, sweep
 from .stage_runner import Limits, StageRunner
 from .stall import Triggers
 from .stopping import Stop, stop_signals
 from .task import Places
-from .warm_up import warm_up
 from .watch import Watch
 
 __all__ = ["Options", "run"]

@@ -23,10 +23,10 @@ from ..store.versions import keys
 from ..store.versions.manifest import Column, Table
 from . import lifetime
 from .app import App, Repartition, Stage, Topic
-from .blame import told_as_the_users
-from .fan_out import once
-from .plans import children, nodes, plan_of
 from .source.source import TOPIC_SCHEMA, parse_ddl
+from .spark.blame import told_as_the_users
+from .spark.fan_out import once
+from .spark.plans import children, nodes, plan_of
 from .state.fanin import tag
 from .state.states import BoundState
 

@@ -33,9 +33,9 @@ from ..store.versions.manifest import Sst, Stats, Table
 from .app import Repartition
 from .kafka.records import send
 from .kafka.wire import split
+from .spark.worker import settle_in
 from .state.fanin import apart
 from .state.states import BoundState, Groups
-from .worker import settle_in
 
 __all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]
 

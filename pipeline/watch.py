@@ -16,12 +16,12 @@ from ..store.versions import history
 from ..store.versions.manifest import Input
 from .app import App
 from .completer import Completer
-from .failures import translate
 from .kafka import kafka as kafka_client
 from .kafka.channels import KafkaChannels
 from .kafka.groups import Announcer
 from .news import News
 from .options import Options
+from .spark.failures import translate
 from .stage_runner import StageRunner
 from .stopping import Stop
 

@@ -102,7 +102,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 @pytest.fixture(scope="module")
 def one_spark() -> Iterator[None]:
     """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
-    from slackwater.pipeline.session import spark_session  # what tests without Spark need not wait for
+    from slackwater.pipeline.spark.session import spark_session  # what tests without Spark need not wait for
 
     from .running import SHORT_LIVED
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from slackwater.cli.main import app as command_line
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.schemas import shapes
-from slackwater.pipeline.session import spark_session
+from slackwater.pipeline.spark.session import spark_session
 from typer.main import get_command
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.pipeline.completer import Completer
 from slackwater.pipeline.entries import Entrance, Entry, enter
-from slackwater.pipeline.failures import translate
+from slackwater.pipeline.spark.failures import translate
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.fan_out import once
 from slackwater.pipeline.schemas import shapes
+from slackwater.pipeline.spark.fan_out import once
 from slackwater.pipeline.state.fanin import tag
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store

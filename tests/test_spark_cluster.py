@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.interpreter import _script
+from slackwater.pipeline.spark.interpreter import _script
 
 from .running import APPS, PAIR, Ledger, eventually
 from .s3_servers import BUCKET, signed

@@ -13,12 +13,12 @@ import slackwater
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
-from slackwater.pipeline import shipping
-from slackwater.pipeline.conf import secrets_in, settings_of
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.options import Options
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.source import ChannelSource, Private, TopicSource, open_stream
+from slackwater.pipeline.spark import shipping
+from slackwater.pipeline.spark.conf import secrets_in, settings_of
 from slackwater.pipeline.task import Places
 from slackwater.store.objects.s3.s3_access import S3Access, S3Credentials, S3Place
 from slackwater.store.objects.s3.s3_settings import S3Settings
@@ -197,7 +197,7 @@ def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch:
 
 
 def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.pipeline.interpreter import interpreter
+    from slackwater.pipeline.spark.interpreter import interpreter
 
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     with interpreter(on_this_machine=False, said="/opt/python"):

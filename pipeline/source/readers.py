@@ -27,7 +27,7 @@ from ...store.objects.shared_counts import SharedCounts
 from ..kafka.kafka import offsets
 from ..kafka.records import Truncation, read_range
 from ..kafka.wire import check_count, decode
-from ..worker import settle_in
+from ..spark.worker import settle_in
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .source import Private
 

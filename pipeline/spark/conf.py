@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..errors import NotFound, Usage
+from ...errors import NotFound, Usage
 
 __all__ = ["SECRETS", "check_py_files", "secrets_in", "settings_of"]
 

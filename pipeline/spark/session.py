@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from ..errors import Refused
+from ...errors import Refused
 from . import jvm
 from .conf import SECRETS
 from .interpreter import interpreter
@@ -61,7 +61,7 @@ def spark_session(
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    from .source.source import ChannelSource, TopicSource
+    from ..source.source import ChannelSource, TopicSource
 
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {

@@ -14,7 +14,7 @@ from types import CodeType, TracebackType
 
 from pyspark.errors import AnalysisException
 
-from ..errors import Refused, SlackwaterError
+from ...errors import Refused, SlackwaterError
 
 __all__ = ["told_as_the_users"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..printable import printable
+from ...printable import printable
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from .. import errors
-from ..errors import Refused, SlackwaterError
+from ... import errors
+from ...errors import Refused, SlackwaterError
 
 __all__ = ["translate"]
 
