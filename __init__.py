@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .pipeline.app import App, repartition, topic
-    from .pipeline.policies import leveled, universal
+    from .pipeline.api.app import App, repartition, topic
+    from .pipeline.api.policies import leveled, universal
     from .pipeline.state.aggregates import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert

@@ -16,8 +16,8 @@ from ..store.objects.objects import ObjectStore
 from ..store.sst import ttl
 from ..store.versions import commit, history
 from ..store.versions.manifest import Manifest, Output, Table, Ttl
-from . import lifetime
-from .app import App, Repartition, Stage, Topic
+from .api import lifetime
+from .api.app import App, Repartition, Stage, Topic
 from .entries import Entrance, Entry, enter, tell
 from .kafka import kafka as kafka_client
 from .schemas import Shape

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import NotFound, Usage
-from .app import App
+from .api.app import App
 from .news import News
 from .progress import Progress
 from .runner import Options, run

@@ -27,7 +27,7 @@ from ..store.objects.open import access_to, open_store
 from ..store.read.cache import SstCache
 from ..store.versions import apps
 from ..store.versions.manifest import AppInfo
-from .app import App, Stage
+from .api.app import App, Stage
 from .backpressure import Backpressure, Reader
 from .claiming import Claimer
 from .kafka import kafka as kafka_client

@@ -21,8 +21,8 @@ from ..store.sst.hashing import hash_keys
 from ..store.sst.types import from_arrow
 from ..store.versions import keys
 from ..store.versions.manifest import Column, Table
-from . import lifetime
-from .app import App, Repartition, Stage, Topic
+from .api import lifetime
+from .api.app import App, Repartition, Stage, Topic
 from .source.source import TOPIC_SCHEMA, parse_ddl
 from .spark.blame import told_as_the_users
 from .spark.fan_out import once

@@ -22,7 +22,7 @@ from ..store.read.cache import SstCache
 from ..store.sst import runs, ttl
 from ..store.versions import commit
 from ..store.versions.manifest import Input, Manifest, Output, Stats
-from .app import Repartition, Stage
+from .api.app import Repartition, Stage
 from .arrivals import arrive
 from .batch import run_state, run_write
 from .committer import Change, Committed, Committer

@@ -30,7 +30,7 @@ from ..store.read.reads import Reads
 from ..store.sst import runs, sst, stamps
 from ..store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ..store.versions.manifest import Sst, Stats, Table
-from .app import Repartition
+from .api.app import Repartition
 from .kafka.records import send
 from .kafka.wire import split
 from .spark.worker import settle_in

@@ -14,7 +14,7 @@ from ..errors import SlackwaterError, Unavailable
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Input
-from .app import App
+from .api.app import App
 from .completer import Completer
 from .kafka import kafka as kafka_client
 from .kafka.channels import KafkaChannels

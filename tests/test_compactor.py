@@ -8,7 +8,7 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
-from slackwater.pipeline.app import App, topic
+from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.claiming import _agreed
 from slackwater.pipeline.compactor import Compactor
 from slackwater.store.compaction import merging

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
-from slackwater.pipeline.app import Repartition, Stage, topic
+from slackwater.pipeline.api.app import Repartition, Stage, topic
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records

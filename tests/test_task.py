@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.pipeline.app import Repartition
+from slackwater.pipeline.api.app import Repartition
 from slackwater.pipeline.kafka.wire import decode, encode, header_of, marker_header, split
 from slackwater.pipeline.task import Places, WriteTask, group
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline import lifetime
-from slackwater.pipeline.app import App, topic
+from slackwater.pipeline.api import lifetime
+from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.topology import Cut
 from slackwater.store.compaction import merging

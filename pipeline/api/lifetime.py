@@ -6,9 +6,9 @@ import re
 
 import pyarrow as pa
 
-from ..errors import NotFound, Refused, Usage
-from ..store.versions.limits import MAX_TTL_MS
-from ..store.versions.manifest import Ttl
+from ...errors import NotFound, Refused, Usage
+from ...store.versions.limits import MAX_TTL_MS
+from ...store.versions.manifest import Ttl
 
 __all__ = ["agree", "bind", "lifetime_ms"]
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
-from ..errors import NotFound, Refused, Usage
-from ..knobs import whole
-from ..store.versions.keys import check_name, check_topic
-from ..store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
-from ..store.versions.manifest import Policy
+from ...errors import NotFound, Refused, Usage
+from ...knobs import whole
+from ...store.versions.keys import check_name, check_topic
+from ...store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
+from ...store.versions.manifest import Policy
+from ..stall import L0_SLOWDOWN, L0_STOP
+from ..state.states import State
 from .lifetime import lifetime_ms
-from .stall import L0_SLOWDOWN, L0_STOP
-from .state.states import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
