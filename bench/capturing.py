@@ -16,7 +16,7 @@ from .events import PARTITIONS, fill
 from .row import Row
 
 if TYPE_CHECKING:
-    from slackwater.pipeline.progress import Progress
+    from slackwater.pipeline.batch.progress import Progress
 
 TOPIC = "bench-capturing"
 RECORDS = 1_000_000

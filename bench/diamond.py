@@ -23,7 +23,7 @@ from .row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
-    from slackwater.pipeline.progress import Progress
+    from slackwater.pipeline.batch.progress import Progress
 
 LONGEST = ("events", "odd", "legs")
 """The stages on a longest path; `odd` and `even` are alike."""

@@ -12,9 +12,9 @@ from .reporter import reporting
 from .settings import load
 
 if TYPE_CHECKING:
+    from ..pipeline.batch.progress import Progress
     from ..pipeline.metrics import Metrics
     from ..pipeline.options import Options
-    from ..pipeline.progress import Progress
 
 __all__ = ["app"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..errors import NotFound, Usage
 from .api.app import App
+from .batch.progress import Progress
 from .news import News
-from .progress import Progress
 from .runner import Options, run
 from .spark.blame import told_as_the_users
 from .spark.shipping import on_path

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from ..errors import Refused
 from ..snapshot.status.lag import StageLag
-from .progress import Progress
+from .batch.progress import Progress
 
 __all__ = ["Metrics"]
 

@@ -13,9 +13,9 @@ from ..snapshot.status.lag import StageLag, input_lag
 from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Manifest
+from .batch.stage_runner import StageRunner
 from .kafka import kafka as kafka_client
 from .news import News
-from .stage_runner import StageRunner
 
 __all__ = ["Outlook"]
 

@@ -29,24 +29,24 @@ from ..store.versions import apps
 from ..store.versions.manifest import AppInfo
 from .api.app import App, Stage
 from .backpressure import Backpressure, Reader
-from .claiming import Claimer
+from .batch.claiming import Claimer
+from .batch.metering import StageMeter
+from .batch.progress import Progress
+from .batch.schemas import shapes
+from .batch.stage_runner import Limits, StageRunner
+from .batch.stall import Triggers
+from .batch.task import Places
 from .kafka import kafka as kafka_client
 from .kafka.kafka_clients import server
-from .metering import StageMeter
 from .news import News, Silence
 from .options import Options
 from .outlook import Outlook
-from .progress import Progress
-from .schemas import shapes
 from .snapshot_names import SnapshotNames
 from .source.checkpoint import Checkpoint
 from .spark.session import spark_session
 from .spark.warm_up import warm_up
 from .spool_folder import beside, spool_folder, sweep
-from .stage_runner import Limits, StageRunner
-from .stall import Triggers
 from .stopping import Stop, stop_signals
-from .task import Places
 from .watch import Watch
 
 __all__ = ["Options", "run"]

@@ -15,6 +15,7 @@ from ..store.objects.objects import ObjectStore
 from ..store.versions import history
 from ..store.versions.manifest import Input
 from .api.app import App
+from .batch.stage_runner import StageRunner
 from .completer import Completer
 from .kafka import kafka as kafka_client
 from .kafka.channels import KafkaChannels
@@ -22,7 +23,6 @@ from .kafka.groups import Announcer
 from .news import News
 from .options import Options
 from .spark.failures import translate
-from .stage_runner import StageRunner
 from .stopping import Stop
 
 if TYPE_CHECKING:

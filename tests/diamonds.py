@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
-from slackwater.pipeline.arrivals import Outcome, arrive
-from slackwater.pipeline.entries import Entrance, enter
+from slackwater.pipeline.batch.arrivals import Outcome, arrive
+from slackwater.pipeline.batch.entries import Entrance, enter
+from slackwater.pipeline.batch.stage_runner import _consumed
 from slackwater.pipeline.kafka.wire import (
     check_count,
     decode,
@@ -32,7 +33,6 @@ from slackwater.pipeline.kafka.wire import (
 )
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
 from slackwater.pipeline.source.readers import _ranges
-from slackwater.pipeline.stage_runner import _consumed
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.objects.memory import MemoryStore

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import msgspec
 import ulid
 from msgspec.structs import replace
-from slackwater.pipeline.entries import Entrance, enter
+from slackwater.pipeline.batch.entries import Entrance, enter
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.gc.gc import collect

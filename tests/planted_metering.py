@@ -10,7 +10,7 @@ USAGE = ("test_usage.py",)
 METERING_FAULTS = (
     Fault(
         "planners' requests are told again by each version",
-        "pipeline/metering.py",
+        "pipeline/batch/metering.py",
         "self._since, self._planned, self._puts = now, planned, Stats()",
         "self._since, self._puts = now, Stats()",
         METERING,
@@ -24,7 +24,7 @@ METERING_FAULTS = (
     ),
     Fault(
         "what a commit that lost its number took is told by nobody",
-        "pipeline/committer.py",
+        "pipeline/batch/committer.py",
         "taken += self._meter.take()",
         "taken = change.taken + self._meter.take()",
         METERING,

@@ -128,7 +128,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "a merge that nobody expected to fail is under way for ever",
-        "pipeline/compactor.py",
+        "pipeline/batch/compactor.py",
         "                if made is None:\n                    self._busy.discard(one)\n                else:",
         "                if made is not None:",
         ("test_compactor.py",),

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from slackwater.pipeline.committer import Change, Committed, Committer
+from slackwater.pipeline.batch.committer import Change, Committed, Committer
+from slackwater.pipeline.batch.stage_runner import Limits
 from slackwater.pipeline.runner import check_unflushed
 from slackwater.pipeline.spool_folder import beside, spool_folder, sweep
-from slackwater.pipeline.stage_runner import Limits
 from slackwater.store.compaction.compaction import Done, apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick

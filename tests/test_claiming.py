@@ -12,11 +12,11 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
-from slackwater.pipeline.claiming import Claimer
+from slackwater.pipeline.batch.claiming import Claimer
+from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
-from slackwater.pipeline.schemas import Shape
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import absent, retire

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, Unavailable
-from slackwater.pipeline.committer import Change, Committed, Committer
+from slackwater.pipeline.batch.committer import Change, Committed, Committer
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore

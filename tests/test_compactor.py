@@ -9,8 +9,8 @@ import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App, topic
-from slackwater.pipeline.claiming import _agreed
-from slackwater.pipeline.compactor import Compactor
+from slackwater.pipeline.batch.claiming import _agreed
+from slackwater.pipeline.batch.compactor import Compactor
 from slackwater.store.compaction import merging
 from slackwater.store.compaction.picking import pick_for
 from slackwater.store.objects.counting import CountingStore

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from slackwater.errors import NotFound, Refused, SlackwaterError
+from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.schemas import shapes
 from slackwater.pipeline.spark.fan_out import once
 from slackwater.pipeline.state.fanin import tag
 from slackwater.snapshot.take.taking import request

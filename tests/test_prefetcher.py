@@ -9,8 +9,8 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.pipeline.prefetcher import Prefetcher
-from slackwater.pipeline.task import Places, Result, StateTask
+from slackwater.pipeline.batch.prefetcher import Prefetcher
+from slackwater.pipeline.batch.task import Places, Result, StateTask
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

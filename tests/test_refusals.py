@@ -13,12 +13,12 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.claiming import Claimer
+from slackwater.pipeline.batch.claiming import Claimer
+from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.options import Options
 from slackwater.pipeline.runner import run
-from slackwater.pipeline.schemas import Shape
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import create_app, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table

@@ -13,13 +13,13 @@ import slackwater
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
+from slackwater.pipeline.batch.task import Places
 from slackwater.pipeline.main import load_app
 from slackwater.pipeline.options import Options
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.source import ChannelSource, Private, TopicSource, open_stream
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
-from slackwater.pipeline.task import Places
 from slackwater.store.objects.s3.s3_access import S3Access, S3Credentials, S3Place
 from slackwater.store.objects.s3.s3_settings import S3Settings
 from typer.testing import CliRunner
@@ -121,7 +121,7 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
     sent.write_bytes(data)
     program = (
         f"import sys; sys.path.insert(0, {str(sent)!r})\n"
-        "import slackwater.pipeline.task, slackwater.pipeline.source.readers, slackwater.pipeline.state.update\n"
+        "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers, slackwater.pipeline.state.update\n"
         "import slackwater.pipeline.state.aggregates, slackwater.pipeline.state.upsert, slackwater.store.objects.s3.s3, slackwater as sw\n"
         "sw.aggregate(n=sw.count())\n"
         "ours = [m.__file__ for name, m in sys.modules.items() if name.startswith('slackwater')]\n"

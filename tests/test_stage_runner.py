@@ -13,17 +13,17 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.pipeline.api.app import Repartition, Stage, topic
+from slackwater.pipeline.batch.metering import StageMeter
+from slackwater.pipeline.batch.progress import Progress
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.batch.stage_runner import Limits, StageRunner
+from slackwater.pipeline.batch.task import Places, Result, Sent
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka.wire import header_of, split
-from slackwater.pipeline.metering import StageMeter
-from slackwater.pipeline.progress import Progress
-from slackwater.pipeline.schemas import Shape
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
-from slackwater.pipeline.stage_runner import Limits, StageRunner
-from slackwater.pipeline.task import Places, Result, Sent
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.cache import SstCache

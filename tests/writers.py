@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 from slackwater.errors import Unavailable
 from slackwater.pipeline.api import lifetime
-from slackwater.pipeline.committer import Change, Committer
+from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.compaction.compaction import Done, apply
 from slackwater.store.objects.objects import ObjectStore

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slackwater.pipeline import stage_runner
+from slackwater.pipeline.batch import stage_runner
 from slackwater.pipeline.spool_folder import beside
 from slackwater.store.compaction import merging
 from slackwater.store.objects.objects import ObjectStore

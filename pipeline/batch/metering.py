@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..store.objects.counting import CountingStore
-from ..store.objects.shared_counts import shared_stats
-from ..store.versions.manifest import Stats
+from ...store.objects.counting import CountingStore
+from ...store.objects.shared_counts import shared_stats
+from ...store.versions.manifest import Stats
 
 __all__ = ["StageMeter"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
 
-from ..store.compaction.compaction import Compaction
-from ..store.sst.runs import l0_files
-from ..store.versions.manifest import Manifest, Stats
+from ...store.compaction.compaction import Compaction
+from ...store.sst.runs import l0_files
+from ...store.versions.manifest import Manifest, Stats
 from .task import Result
 
 __all__ = ["Progress", "StateFigures"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from ..chandy_lamport import (
+from ...chandy_lamport import (
     BatchArrived,
     Capture,
     Event,
@@ -20,9 +20,9 @@ from ..chandy_lamport import (
     Requested,
     SendMarker,
 )
-from ..errors import Corruption
-from ..store.versions.manifest import Manifest, Span
-from .source.planner import Position
+from ...errors import Corruption
+from ...store.versions.manifest import Manifest, Span
+from ..source.planner import Position
 
 __all__ = ["Outcome", "arrive"]
 

@@ -20,14 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from ..errors import CommitConflict, Fenced, Refused
-from ..store.compaction.compaction import Done
-from ..store.compaction.rebase import rebase
-from ..store.objects.objects import ObjectStore
-from ..store.objects.spool import SpooledStore
-from ..store.read.metering import charged
-from ..store.versions import boundary, commit, history
-from ..store.versions.manifest import Manifest, Stats
+from ...errors import CommitConflict, Fenced, Refused
+from ...store.compaction.compaction import Done
+from ...store.compaction.rebase import rebase
+from ...store.objects.objects import ObjectStore
+from ...store.objects.spool import SpooledStore
+from ...store.read.metering import charged
+from ...store.versions import boundary, commit, history
+from ...store.versions.manifest import Manifest, Stats
 from .metering import StageMeter
 
 __all__ = ["Change", "Committed", "Committer"]

@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from ..errors import SlackwaterError
-from ..store.objects.objects import ObjectStore
-from ..store.read.cache import SstCache
-from ..store.read.reads import Reads
-from ..store.versions.manifest import Manifest, Sst
+from ...errors import SlackwaterError
+from ...store.objects.objects import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.reads import Reads
+from ...store.versions.manifest import Manifest, Sst
 
 __all__ = ["Prefetcher"]
 

@@ -10,13 +10,13 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from ..errors import SlackwaterError
-from ..store.compaction import compaction, merging
-from ..store.compaction.compaction import Compaction, Done
-from ..store.compaction.picking import pick_for
-from ..store.objects.objects import ObjectStore
-from ..store.read.cache import SstCache
-from ..store.versions.manifest import Manifest, Sst
+from ...errors import SlackwaterError
+from ...store.compaction import compaction, merging
+from ...store.compaction.compaction import Compaction, Done
+from ...store.compaction.picking import pick_for
+from ...store.objects.objects import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions.manifest import Manifest, Sst
 from .stall import Compacting
 
 __all__ = ["Compactor"]

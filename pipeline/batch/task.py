@@ -18,24 +18,24 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ..store.objects.counting import CountingStore
-from ..store.objects.objects import ObjectStore
-from ..store.objects.open import open_store, take
-from ..store.objects.s3.s3_access import S3Access, S3Place
-from ..store.objects.spool import SpooledStore
-from ..store.read import index
-from ..store.read.cache import SstCache
-from ..store.read.metering import looked_up
-from ..store.read.reads import Reads
-from ..store.sst import runs, sst, stamps
-from ..store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
-from ..store.versions.manifest import Sst, Stats, Table
-from .api.app import Repartition
-from .kafka.records import send
-from .kafka.wire import split
-from .spark.worker import settle_in
-from .state.fanin import apart
-from .state.states import BoundState, Groups
+from ...store.objects.counting import CountingStore
+from ...store.objects.objects import ObjectStore
+from ...store.objects.open import open_store, take
+from ...store.objects.s3.s3_access import S3Access, S3Place
+from ...store.objects.spool import SpooledStore
+from ...store.read import index
+from ...store.read.cache import SstCache
+from ...store.read.metering import looked_up
+from ...store.read.reads import Reads
+from ...store.sst import runs, sst, stamps
+from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
+from ...store.versions.manifest import Sst, Stats, Table
+from ..api.app import Repartition
+from ..kafka.records import send
+from ..kafka.wire import split
+from ..spark.worker import settle_in
+from ..state.fanin import apart
+from ..state.states import BoundState, Groups
 
 __all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]
 

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..store.objects.objects import ObjectStore
-from ..store.objects.s3.s3_access import S3Access
-from ..store.objects.s3.s3_settings import found_by
-from ..store.objects.spool import SpooledStore
-from ..store.read.cache import SstCache
-from ..store.sst import runs, ttl
-from ..store.versions import commit
-from ..store.versions.manifest import Input, Manifest, Output, Stats
-from .api.app import Repartition, Stage
+from ...store.objects.objects import ObjectStore
+from ...store.objects.s3.s3_access import S3Access
+from ...store.objects.s3.s3_settings import found_by
+from ...store.objects.spool import SpooledStore
+from ...store.read.cache import SstCache
+from ...store.sst import runs, ttl
+from ...store.versions import commit
+from ...store.versions.manifest import Input, Manifest, Output, Stats
+from ..api.app import Repartition, Stage
+from ..kafka.markers import write_markers
+from ..source.checkpoint import Checkpoint
+from ..source.planner import Position
+from ..source.source import ChannelSource, Private, TopicSource, open_stream
 from .arrivals import arrive
 from .batch import run_state, run_write
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
-from .kafka.markers import write_markers
 from .metering import StageMeter
 from .prefetcher import Prefetcher
 from .progress import Progress
 from .schemas import Shape, apply
-from .source.checkpoint import Checkpoint
-from .source.planner import Position
-from .source.source import ChannelSource, Private, TopicSource, open_stream
 from .stall import Stall, Triggers
 from .task import Places, Result, StateTask, WriteTask
 

@@ -16,19 +16,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ..errors import NotFound, Refused, Usage
-from ..store.sst.hashing import hash_keys
-from ..store.sst.types import from_arrow
-from ..store.versions import keys
-from ..store.versions.manifest import Column, Table
-from .api import lifetime
-from .api.app import App, Repartition, Stage, Topic
-from .source.source import TOPIC_SCHEMA, parse_ddl
-from .spark.blame import told_as_the_users
-from .spark.fan_out import once
-from .spark.plans import children, nodes, plan_of
-from .state.fanin import tag
-from .state.states import BoundState
+from ...errors import NotFound, Refused, Usage
+from ...store.sst.hashing import hash_keys
+from ...store.sst.types import from_arrow
+from ...store.versions import keys
+from ...store.versions.manifest import Column, Table
+from ..api import lifetime
+from ..api.app import App, Repartition, Stage, Topic
+from ..source.source import TOPIC_SCHEMA, parse_ddl
+from ..spark.blame import told_as_the_users
+from ..spark.fan_out import once
+from ..spark.plans import children, nodes, plan_of
+from ..state.fanin import tag
+from ..state.states import BoundState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

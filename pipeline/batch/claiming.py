@@ -9,17 +9,17 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from ..errors import NotFound, Refused
-from ..snapshot.clone.clone import channel_topic
-from ..snapshot.maintain.retire import bring_back
-from ..store.objects.objects import ObjectStore
-from ..store.sst import ttl
-from ..store.versions import commit, history
-from ..store.versions.manifest import Manifest, Output, Table, Ttl
-from .api import lifetime
-from .api.app import App, Repartition, Stage, Topic
+from ...errors import NotFound, Refused
+from ...snapshot.clone.clone import channel_topic
+from ...snapshot.maintain.retire import bring_back
+from ...store.objects.objects import ObjectStore
+from ...store.sst import ttl
+from ...store.versions import commit, history
+from ...store.versions.manifest import Manifest, Output, Table, Ttl
+from ..api import lifetime
+from ..api.app import App, Repartition, Stage, Topic
+from ..kafka import kafka as kafka_client
 from .entries import Entrance, Entry, enter, tell
-from .kafka import kafka as kafka_client
 from .schemas import Shape
 
 __all__ = ["Claimer"]
