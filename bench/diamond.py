@@ -108,7 +108,7 @@ def _app() -> sw.App:
 
 
 def _run(bootstrap: str, folder: Path) -> Measured:
-    from slackwater.pipeline.runner import Options, run
+    from slackwater.pipeline.run.runner import Options, run
     from slackwater.pipeline.spark.session import spark_session
     from slackwater.snapshot.take import taking
     from slackwater.snapshot.take.snapshots import list_snapshots

@@ -51,7 +51,7 @@ def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int,
 
     `batch` is `max_records`; `more` are further options.
     """
-    from slackwater.pipeline.runner import Options, run
+    from slackwater.pipeline.run.runner import Options, run
 
     stamps: list[int] = []
     options = Options(

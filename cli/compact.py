@@ -60,7 +60,7 @@ def compact(
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
-    from ..pipeline.stopping import stop_signals
+    from ..pipeline.run.stopping import stop_signals
     from ..snapshot.maintain.compact import AppCompactor, merged_last, plan
     from ..snapshot.take.operations import record, whoami
 

@@ -15,7 +15,7 @@ from . import humane, terminal
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..pipeline.stopping import Stop
+    from ..pipeline.run.stopping import Stop
     from ..snapshot.status.lag import StageLag
 
 __all__ = ["Reporter", "idle", "reporting"]

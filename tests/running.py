@@ -22,8 +22,8 @@ from confluent_kafka import Producer
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.main import load_app
-from slackwater.pipeline.runner import Options, run
+from slackwater.pipeline.run.main import load_app
+from slackwater.pipeline.run.runner import Options, run
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.capture import read

@@ -13,9 +13,9 @@ from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.batch.schemas import apply
-from slackwater.pipeline.main import load_app
-from slackwater.pipeline.options import Options
-from slackwater.pipeline.runner import interval_ms, limits_of
+from slackwater.pipeline.run.main import load_app
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.runner import interval_ms, limits_of
 
 
 def rows(frame: object) -> object:

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Fenced, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.batch.committer import Change, Committed, Committer
 from slackwater.pipeline.batch.stage_runner import Limits
-from slackwater.pipeline.runner import check_unflushed
-from slackwater.pipeline.spool_folder import beside, spool_folder, sweep
+from slackwater.pipeline.run.runner import check_unflushed
+from slackwater.pipeline.run.spool_folder import beside, spool_folder, sweep
 from slackwater.store.compaction.compaction import Done, apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick
@@ -463,7 +463,7 @@ def test_a_runner_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tm
     assert parent == tmp_path / "cache-spool"
     sweep(parent)
     program = (
-        "import os, signal, sys; from pathlib import Path; from slackwater.pipeline.spool_folder import spool_folder\n"
+        "import os, signal, sys; from pathlib import Path; from slackwater.pipeline.run.spool_folder import spool_folder\n"
         "with spool_folder(Path(sys.argv[1]), 'dead') as folder:\n"
         "    (folder / 'x').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
     )

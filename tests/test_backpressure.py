@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.backpressure import Backpressure, Reader
+from slackwater.pipeline.run.backpressure import Backpressure, Reader
 from slackwater.pipeline.source.planner import Pace
 from slackwater.store.versions.manifest import Input, Manifest, Output
 

@@ -14,12 +14,12 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from slackwater.errors import Gone, NotFound, Refused
-from slackwater.pipeline import runner
 from slackwater.pipeline.batch.metering import StageMeter
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.dev.bucket import EmbeddedBucket
 from slackwater.pipeline.kafka.groups import group_of
 from slackwater.pipeline.kafka.kafka import offsets, topics
+from slackwater.pipeline.run import runner
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.take.snapshots import read_snapshot

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.progress import Progress, StateFigures
 from slackwater.pipeline.batch.task import Result
-from slackwater.pipeline.metrics import Metrics
+from slackwater.pipeline.run.metrics import Metrics
 from slackwater.snapshot.status.lag import InputLag, StageLag
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst, Stats
 

@@ -17,8 +17,8 @@ from slackwater.pipeline.batch.claiming import Claimer
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
-from slackwater.pipeline.options import Options
-from slackwater.pipeline.runner import run
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import create_app, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from slackwater.cli.output import output_for
 from slackwater.cli.reporter import Reporter
-from slackwater.pipeline.stopping import Stop, Stopped, stop_signals
+from slackwater.pipeline.run.stopping import Stop, Stopped, stop_signals
 
 
 def ask(number: int = signal.SIGINT) -> None:

@@ -88,7 +88,7 @@ def spark_session(
         settings["spark.master"] = master
     if here := master is not None and _is_local(master):
         # Other machines may get slackwater with the job (--py-files), which their daemons do not see.
-        settings["spark.python.daemon.module"] = "slackwater.pipeline.worker_daemon"
+        settings["spark.python.daemon.module"] = "slackwater.pipeline.run.worker_daemon"
     said = conf or {}
     if options := said.get(_JAVA_OPTIONS):
         # Of an option that is given twice, the JVM takes the last.

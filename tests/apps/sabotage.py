@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.pipeline.batch import stage_runner
-from slackwater.pipeline.spool_folder import beside
+from slackwater.pipeline.run.spool_folder import beside
 from slackwater.store.compaction import merging
 from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.versions.manifest import Manifest

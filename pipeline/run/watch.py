@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
-from ..errors import SlackwaterError, Unavailable
-from ..store.objects.objects import ObjectStore
-from ..store.versions import history
-from ..store.versions.manifest import Input
-from .api.app import App
-from .batch.stage_runner import StageRunner
+from ...errors import SlackwaterError, Unavailable
+from ...store.objects.objects import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Input
+from ..api.app import App
+from ..batch.stage_runner import StageRunner
+from ..kafka import kafka as kafka_client
+from ..kafka.channels import KafkaChannels
+from ..kafka.groups import Announcer
+from ..spark.failures import translate
 from .completer import Completer
-from .kafka import kafka as kafka_client
-from .kafka.channels import KafkaChannels
-from .kafka.groups import Announcer
 from .news import News
 from .options import Options
-from .spark.failures import translate
 from .stopping import Stop
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..snapshot.status.lag import StageLag
+from ...snapshot.status.lag import StageLag
 
 __all__ = ["News", "Silence"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .dev.lock import locked
+from ..dev.lock import locked
 
 __all__ = ["beside", "spool_folder", "sweep"]
 

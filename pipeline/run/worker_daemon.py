@@ -14,8 +14,8 @@ import signal
 import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
 from pyspark import daemon
 
-from .batch import task
-from .source import readers  # noqa: F401
+from ..batch import task
+from ..source import readers  # noqa: F401
 
 __all__: list[str] = []
 

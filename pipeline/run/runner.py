@@ -18,33 +18,33 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from ulid import ULID
 
-from ..errors import Refused, Usage
-from ..snapshot.clone.clone import unfinished
-from ..snapshot.maintain.retire import absent
-from ..store.objects.counting import CountingStore
-from ..store.objects.objects import ObjectStore
-from ..store.objects.open import access_to, open_store
-from ..store.read.cache import SstCache
-from ..store.versions import apps
-from ..store.versions.manifest import AppInfo
-from .api.app import App, Stage
+from ...errors import Refused, Usage
+from ...snapshot.clone.clone import unfinished
+from ...snapshot.maintain.retire import absent
+from ...store.objects.counting import CountingStore
+from ...store.objects.objects import ObjectStore
+from ...store.objects.open import access_to, open_store
+from ...store.read.cache import SstCache
+from ...store.versions import apps
+from ...store.versions.manifest import AppInfo
+from ..api.app import App, Stage
+from ..batch.claiming import Claimer
+from ..batch.metering import StageMeter
+from ..batch.progress import Progress
+from ..batch.schemas import shapes
+from ..batch.stage_runner import Limits, StageRunner
+from ..batch.stall import Triggers
+from ..batch.task import Places
+from ..kafka import kafka as kafka_client
+from ..kafka.kafka_clients import server
+from ..source.checkpoint import Checkpoint
+from ..spark.session import spark_session
+from ..spark.warm_up import warm_up
 from .backpressure import Backpressure, Reader
-from .batch.claiming import Claimer
-from .batch.metering import StageMeter
-from .batch.progress import Progress
-from .batch.schemas import shapes
-from .batch.stage_runner import Limits, StageRunner
-from .batch.stall import Triggers
-from .batch.task import Places
-from .kafka import kafka as kafka_client
-from .kafka.kafka_clients import server
 from .news import News, Silence
 from .options import Options
 from .outlook import Outlook
 from .snapshot_names import SnapshotNames
-from .source.checkpoint import Checkpoint
-from .spark.session import spark_session
-from .spark.warm_up import warm_up
 from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals
 from .watch import Watch

@@ -9,13 +9,13 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import NotFound, Usage
-from .api.app import App
-from .batch.progress import Progress
+from ...errors import NotFound, Usage
+from ..api.app import App
+from ..batch.progress import Progress
+from ..spark.blame import told_as_the_users
+from ..spark.shipping import on_path
 from .news import News
 from .runner import Options, run
-from .spark.blame import told_as_the_users
-from .spark.shipping import on_path
 from .stopping import Stop
 
 __all__ = ["Options", "load_app", "run_file"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from ..errors import Refused
-from ..snapshot.status.lag import StageLag
-from .batch.progress import Progress
+from ...errors import Refused
+from ...snapshot.status.lag import StageLag
+from ..batch.progress import Progress
 
 __all__ = ["Metrics"]
 

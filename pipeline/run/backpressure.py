@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest
 
 __all__ = ["Backpressure", "Reader"]
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ..errors import Corruption, Refused, Unavailable
-from ..snapshot.status import roster
-from ..snapshot.status.lag import StageLag, input_lag
-from ..store.objects.objects import ObjectStore
-from ..store.versions import history
-from ..store.versions.manifest import Manifest
-from .batch.stage_runner import StageRunner
-from .kafka import kafka as kafka_client
+from ...errors import Corruption, Refused, Unavailable
+from ...snapshot.status import roster
+from ...snapshot.status.lag import StageLag, input_lag
+from ...store.objects.objects import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Manifest
+from ..batch.stage_runner import StageRunner
+from ..kafka import kafka as kafka_client
 from .news import News
 
 __all__ = ["Outlook"]

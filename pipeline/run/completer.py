@@ -6,13 +6,13 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..errors import Corruption, Refused, Unavailable
-from ..snapshot.cut import requests
-from ..snapshot.cut.requests import Request
-from ..snapshot.take import operations, taking
-from ..snapshot.take.capture import ChannelReader
-from ..store.objects.objects import ObjectStore
-from ..store.versions.manifest import Manifest
+from ...errors import Corruption, Refused, Unavailable
+from ...snapshot.cut import requests
+from ...snapshot.cut.requests import Request
+from ...snapshot.take import operations, taking
+from ...snapshot.take.capture import ChannelReader
+from ...store.objects.objects import ObjectStore
+from ...store.versions.manifest import Manifest
 
 __all__ = ["Completer"]
 
