@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..errors import Refused, Unavailable
 from . import humane
 from .output import Output, Progress
-from .retire import ask_whether_gone
 from .tables import Grid
+from .verbs.retire import ask_whether_gone
 
 if TYPE_CHECKING:
     from ..snapshot.cut.requests import Request

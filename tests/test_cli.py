@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from slackwater.cli import main, status
+from slackwater.cli import main
+from slackwater.cli.verbs import status
 from slackwater.errors import NotFound
 from typer.testing import CliRunner
 

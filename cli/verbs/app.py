@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import Refused
-from . import humane, options
-from .output import Part, output_for
-from .settings import Settings, load
+from ...errors import Refused
+from .. import humane, options
+from ..output import Part, output_for
+from ..settings import Settings, load
 
 if TYPE_CHECKING:
-    from ..snapshot.maintain.removal import Removal, Removed
+    from ...snapshot.maintain.removal import Removal, Removed
 
 __all__ = ["app"]
 
@@ -49,8 +49,8 @@ def rm(
     Nothing of it can be brought back. It is refused while a clone lives from it. Whatever interrupts it, the same
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
-    from ..snapshot.maintain.removal import remove_app
-    from ..snapshot.take.operations import whoami
+    from ...snapshot.maintain.removal import remove_app
+    from ...snapshot.take.operations import whoami
 
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     if topics:
@@ -71,7 +71,7 @@ def rm(
 
 def _remove_from_kafka(settings: Settings, removal: "Removal") -> None:
     """Raises `Unavailable`, and `Refused` where Kafka does not allow it."""
-    from ..pipeline.kafka.kafka import delete_groups, delete_topics
+    from ...pipeline.kafka.kafka import delete_groups, delete_topics
 
     refused = delete_topics(settings.kafka(), removal.topics)
     if refused:
@@ -83,7 +83,7 @@ def _remove_from_kafka(settings: Settings, removal: "Removal") -> None:
 
 
 def _groups(removal: "Removal") -> tuple[str, ...]:
-    from ..pipeline.kafka.groups import group_of
+    from ...pipeline.kafka.groups import group_of
 
     return tuple(group_of(removal.app, stage) for stage in removal.stages)
 

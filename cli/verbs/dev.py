@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import humane, options
-from .output import output_for
-from .tables import Grid
+from .. import humane, options
+from ..output import output_for
+from ..tables import Grid
 
 if TYPE_CHECKING:
-    from ..pipeline.dev.servers import ServerStatus
+    from ...pipeline.dev.servers import ServerStatus
 
 __all__ = ["app"]
 
@@ -58,7 +58,7 @@ def up(
 
     What runs already is left alone. Needs Java 17, and Maven for the download at the first start.
     """
-    from ..pipeline.dev.servers import DevServers
+    from ...pipeline.dev.servers import DevServers
 
     output = output_for(json=as_json)
     with output.progress() as tell:
@@ -94,7 +94,7 @@ def down(
     as_json: options.Json = False,
 ) -> None:
     """Stop Kafka and S3. Their data stays, unless it is to be purged."""
-    from ..pipeline.dev.servers import DevServers
+    from ...pipeline.dev.servers import DevServers
 
     output = output_for(json=as_json)
     with output.progress() as tell:
@@ -116,7 +116,7 @@ def down(
 @app.command(epilog=options.examples("slackwater dev status", "slackwater dev status --json"))
 def status(folder: Folder = _FOLDER, as_json: options.Json = False) -> None:
     """Show whether Kafka and S3 run, where they listen, and where their data and logs are."""
-    from ..pipeline.dev.servers import DevServers
+    from ...pipeline.dev.servers import DevServers
 
     servers = DevServers(folder).status()
     headings = ("server", "state", "address", ">pid", "started", ">data", "folder")

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import NotFound, Usage
-from . import humane, options, thinned
-from .output import Part, output_for
-from .settings import load
-from .tables import Grid, Title
+from ...errors import NotFound, Usage
+from .. import humane, options, thinned
+from ..output import Part, output_for
+from ..settings import load
+from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.clone.clone import ClonePlan
+    from ...snapshot.clone.clone import ClonePlan
 
 __all__ = ["app"]
 
@@ -58,11 +58,11 @@ def clone(
     keeps them. The clone has repartition topics of its own and never writes to the source's. An interrupted
     clone is finished by the same command. --store is where the source is, --to where the clone goes.
     """
-    from ..pipeline.kafka.channels import KafkaChannels
-    from ..snapshot.clone.clone import clone as make
-    from ..snapshot.clone.clone import has_run
-    from ..snapshot.take.operations import record_once, whoami
-    from ..store.objects.open import open_store
+    from ...pipeline.kafka.channels import KafkaChannels
+    from ...snapshot.clone.clone import clone as make
+    from ...snapshot.clone.clone import has_run
+    from ...snapshot.take.operations import record_once, whoami
+    from ...store.objects.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
     opened, channels = settings.open_store(), KafkaChannels(settings.kafka())

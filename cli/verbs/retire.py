@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import Unavailable, Usage
-from . import humane, options
-from .output import Part, output_for
-from .settings import Settings, load
+from ...errors import Unavailable, Usage
+from .. import humane, options
+from ..output import Part, output_for
+from ..settings import Settings, load
 
 if TYPE_CHECKING:
-    from ..snapshot.maintain.retire import Retired
+    from ...snapshot.maintain.retire import Retired
 
 __all__ = ["app", "ask_whether_gone"]
 
@@ -42,8 +42,8 @@ def retire(
     for it to read. Its history and its table stay. A runner that has the stage stops; a program that has it brings it
     back, and it goes on where it stopped.
     """
-    from ..snapshot.maintain.retire import retire as change
-    from ..snapshot.take.operations import whoami
+    from ...snapshot.maintain.retire import retire as change
+    from ...snapshot.take.operations import whoami
 
     app_name, _, stage_name = stage.partition("/")
     if not stage_name:
@@ -69,7 +69,7 @@ def _forget_group(settings: Settings, app_name: str, stage: str) -> str:
     """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
     if not settings.brokers:
         return ""
-    from ..pipeline.kafka.groups import forget, group_of
+    from ...pipeline.kafka.groups import forget, group_of
 
     try:
         forget(settings.kafka(), app_name, stage)

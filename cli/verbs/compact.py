@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import SlackwaterError, Unavailable, Usage
-from . import humane, options
-from .output import Output, Part, output_for
-from .settings import load
-from .tables import Grid, Title
+from ...errors import SlackwaterError, Unavailable, Usage
+from .. import humane, options
+from ..output import Output, Part, output_for
+from ..settings import load
+from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.maintain.compact import AppCompactor, Compacted, Merge
-    from ..store.versions.manifest import Manifest
+    from ...snapshot.maintain.compact import AppCompactor, Compacted, Merge
+    from ...store.versions.manifest import Manifest
 
 __all__ = ["app"]
 
@@ -60,9 +60,9 @@ def compact(
     What is merged is committed as versions of their own, which change no row. The app may run meanwhile; when a batch
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
-    from ..pipeline.run.stopping import stop_signals
-    from ..snapshot.maintain.compact import AppCompactor, merged_last, plan
-    from ..snapshot.take.operations import record, whoami
+    from ...pipeline.run.stopping import stop_signals
+    from ...snapshot.maintain.compact import AppCompactor, merged_last, plan
+    from ...snapshot.take.operations import record, whoami
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import humane, options
-from .output import Output, output_for
-from .reporter import reporting
-from .settings import load
+from .. import humane, options
+from ..output import Output, output_for
+from ..reporter import reporting
+from ..settings import load
 
 if TYPE_CHECKING:
-    from ..pipeline.batch.progress import Progress
-    from ..pipeline.run.metrics import Metrics
-    from ..pipeline.run.options import Options
+    from ...pipeline.batch.progress import Progress
+    from ...pipeline.run.metrics import Metrics
+    from ...pipeline.run.options import Options
 
 __all__ = ["app"]
 
@@ -115,8 +115,8 @@ def run(
     """
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     root, brokers = settings.store_root(), settings.kafka()
-    from ..pipeline.run.options import Options
-    from ..pipeline.spark.conf import check_py_files, secrets_in, settings_of
+    from ...pipeline.run.options import Options
+    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):
@@ -154,13 +154,13 @@ def run(
 
 
 def _run(file: str, *, app: str | None, options: "Options", output: Output, quiet: bool, metrics: int | None) -> None:
-    from ..pipeline.run.stopping import stop_signals
+    from ...pipeline.run.stopping import stop_signals
 
     with reporting(output, quiet=quiet) as reporter, stop_signals(reporter.asked) as stop:
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
-            from ..pipeline.run.main import run_file
+            from ...pipeline.run.main import run_file
 
         observed = _serve(metrics, output) if metrics is not None else None
 
@@ -175,7 +175,7 @@ def _run(file: str, *, app: str | None, options: "Options", output: Output, quie
 
 
 def _serve(port: int, output: Output) -> "Metrics":
-    from ..pipeline.run.metrics import Metrics
+    from ...pipeline.run.metrics import Metrics
 
     metrics = Metrics()
     output.note(f"metrics: http://localhost:{metrics.serve(port)}/metrics")

@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import humane, options
-from .output import Part, output_for
-from .settings import load
-from .tables import Grid
+from .. import humane, options
+from ..output import Part, output_for
+from ..settings import load
+from ..tables import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..snapshot.query.log import Entry
-    from ..snapshot.take.operations import Operation
+    from ...snapshot.query.log import Entry
+    from ...snapshot.take.operations import Operation
 
 __all__ = ["app"]
 
@@ -42,9 +42,9 @@ def log(
     Each with its rows, the offsets it read (from the first up to, not including, the second), and the
     snapshots it is part of. --operations shows instead who took, removed or cloned what.
     """
-    from ..snapshot.query.log import entries
-    from ..snapshot.take.operations import list_operations
-    from ..store.versions.apps import read_app
+    from ...snapshot.query.log import entries
+    from ...snapshot.take.operations import list_operations
+    from ...store.versions.apps import read_app
 
     output, opened = output_for(json=as_json), load(store=store).open_store()
     if operations:

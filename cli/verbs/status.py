@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import Corruption, Refused, SlackwaterError, Usage
-from . import humane, options
-from .output import Output, Part, output_for
-from .settings import Settings, load
-from .tables import Grid
+from ...errors import Corruption, Refused, SlackwaterError, Usage
+from .. import humane, options
+from ..output import Output, Part, output_for
+from ..settings import Settings, load
+from ..tables import Grid
 
 if TYPE_CHECKING:
-    from ..store.objects.objects import ObjectStore
-    from .overview import AppOverview, InputOverview, StageOverview, TableFigures
+    from ...store.objects.objects import ObjectStore
+    from ..overview import AppOverview, InputOverview, StageOverview, TableFigures
 
 __all__ = ["app"]
 
@@ -102,10 +102,10 @@ def _look(
     store: "ObjectStore", settings: Settings, app_name: str | None
 ) -> tuple[tuple["AppOverview", ...], tuple[str, ...], tuple[str, ...]]:
     """The apps, what of them cannot be read, and other notes: snapshots that wait, why users' lag is missing."""
-    from ..snapshot.cut.requests import open_requests
-    from ..store.versions.apps import list_apps
-    from .overview import overview
-    from .waiting import waiting_for
+    from ...snapshot.cut.requests import open_requests
+    from ...store.versions.apps import list_apps
+    from ..overview import overview
+    from ..waiting import waiting_for
 
     ends = _EndOffsets(settings)
     names = (app_name,) if app_name else list_apps(store)
@@ -127,9 +127,9 @@ def _look(
 
 
 def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
-    from ..snapshot.gc.retention import span_ms
-    from ..store.versions.apps import list_apps
-    from .cost import cost_of, parts
+    from ...snapshot.gc.retention import span_ms
+    from ...store.versions.apps import list_apps
+    from ..cost import cost_of, parts
 
     since_ms, prices = humane.now_ms() - span_ms(since), settings.prices()
     costs = tuple(cost_of(store, name, since_ms, prices) for name in ((app_name,) if app_name else list_apps(store)))
@@ -146,7 +146,7 @@ class _EndOffsets:
     def __call__(self, topic: str) -> tuple[int, ...] | None:
         if self._client is None or self.silence:
             return None
-        from ..pipeline.kafka.kafka import end_offsets
+        from ...pipeline.kafka.kafka import end_offsets
 
         try:
             return end_offsets(self._client, topic, timeout_s=_KAFKA_TIMEOUT_S)

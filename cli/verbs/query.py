@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Usage
-from . import humane, options, thinned
-from .output import Output, Part, output_for
-from .settings import Settings, load
-from .tables import Grid
+from ...errors import Usage
+from .. import humane, options, thinned
+from ..output import Output, Part, output_for
+from ..settings import Settings, load
+from ..tables import Grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.cut.topology import Cut
-    from ..store.objects.objects import ObjectStore
-    from ..store.versions.manifest import Manifest
+    from ...snapshot.cut.topology import Cut
+    from ...store.objects.objects import ObjectStore
+    from ...store.versions.manifest import Manifest
 
 __all__ = ["app"]
 
@@ -65,7 +65,7 @@ def query(
     if text is None:
         output.show(*_tables(output, settings.open_store(), ref))
         return
-    from . import values
+    from .. import values
 
     if out is not None:
         values.check_ending(out)
@@ -101,9 +101,9 @@ def _decoded(text: bytes, where: str) -> str:
 
 
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
-    from ..snapshot.cut.cut import resolve_around
-    from ..snapshot.query.answers import answer, later_stages
-    from ..snapshot.query.channel_tables import names_channels
+    from ...snapshot.cut.cut import resolve_around
+    from ...snapshot.query.answers import answer, later_stages
+    from ...snapshot.query.channel_tables import names_channels
 
     store = settings.open_store()
     cut, damage = resolve_around(store, ref, now_ms=humane.now_ms())
@@ -123,7 +123,7 @@ def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, 
 
 def _tables(output: Output, store: "ObjectStore", ref: str) -> tuple[object, Part]:
     """The tables at a ref, for machines and for people."""
-    from ..snapshot.cut.cut import resolve
+    from ...snapshot.cut.cut import resolve
 
     cut = resolve(store, ref, now_ms=humane.now_ms())
     thinned.tell(output, ref, cut.thinned)

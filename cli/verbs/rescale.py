@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import Usage
-from . import humane, options
-from .output import output_for
-from .settings import load
+from ...errors import Usage
+from .. import humane, options
+from ..output import output_for
+from ..settings import load
 
 if TYPE_CHECKING:
-    from ..snapshot.maintain.rescale import Rescaled
+    from ...snapshot.maintain.rescale import Rescaled
 
 __all__ = ["app"]
 
@@ -43,8 +43,8 @@ def rescale(
     compaction brings it to the new partitions as it merges. A runner of the stage stops; started again, it goes on with
     the new number, whatever partitions= says in the code.
     """
-    from ..snapshot.maintain.rescale import rescale as change
-    from ..snapshot.take.operations import whoami
+    from ...snapshot.maintain.rescale import rescale as change
+    from ...snapshot.take.operations import whoami
 
     app_name, _, stage_name = stage.partition("/")
     if not stage_name:

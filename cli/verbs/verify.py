@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import humane, options, thinned
-from .output import Part, output_for
-from .settings import load
-from .tables import Grid, Title
+from .. import humane, options, thinned
+from ..output import Part, output_for
+from ..settings import load
+from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.verify.ledger import Entry
-    from ..snapshot.verify.verify import Report
+    from ...snapshot.verify.ledger import Entry
+    from ...snapshot.verify.verify import Report
 
 __all__ = ["app"]
 
@@ -47,7 +47,7 @@ def verify(
     Every record that a stage sent is accounted for, as consumed or in flight; versions follow each other; every object
     is there. Changes nothing. Exits with 1 at any difference.
     """
-    from ..snapshot.verify.verify import verify as prove
+    from ...snapshot.verify.verify import verify as prove
 
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     opened, reader = settings.open_store(), settings.open_channels() if deep else None
@@ -80,7 +80,7 @@ def _data(report: "Report") -> dict[str, Any]:
 
 
 def _parts(report: "Report") -> Iterator[Part]:
-    from ..snapshot.verify.findings import CHECKS
+    from ...snapshot.verify.findings import CHECKS
 
     yield Title(report.ref)
     # Most apps never lose a record: a column for it is there only where one did.

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import humane, options
-from .output import Part, output_for
-from .settings import load
-from .tables import Grid
-from .waiting import await_answers, waiting_for, withdrawn_on_failure
+from .. import humane, options
+from ..output import Part, output_for
+from ..settings import load
+from ..tables import Grid
+from ..waiting import await_answers, waiting_for, withdrawn_on_failure
 
 if TYPE_CHECKING:
-    from ..snapshot.cut.in_flight import InFlight
-    from ..snapshot.cut.requests import Request
-    from ..snapshot.cut.topology import Cut
-    from ..snapshot.take.snapshots import Snapshot, SnapshotKind
+    from ...snapshot.cut.in_flight import InFlight
+    from ...snapshot.cut.requests import Request
+    from ...snapshot.cut.topology import Cut
+    from ...snapshot.take.snapshots import Snapshot, SnapshotKind
 
 __all__ = ["app"]
 
@@ -61,10 +61,10 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ..snapshot.cut import requests
-    from ..snapshot.cut.cut import resolve
-    from ..snapshot.take import snapshots, taking
-    from ..snapshot.take.operations import record_once, whoami
+    from ...snapshot.cut import requests
+    from ...snapshot.cut.cut import resolve
+    from ...snapshot.take import snapshots, taking
+    from ...snapshot.take.operations import record_once, whoami
 
     settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
     opened, reader = settings.open_store(), settings.open_channels()
@@ -96,8 +96,8 @@ def take(
 @app.command("list", epilog=options.examples("slackwater snapshot list flights"))
 def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
     """List the snapshots of an app, and those it was asked for."""
-    from ..snapshot.cut.requests import open_requests
-    from ..snapshot.take.snapshots import list_snapshots
+    from ...snapshot.cut.requests import open_requests
+    from ...snapshot.take.snapshots import list_snapshots
 
     opened = load(store=store).open_store()
     taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
@@ -113,8 +113,8 @@ def show(app_name: options.App, name: Name, store: options.Store = None, as_json
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
-    from ..snapshot.cut.in_flight import in_flight
-    from ..snapshot.take.snapshots import of_snapshot, read_snapshot
+    from ...snapshot.cut.in_flight import in_flight
+    from ...snapshot.take.snapshots import of_snapshot, read_snapshot
 
     opened = load(store=store).open_store()
     snapshot = read_snapshot(opened, app_name, name)
@@ -138,9 +138,9 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ..snapshot.cut import requests
-    from ..snapshot.take import snapshots
-    from ..snapshot.take.operations import find_operation, record_once, whoami
+    from ...snapshot.cut import requests
+    from ...snapshot.take import snapshots
+    from ...snapshot.take.operations import find_operation, record_once, whoami
 
     opened, output = load(store=store).open_store(), output_for(json=as_json)
     asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import humane, options, thinned
-from .output import Output, output_for
-from .settings import load
-from .tables import Grid
+from .. import humane, options, thinned
+from ..output import Output, output_for
+from ..settings import load
+from ..tables import Grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.cut.topology import Thinned
+    from ...snapshot.cut.topology import Thinned
 
 __all__ = ["app"]
 
@@ -48,9 +48,9 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
-    from ..snapshot.cut.cut import resolve_around, telling_if_collected
-    from ..snapshot.query import lookup
-    from ..store.objects.counting import CountingStore
+    from ...snapshot.cut.cut import resolve_around, telling_if_collected
+    from ...snapshot.query import lookup
+    from ...store.objects.counting import CountingStore
 
     output, opened = output_for(json=as_json), CountingStore(load(store=store).open_store())
     cut, damage = resolve_around(opened, ref, now_ms=humane.now_ms())
@@ -73,7 +73,7 @@ def get(
 
 
 def _show(output: Output, row: "pa.Table", read: dict[str, int], instead: "Thinned | None", absent: str) -> None:
-    from . import values
+    from .. import values
 
     (found,) = values.rows(row) or (None,)
     data: dict[str, Any] = {"found": found is not None, "row": found, "read": read, "thinned_out": instead}

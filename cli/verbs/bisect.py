@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Usage
-from . import humane, options, thinned
-from .output import Part, Progress, output_for
-from .settings import load
-from .tables import Grid, Title
+from ...errors import Usage
+from .. import humane, options, thinned
+from ..output import Part, Progress, output_for
+from ..settings import load
+from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.turned import KeyChange, TurnedKeys
-    from ..snapshot.bisect.verdict import Step, Verdict
-    from ..snapshot.cut.lineage import Window
-    from ..store.objects.objects import ObjectStore
+    from ...snapshot.bisect.turned import KeyChange, TurnedKeys
+    from ...snapshot.bisect.verdict import Step, Verdict
+    from ...snapshot.cut.lineage import Window
+    from ...store.objects.objects import ObjectStore
 
 __all__ = ["app"]
 
@@ -61,10 +61,10 @@ def bisect(
     each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
     offsets read between them, and the keys that turned bad.
     """
-    from ..snapshot.bisect import bisect as search
-    from ..snapshot.bisect.verdict import MAX_ROWS
-    from ..snapshot.query.channel_tables import names_channels
-    from . import values
+    from ...snapshot.bisect import bisect as search
+    from ...snapshot.bisect.verdict import MAX_ROWS
+    from ...snapshot.query.channel_tables import names_channels
+    from .. import values
 
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
@@ -129,7 +129,7 @@ def _word(is_bad: bool) -> str:
 
 
 def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
-    from . import values
+    from .. import values
 
     keys = verdict.keys
     return {
@@ -200,7 +200,7 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
 
 def _keys(keys: "TurnedKeys", out: Path | None) -> Iterator[Part]:
     """The first keys, with a line for each value that changed."""
-    from .values import word
+    from ..values import word
 
     # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
     shown = keys.changed() or keys
@@ -218,7 +218,7 @@ def _keys(keys: "TurnedKeys", out: Path | None) -> Iterator[Part]:
 
 def _free_name(store: "ObjectStore", app_name: str) -> str:
     """The name that a clone would have, or the first of its kind that no app has."""
-    from ..store.versions.apps import list_apps
+    from ...store.versions.apps import list_apps
 
     taken, name = list_apps(store), f"{app_name}-staging"
     candidates = chain([name], (f"{name}-{number}" for number in count(2)))

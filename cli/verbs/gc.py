@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import Usage
-from . import humane, options
-from .output import Part, output_for
+from ...errors import Usage
+from .. import humane, options
+from ..output import Part, output_for
+from ..settings import load
+from ..tables import Grid, Title
 from .retire import ask_whether_gone
-from .settings import load
-from .tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ..snapshot.gc.explain import Explanation
-    from ..snapshot.gc.gc import Collected
+    from ...snapshot.gc.explain import Explanation
+    from ...snapshot.gc.gc import Collected
 
 __all__ = ["app"]
 
@@ -76,10 +76,10 @@ def gc(
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
     clones, and what a stage has not read yet always stay. The app may run meanwhile.
     """
-    from ..snapshot.gc.explain import explain as why
-    from ..snapshot.gc.gc import MARGIN_MS, collect
-    from ..snapshot.gc.retention import span_ms
-    from ..snapshot.take.operations import whoami
+    from ...snapshot.gc.explain import explain as why
+    from ...snapshot.gc.gc import MARGIN_MS, collect
+    from ...snapshot.gc.retention import span_ms
+    from ...snapshot.take.operations import whoami
 
     settings, output = load(store=store), output_for(json=as_json)
     rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)
