@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from .pipeline.state.upsert import upsert
 
 _HOMES = {
-    "App": "app",
-    "leveled": "policies",
-    "repartition": "app",
-    "topic": "app",
-    "universal": "policies",
-    "update": "update",
-    "upsert": "upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "aggregates"),
+    "App": "api.app",
+    "leveled": "api.policies",
+    "repartition": "api.app",
+    "topic": "api.app",
+    "universal": "api.policies",
+    "update": "state.update",
+    "upsert": "state.upsert",
+    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "state.aggregates"),
 }
 
 

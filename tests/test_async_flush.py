@@ -463,7 +463,8 @@ def test_a_runner_leaves_no_folder_and_the_next_one_removes_those_of_the_dead(tm
     assert parent == tmp_path / "cache-spool"
     sweep(parent)
     program = (
-        "import os, signal, sys; from pathlib import Path; from slackwater.pipeline.run.spool_folder import spool_folder\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from slackwater.pipeline.run.spool_folder import spool_folder\n"
         "with spool_folder(Path(sys.argv[1]), 'dead') as folder:\n"
         "    (folder / 'x').write_text('x'); os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -80,7 +80,7 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
 def test_nobody_waits_for_libraries_that_a_folder_does_not_need() -> None:
     script = (
         "import sys, slackwater.store\n"
-        "from slackwater.store import apps, commit, history\n"
+        "from slackwater.store.versions import apps, commit, history\n"
         "slackwater.store.open_store('.')\n"
         "print(sorted({'boto3', 'botocore', 'pyarrow', 'duckdb', 'numpy'} & set(sys.modules)))"
     )

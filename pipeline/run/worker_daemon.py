@@ -14,7 +14,7 @@ import signal
 import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
 from pyspark import daemon
 
-from ..batch import task
+from ..batch import task  # noqa: F401
 from ..source import readers  # noqa: F401
 
 __all__: list[str] = []
