@@ -17,7 +17,7 @@ from .events import names
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
-    from slackwater.store.objects.objects import ObjectStore
+    from slackwater.store.objects.protocol import ObjectStore
     from slackwater.store.versions.manifest import Sst, Table
 
 APP, STAGE = "bench", "legs"

@@ -27,8 +27,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.read.reads import Reads

@@ -34,7 +34,7 @@ import pyarrow as pa
 from .row import Row
 
 if TYPE_CHECKING:
-    from slackwater.store.objects.objects import ObjectStore
+    from slackwater.store.objects.protocol import ObjectStore
     from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Policy, Sst, Table
 

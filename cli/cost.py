@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..snapshot.cut.topology import order
-from ..store.objects.objects import ObjectStore
+from ..store.objects.protocol import ObjectStore
 from ..store.versions import apps, history
 from ..store.versions.manifest import Stats
 from ..store.versions.prices import Prices, monthly_cost

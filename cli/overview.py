@@ -11,7 +11,7 @@ from ..snapshot.cut.requests import open_requests
 from ..snapshot.cut.topology import order
 from ..snapshot.status import roster
 from ..snapshot.status.lag import EndOffsets, input_lag
-from ..store.objects.objects import ObjectStore
+from ..store.objects.protocol import ObjectStore
 from ..store.sst.runs import deltas, l0_files
 from ..store.versions import apps, history
 from ..store.versions.manifest import Manifest, Origin

@@ -15,7 +15,7 @@ from .humane import nearest
 if TYPE_CHECKING:
     from ..pipeline.kafka.channels import KafkaChannels
     from ..snapshot.gc.retention import Retention
-    from ..store.objects.objects import ObjectStore
+    from ..store.objects.protocol import ObjectStore
     from ..store.read.cache import SstCache
     from ..store.versions.prices import Prices
 

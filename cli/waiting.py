@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..snapshot.take.capture import ChannelReader
     from ..snapshot.take.snapshots import Snapshot
     from ..snapshot.take.taking import Answer
-    from ..store.objects.objects import ObjectStore
+    from ..store.objects.protocol import ObjectStore
 
 __all__ = ["await_answers", "waiting_for", "withdrawn_on_failure"]
 

@@ -9,8 +9,8 @@ that needs them.
 """
 
 from ..errors import SlackwaterError
-from .objects.objects import ObjectInfo, ObjectStore
 from .objects.open import open_store
+from .objects.protocol import ObjectInfo, ObjectStore
 from .versions.manifest import AppInfo, Manifest
 
 __all__ = ["AppInfo", "Manifest", "ObjectInfo", "ObjectStore", "SlackwaterError", "open_store"]

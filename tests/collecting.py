@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectInfo, ObjectStore
+from slackwater.store.objects.protocol import ObjectInfo, ObjectStore
 
 from .histories import START_MS, Clock, FlightsApp, Kafka
 

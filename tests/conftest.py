@@ -15,8 +15,8 @@ import pytest
 from hypothesis import Phase, settings
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 
 from .profiles import PROFILE
 from .s3_proxy import S3Proxy, s3_proxy

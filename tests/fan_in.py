@@ -12,7 +12,7 @@ from slackwater.errors import Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.take.snapshots import Snapshot
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Input, Kind, Manifest, Output, Span

@@ -23,7 +23,7 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.blocks import holder
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import hash_keys, partition_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sst, stamps
 from slackwater.store.sst.hashing import hash_keys, partition_of

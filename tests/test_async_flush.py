@@ -25,8 +25,8 @@ from slackwater.store.compaction.picking import pick
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
-from slackwater.store.objects.spool import SpooledStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys

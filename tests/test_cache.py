@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Unavailable
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read import blocks
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder

@@ -13,8 +13,8 @@ from slackwater.cli.settings import Settings
 from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import boundary
 from slackwater.store.versions.boundary import Boundary
 from typer.testing import CliRunner, Result

@@ -7,8 +7,8 @@ import pytest
 from slackwater.cli import main
 from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import keys
 from typer.testing import CliRunner, Result
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from slackwater.cli import main
 from slackwater.pipeline.kafka import channels
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from typer.testing import CliRunner, Result
 
 from .histories import Clock, Flight, FlightsApp, Kafka, flights

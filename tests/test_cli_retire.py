@@ -11,8 +11,8 @@ from slackwater.cli import main
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.take.taking import request
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
 from typer.testing import CliRunner, Result
 

@@ -21,8 +21,8 @@ from slackwater.cli import humane, main
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.status import roster
 from slackwater.snapshot.take.snapshots import list_snapshots
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from typer.testing import CliRunner, Result
 from ulid import ULID
 

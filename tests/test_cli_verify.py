@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import main
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
 from slackwater.store.versions.manifest import Manifest
 from typer.testing import CliRunner, Result

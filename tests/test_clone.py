@@ -16,7 +16,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Manifest, Span

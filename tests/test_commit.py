@@ -13,7 +13,7 @@ from slackwater.errors import CommitConflict, Fenced, Refused, Unavailable, Usag
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import Column, Input, Manifest, Output, Sst, Table

@@ -17,7 +17,7 @@ from slackwater.errors import Corruption
 from slackwater.store.compaction.compaction import Compaction
 from slackwater.store.compaction.merging import run
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.relation import register

@@ -10,7 +10,7 @@ from slackwater.errors import Corruption, NotFound
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.apps import create_app
 from slackwater.store.versions.manifest import AppInfo, Manifest

@@ -14,8 +14,8 @@ from slackwater.errors import Corruption, Refused, Usage
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.take.snapshots import read_snapshot
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, boundary, codec, history, keys, limits
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.keys import check_columns

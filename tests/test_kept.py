@@ -20,8 +20,8 @@ from slackwater.snapshot.status.roster import beats
 from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.snapshot.take.taking import try_complete
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.sst.hashing import hash_keys

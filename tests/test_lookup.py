@@ -14,7 +14,7 @@ from slackwater.snapshot.query.columns import parse_key
 from slackwater.snapshot.query.lookup import get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Manifest, Table

@@ -21,7 +21,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.shared_counts import SharedCounts, shared_stats
-from slackwater.store.objects.spool import SpooledStore
+from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.read.blocks import holder
 from slackwater.store.read.metering import charged, looked_up
 from slackwater.store.read.reads import Reads

@@ -16,7 +16,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.leftovers import Leftover, Leftovers
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 
 
 @pytest.fixture

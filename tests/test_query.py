@@ -11,7 +11,7 @@ from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
 from .histories import STAGES, TABLES, FlightsApp, Kafka, flights, rows_of

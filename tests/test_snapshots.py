@@ -13,7 +13,7 @@ from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, codec, keys
 from slackwater.store.versions.manifest import AppInfo, Origin
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Refused, Usage
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.blocks import BLOCK_ROWS, Block, decode, fetch, holder
 from slackwater.store.read.ranged import RangedSst
 from slackwater.store.read.reads import Reads

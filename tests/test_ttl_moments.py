@@ -18,8 +18,8 @@ from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.succession import differences
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import ttl
 from slackwater.store.versions import apps, history, keys

@@ -14,8 +14,8 @@ from msgspec.structs import astuple, replace
 from slackwater.cli import humane, main
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.metering import charged
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import claim, commit, successor

@@ -22,7 +22,7 @@ from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.sst import SstWriter, prepare
 from slackwater.store.sst.types import TOMBSTONE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.turned import KeyChange, TurnedKeys
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
-    from ...store.objects.objects import ObjectStore
+    from ...store.objects.protocol import ObjectStore
 
 __all__ = ["app"]
 

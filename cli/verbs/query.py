@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...snapshot.cut.topology import Cut
-    from ...store.objects.objects import ObjectStore
+    from ...store.objects.protocol import ObjectStore
     from ...store.versions.manifest import Manifest
 
 __all__ = ["app"]

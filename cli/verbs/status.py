@@ -14,7 +14,7 @@ from ..settings import Settings, load
 from ..tables import Grid
 
 if TYPE_CHECKING:
-    from ...store.objects.objects import ObjectStore
+    from ...store.objects.protocol import ObjectStore
     from ..overview import AppOverview, InputOverview, StageOverview, TableFigures
 
 __all__ = ["app"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ...errors import NotFound, Refused
 from ...snapshot.clone.clone import channel_topic
 from ...snapshot.maintain.retire import bring_back
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest, Output, Table, Ttl

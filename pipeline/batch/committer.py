@@ -23,8 +23,8 @@ from itertools import takewhile
 from ...errors import CommitConflict, Fenced, Refused
 from ...store.compaction.compaction import Done
 from ...store.compaction.rebase import rebase
-from ...store.objects.objects import ObjectStore
-from ...store.objects.spool import SpooledStore
+from ...store.objects.protocol import ObjectStore
+from ...store.objects.spooled import SpooledStore
 from ...store.read.metering import charged
 from ...store.versions import boundary, commit, history
 from ...store.versions.manifest import Manifest, Stats

@@ -14,7 +14,7 @@ from ...errors import SlackwaterError
 from ...store.compaction import compaction, merging
 from ...store.compaction.compaction import Compaction, Done
 from ...store.compaction.picking import pick_for
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest, Sst
 from .stall import Compacting

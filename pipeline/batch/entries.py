@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ...errors import Gone, Refused
 from ...snapshot.cut import losses, requests
 from ...snapshot.take import operations
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest
 

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from ...errors import SlackwaterError
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.reads import Reads
 from ...store.versions.manifest import Manifest, Sst

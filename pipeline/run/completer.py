@@ -11,7 +11,7 @@ from ...snapshot.cut import requests
 from ...snapshot.cut.requests import Request
 from ...snapshot.take import operations, taking
 from ...snapshot.take.capture import ChannelReader
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 
 __all__ = ["Completer"]

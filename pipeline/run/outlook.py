@@ -10,7 +10,7 @@ from contextlib import suppress
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.status import roster
 from ...snapshot.status.lag import StageLag, input_lag
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.stage_runner import StageRunner

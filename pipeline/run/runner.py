@@ -22,8 +22,8 @@ from ...errors import Refused, Usage
 from ...snapshot.clone.clone import unfinished
 from ...snapshot.maintain.retire import absent
 from ...store.objects.counting import CountingStore
-from ...store.objects.objects import ObjectStore
 from ...store.objects.open import access_to, open_store
+from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo

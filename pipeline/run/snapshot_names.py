@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import Corruption, Unavailable
 from ...snapshot.cut.requests import open_requests
 from ...snapshot.take.snapshots import list_snapshots
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 
 __all__ = ["SnapshotNames"]
 

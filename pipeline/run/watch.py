@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from ...errors import SlackwaterError, Unavailable
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input
 from ..api.app import App

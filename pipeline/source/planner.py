@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...errors import Unavailable
 from ...snapshot.cut.requests import open_requests
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..kafka.kafka import end_offsets

@@ -21,8 +21,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...store.objects.counting import CountingStore
-from ...store.objects.objects import ObjectStore
 from ...store.objects.open import open_store
+from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
 from ..kafka.kafka import offsets
 from ..kafka.records import Truncation, read_range

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import Refused, Usage
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import boundary
 from ...store.versions.manifest import Manifest

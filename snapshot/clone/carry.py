@@ -6,7 +6,7 @@ from typing import Protocol
 import pyarrow as pa
 from msgspec import Struct
 
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Input, Output
 from ..cut.in_flight import InFlight, stretch

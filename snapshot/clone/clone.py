@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import CommitConflict, NotFound, ObjectExists, ObjectNotFound, Refused
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.commit import commit

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from ...errors import Corruption, NotFound, SlackwaterError
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import boundary, history
 from ...store.versions.manifest import Manifest
 from ..take.snapshots import of_snapshot, read_snapshot

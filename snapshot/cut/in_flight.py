@@ -6,7 +6,7 @@ between.
 
 from dataclasses import dataclass
 
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input
 from .topology import Channel, Cut, channels

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...errors import NotFound
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, boundary, history
 from ...store.versions.boundary import Boundary, Moment
 from ...store.versions.manifest import Manifest

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from ...errors import ObjectNotFound, Refused
-from ...store.objects.objects import ObjectStore, documents
+from ...store.objects.protocol import ObjectStore, documents
 from ...store.versions import codec, keys
 from ...store.versions import limits as fits
 

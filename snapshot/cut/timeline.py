@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...errors import NotFound
-from ...store.objects.objects import ObjectInfo, ObjectStore, exists
+from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import keys
 from ..take.snapshots import list_snapshots
 from .gc import MARGIN_MS, look

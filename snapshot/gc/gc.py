@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from ...errors import Corruption, SlackwaterError
 from ...store.objects.leftovers import Leftover, Leftovers
-from ...store.objects.objects import ObjectInfo, ObjectStore
+from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, boundary, keys
 from ...store.versions.boundary import MIN_AGE_MS, Boundary
 from ..take.operations import record

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from itertools import groupby
 
 from ...store.objects.leftovers import Leftover, Leftovers
-from ...store.objects.objects import ObjectInfo
+from ...store.objects.protocol import ObjectInfo
 from ...store.versions import keys
 from ..cut.requests import open_requests
 from ..take.snapshots import list_snapshots

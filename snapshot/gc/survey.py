@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...errors import Corruption, ObjectNotFound
-from ...store.objects.objects import ObjectInfo, ObjectStore
+from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import boundary, codec, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.boundary import MIN_AGE_MS, Boundary

@@ -7,7 +7,7 @@ from functools import partial
 
 from ...errors import Refused, Unavailable
 from ...store.compaction.picking import pick_for
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.commit import is_retired

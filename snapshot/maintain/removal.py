@@ -19,7 +19,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import ObjectExists, ObjectNotFound, Refused
-from ...store.objects.objects import ObjectInfo, ObjectStore, exists
+from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, boundary, codec, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest

@@ -13,7 +13,7 @@ from ulid import ULID
 
 from ...errors import Refused
 from ...knobs import whole
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import NotFound, Refused
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest
 from ..cut.moments import stages_of

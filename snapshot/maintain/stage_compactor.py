@@ -18,7 +18,7 @@ from ...store.compaction.compaction import Compaction, Done, apply
 from ...store.compaction.merging import Stopped, run
 from ...store.compaction.picking import pick_for
 from ...store.objects.counting import CountingStore
-from ...store.objects.objects import ObjectStore, exists
+from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
 from ...store.read.metering import charged
 from ...store.versions import commit, history

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from ...errors import NotFound
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from ...errors import Usage
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 from ..cut.in_flight import InFlight, stretch
 from ..cut.topology import Cut, channels

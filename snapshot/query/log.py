@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Kind, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ...errors import NotFound
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.index import point_get
 from ...store.sst.hashing import hash_keys
 from ..cut.topology import Cut

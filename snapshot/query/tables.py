@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import NotFound, SlackwaterError, Usage
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read import relation
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Table

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from ...errors import ObjectNotFound
-from ...store.objects.objects import ObjectStore, documents
+from ...store.objects.protocol import ObjectStore, documents
 from ...store.versions import codec, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest

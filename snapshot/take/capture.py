@@ -20,7 +20,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import Corruption, Gone, ObjectNotFound, Unavailable
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.sst.whole import read_whole
 from ...store.versions import checks, keys, spark_ddl
 from ...store.versions import limits as fits

@@ -8,7 +8,7 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import ObjectNotFound
-from ...store.objects.objects import ObjectStore, documents
+from ...store.objects.protocol import ObjectStore, documents
 from ...store.versions import codec, keys
 from ...store.versions import limits as fits
 

@@ -7,8 +7,8 @@ from msgspec import Struct
 from ulid import ULID
 
 from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
-from ...store.objects.objects import ObjectStore, documents, exists
 from ...store.objects.open import open_store
+from ...store.objects.protocol import ObjectStore, documents, exists
 from ...store.versions import apps, boundary, checks, codec, history, keys
 from ...store.versions import limits as fits
 from ..cut.in_flight import InFlight, in_flight

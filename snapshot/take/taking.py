@@ -12,7 +12,7 @@ from ulid import ULID
 
 from ...chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
 from ...errors import Corruption, Refused
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
 from ...store.versions.manifest import Manifest, Span
 from ..cut.in_flight import InFlight, in_flight

@@ -8,8 +8,8 @@ SST of another app that the one before it did not, so the oldest that is left na
 from collections.abc import Iterator
 
 from ...errors import NotFound, Refused
-from ...store.objects.objects import ObjectStore
 from ...store.objects.open import open_store
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from .snapshots import Snapshot, clone_lives, list_snapshots, of_snapshot
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...errors import Corruption, NotFound
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ..cut.in_flight import InFlight, stretch
 from ..cut.topology import Channel, Cut, channels

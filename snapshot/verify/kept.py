@@ -9,7 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import Corruption, ObjectNotFound
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.sst.whole import read_whole
 from ..cut.in_flight import InFlight
 from ..take.capture import ADDRESS, Captured, CapturedObject

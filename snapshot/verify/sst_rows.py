@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import Corruption
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.read.blocks import decode, fetch
 from ...store.read.tails import decode_tail
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys

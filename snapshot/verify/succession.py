@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 from ...errors import ObjectNotFound
-from ...store.objects.objects import ObjectStore
+from ...store.objects.protocol import ObjectStore
 from ...store.versions import boundary, history, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output
 from ..cut.timeline import before

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..read.cache import Mapped, SstCache
 from ..read.ranged import RangedSst
 from ..read.reads import Reads

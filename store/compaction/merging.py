@@ -13,7 +13,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..sst.hashing import sort_keys
 from ..sst.runs import bounds, of_hash, sorted_runs, touched

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..sst.sst import ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table

@@ -10,10 +10,10 @@ __all__ = [
     "leftovers",
     "local",
     "memory",
-    "objects",
     "open",
+    "protocol",
     "retry",
     "retry_budget",
     "shared_counts",
-    "spool",
+    "spooled",
 ]

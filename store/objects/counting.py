@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TypeVar
 
 from ..versions.manifest import Stats
-from .objects import ObjectInfo, ObjectStore
+from .protocol import ObjectInfo, ObjectStore
 
 __all__ = ["VERBS", "CountingStore"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import RLock
 
 from ...errors import ObjectExists, Unavailable
-from .objects import ObjectInfo, ObjectStore
+from .protocol import ObjectInfo, ObjectStore
 
 __all__ = ["FaultyStore"]
 

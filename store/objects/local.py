@@ -12,7 +12,7 @@ from uuid import uuid4
 from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from ..versions.keys import check_key
 from .leftovers import Leftover
-from .objects import ObjectInfo, check_range
+from .protocol import ObjectInfo, check_range
 
 __all__ = ["LocalStore"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...errors import ObjectExists, ObjectNotFound
 from ..versions.keys import check_key
-from .objects import ObjectInfo, check_range
+from .protocol import ObjectInfo, check_range
 
 __all__ = ["MemoryStore"]
 

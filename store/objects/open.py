@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import Usage
 from .local import LocalStore
-from .objects import ObjectStore
+from .protocol import ObjectStore
 from .s3.s3_access import Remote, S3Access, S3Place
 
 __all__ = ["PATIENCE_S", "access_to", "check_root", "open_store", "take"]

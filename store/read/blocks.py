@@ -12,9 +12,9 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ..objects.counting import CountingStore
-from ..objects.objects import ObjectStore
 from ..objects.open import open_store
-from ..objects.spool import SpooledStore
+from ..objects.protocol import ObjectStore
+from ..objects.spooled import SpooledStore
 from ..sst.types import HASH, stored_schema
 from ..versions.manifest import Sst
 

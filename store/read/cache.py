@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from ...errors import Corruption, Unavailable
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..sst.types import sst_schema, stored_schema
 from ..versions.manifest import Sst, Table
 from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder

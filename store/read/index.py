@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..sst.hashing import normalise_keys, same_keys
 from ..sst.stamps import expired
 from ..sst.ttl import check_clock

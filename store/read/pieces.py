@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ...errors import ObjectNotFound
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst
 from .blocks import corrupt, holder
 from .reads import Reads

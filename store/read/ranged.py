@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..sst.filter import Filter
 from ..sst.types import HASH
 from ..sst.whole import read_groups

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import Usage
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
 from ..versions.manifest import Manifest, Sst, Table

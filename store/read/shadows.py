@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cachetools import LRUCache
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..sst.hashing import same_keys
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..sst.filter import Filter
 from ..sst.types import HASH, sst_schema
 from ..versions.manifest import Sst, Table

@@ -21,7 +21,7 @@ import xxhash
 from ulid import ULID
 
 from ...errors import Refused
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from ..versions import keys
 from ..versions.manifest import Sst, Table
 from .filter import FALSE_POSITIVES

@@ -1,7 +1,7 @@
 """Which apps a store root holds, and who they are."""
 
 from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from . import codec, keys
 from .manifest import AppInfo
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from ...errors import ObjectExists, ObjectNotFound, Refused
-from ..objects.objects import ObjectStore, documents
+from ..objects.protocol import ObjectStore, documents
 from . import checks, codec, keys
 from . import limits as fits
 

@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from ...errors import Corruption, Unstorable
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 

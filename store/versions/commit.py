@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
-from ..objects.objects import ObjectStore, exists
+from ..objects.protocol import ObjectStore, exists
 from . import boundary, codec, history, keys
 from .manifest import Kind, Manifest
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from cachetools import LRUCache
 
 from ...errors import Corruption, NotFound, ObjectNotFound
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from . import apps, boundary, codec, keys
 from .manifest import Manifest
 

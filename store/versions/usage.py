@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import astuple
 
-from ..objects.objects import ObjectStore
+from ..objects.protocol import ObjectStore
 from . import history, keys
 from .manifest import Manifest, Stats
 

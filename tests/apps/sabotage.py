@@ -16,7 +16,7 @@ from typing import Any
 from slackwater.pipeline.batch import stage_runner
 from slackwater.pipeline.run.spool_folder import beside
 from slackwater.store.compaction import merging
-from slackwater.store.objects.objects import ObjectStore
+from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions.manifest import Manifest
 
 _commit = stage_runner.commit.commit

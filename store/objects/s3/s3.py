@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from ....errors import ObjectExists, ObjectNotFound
 from ...versions.keys import check_key
 from ..leftovers import Leftover
-from ..objects import ObjectInfo, check_range
+from ..protocol import ObjectInfo, check_range
 from ..retry import Retry
 from .s3_access import S3Access, S3Place
 from .s3_client import Connection, Options, connection, error_code, hand_over, translated, without_credentials

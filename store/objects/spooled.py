@@ -10,7 +10,7 @@ from pathlib import Path
 from ...errors import ObjectNotFound
 from .counting import CountingStore
 from .local import LocalStore
-from .objects import ObjectInfo, ObjectStore
+from .protocol import ObjectInfo, ObjectStore
 
 __all__ = ["SpooledStore"]
 
