@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Usage
-from ..store.objects.s3.s3_settings import as_variables, exported, settings_in
+from ..store.objects.s3.settings import as_variables, exported, settings_in
 from . import prices, retention
 from .humane import nearest
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
-from slackwater.store.objects.s3.s3 import S3Store
-from slackwater.store.objects.s3.s3_client import connection
-from slackwater.store.objects.s3.s3_settings import S3Settings
+from slackwater.store.objects.s3.client import connection
+from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3.store import S3Store
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import commit
 

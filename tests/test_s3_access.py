@@ -16,10 +16,10 @@ import pytest
 from slackwater.errors import Refused
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import access_to, open_store, take
-from slackwater.store.objects.s3 import s3_client
-from slackwater.store.objects.s3.s3 import S3Store
-from slackwater.store.objects.s3.s3_access import S3Access, S3Credentials
-from slackwater.store.objects.s3.s3_settings import S3Settings
+from slackwater.store.objects.s3 import client
+from slackwater.store.objects.s3.access import S3Access, S3Credentials
+from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3.store import S3Store
 
 from .s3_servers import BUCKET, signed
 
@@ -67,7 +67,7 @@ def access(key: str = ACCESS_KEY, token: str = "") -> S3Access:
 
 def signs_with(store: object) -> tuple[str | None, ...]:
     assert isinstance(store, S3Store)
-    now = s3_client.connection(store._options).credentials
+    now = client.connection(store._options).credentials
     assert now is not None
     frozen = now.get_frozen_credentials()
     return frozen.access_key, frozen.secret_key, frozen.token
@@ -86,7 +86,7 @@ def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
         with environment(AWS_ENDPOINT_URL=endpoint, **known):
             store = open_store(f"s3://{BUCKET}/{uuid4().hex}", patience_s=10)
             assert isinstance(store, S3Store)
-            s3_client.connection(store._options).s3.create_bucket(Bucket=BUCKET)
+            client.connection(store._options).s3.create_bucket(Bucket=BUCKET)
             store.put("from-a-driver", b"there")
             handed = pickle.dumps((store.url, access_to(store)))
             for others in ({}, OTHERS):
@@ -121,7 +121,7 @@ def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_
     with environment(**OTHERS):
         store = open_store("s3://a-bucket", place=take(found))
         assert isinstance(store, S3Store)
-        s3 = s3_client.connection(store._options).s3
+        s3 = client.connection(store._options).s3
         url = s3.generate_presigned_url("get_object", Params={"Bucket": "a-bucket", "Key": "k"})
     assert url.startswith("https://a-bucket.s3.")
     assert s3.meta.region_name == "eu-west-1"
@@ -131,12 +131,12 @@ def test_new_credentials_are_taken_by_the_clients_that_are_there_and_none_is_add
     first = access()
     store = open_store(f"s3://{BUCKET}", place=take(first))
     assert signs_with(store) == (ACCESS_KEY, SECRET_KEY, None)
-    before = len(s3_client._connections)
+    before = len(client._connections)
     for n in range(50):
         renewed = replace(first, credentials=S3Credentials(f"key-{n}", f"secret-{n}", f"token-{n}"))
         again = open_store(f"s3://{BUCKET}", place=take(renewed))
         assert signs_with(store) == signs_with(again) == (f"key-{n}", f"secret-{n}", f"token-{n}")
-    assert len(s3_client._connections) == before
+    assert len(client._connections) == before
 
 
 def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> None:

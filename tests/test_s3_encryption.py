@@ -12,9 +12,9 @@ from slackwater.cli.settings import load
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.store.objects.open import open_store
-from slackwater.store.objects.s3.s3 import S3Store
-from slackwater.store.objects.s3.s3_client import connection
-from slackwater.store.objects.s3.s3_settings import S3Settings, settings_in
+from slackwater.store.objects.s3.client import connection
+from slackwater.store.objects.s3.settings import S3Settings, settings_in
+from slackwater.store.objects.s3.store import S3Store
 
 from .running import Ledger
 from .s3_servers import BUCKET

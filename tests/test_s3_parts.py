@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.store.objects.s3.s3 import S3Store
-from slackwater.store.objects.s3.s3_client import connection
-from slackwater.store.objects.s3.s3_settings import S3Settings
+from slackwater.store.objects.s3.client import connection
+from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3.store import S3Store
 
 from .s3_proxy import S3Proxy
 from .s3_servers import BUCKET

@@ -20,8 +20,8 @@ from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.source import ChannelSource, Private, TopicSource, open_stream
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
-from slackwater.store.objects.s3.s3_access import S3Access, S3Credentials, S3Place
-from slackwater.store.objects.s3.s3_settings import S3Settings
+from slackwater.store.objects.s3.access import S3Access, S3Credentials, S3Place
+from slackwater.store.objects.s3.settings import S3Settings
 from typer.testing import CliRunner
 
 from .running import APPS, PAIR
@@ -123,7 +123,7 @@ def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) ->
         f"import sys; sys.path.insert(0, {str(sent)!r})\n"
         "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers, slackwater.pipeline.state.update\n"
         "import slackwater.pipeline.state.aggregates, slackwater.pipeline.state.upsert\n"
-        "import slackwater.store.objects.s3.s3, slackwater as sw\n"
+        "import slackwater.store.objects.s3.store, slackwater as sw\n"
         "sw.aggregate(n=sw.count())\n"
         "ours = [m.__file__ for name, m in sys.modules.items() if name.startswith('slackwater')]\n"
         f"assert all(file.startswith({str(sent)!r}) for file in ours), ours\n"

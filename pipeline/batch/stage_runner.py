@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.s3_access import S3Access
-from ...store.objects.s3.s3_settings import found_by
+from ...store.objects.s3.access import S3Access
+from ...store.objects.s3.settings import found_by
 from ...store.objects.spooled import SpooledStore
 from ...store.read.cache import SstCache
 from ...store.sst import runs, ttl

@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.s3_access import S3Access, S3Place
+from ...store.objects.s3.access import S3Access, S3Place
 from ...store.objects.spooled import SpooledStore
 from ...store.read import index
 from ...store.read.cache import SstCache

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 from ...errors import Usage
 from .local import LocalStore
 from .protocol import ObjectStore
-from .s3.s3_access import Remote, S3Access, S3Place
+from .s3.access import Remote, S3Access, S3Place
 
 __all__ = ["PATIENCE_S", "access_to", "check_root", "open_store", "take"]
 
@@ -33,7 +33,7 @@ def take(access: S3Access | None) -> S3Place | None:
     """Get to S3 as another process does: its place, for `open_store`. Stores that are open there sign anew."""
     if access is None:
         return None
-    from .s3.s3_session import take as sign_anew
+    from .s3.session import take as sign_anew
 
     return sign_anew(access)
 
@@ -75,7 +75,7 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S, place: S3Place | Non
             if any(segment in ("", ".", "..") for segment in prefix.split("/")) and prefix:
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
             # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
-            from .s3.s3 import S3Store
+            from .s3.store import S3Store
 
             return S3Store(bucket, prefix, patience_s=patience_s, place=place)
         case "s3a" | "s3n":

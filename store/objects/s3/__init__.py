@@ -3,4 +3,4 @@
 The only place that imports boto3 and botocore. Not here: anything that a folder on a disk needs as well.
 """
 
-__all__ = ["s3", "s3_access", "s3_client", "s3_encryption", "s3_session", "s3_settings", "s3_transfer"]
+__all__ = ["access", "client", "encryption", "session", "settings", "store", "transfer"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from ....errors import Refused
-from .s3_settings import S3Settings
+from .settings import S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

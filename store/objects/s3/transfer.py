@@ -12,8 +12,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from ....errors import Refused
 from ..retry import TransientError
-from .s3_client import error_code
-from .s3_settings import S3Settings
+from .client import error_code
+from .settings import S3Settings
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

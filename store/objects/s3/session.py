@@ -10,7 +10,7 @@ from botocore.credentials import CredentialProvider, CredentialResolver, Credent
 from botocore.session import Session as Core
 
 from ....errors import Refused
-from .s3_access import S3Access, S3Place
+from .access import S3Access, S3Place
 
 __all__ = ["session_at", "take"]
 

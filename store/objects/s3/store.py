@@ -15,10 +15,10 @@ from ...versions.keys import check_key
 from ..leftovers import Leftover
 from ..protocol import ObjectInfo, check_range
 from ..retry import Retry
-from .s3_access import S3Access, S3Place
-from .s3_client import Connection, Options, connection, error_code, hand_over, translated, without_credentials
-from .s3_settings import S3Settings, settings_in
-from .s3_transfer import download, read, upload
+from .access import S3Access, S3Place
+from .client import Connection, Options, connection, error_code, hand_over, translated, without_credentials
+from .settings import S3Settings, settings_in
+from .transfer import download, read, upload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from .s3_settings import S3Settings
+from .settings import S3Settings
 
 __all__ = ["Remote", "S3Access", "S3Credentials", "S3Place"]
 

@@ -18,10 +18,10 @@ from urllib3.exceptions import HTTPError
 from ....errors import NotFound, Refused, Usage
 from ..retry import TransientError
 from ..retry_budget import RetryBudget
-from .s3_access import S3Access, S3Credentials, S3Place
-from .s3_encryption import encrypt
-from .s3_session import session_at
-from .s3_settings import S3Settings
+from .access import S3Access, S3Credentials, S3Place
+from .encryption import encrypt
+from .session import session_at
+from .settings import S3Settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
