@@ -41,7 +41,7 @@ from slackwater.store.compaction.picking import pick
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sst
 from slackwater.store.sst.hashing import partition_of
-from slackwater.store.versions import apps, boundary
+from slackwater.store.versions import apps, horizon
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Policy, Table
 
@@ -127,7 +127,7 @@ class _Making:
         app.run([Flight("N001", "C1", 5000)])
         app.run(flights(10, aircraft=9))
         collect(self.store, app.name, Retention(all_ms=2 * HOUR_MS, hourly_ms=12 * HOUR_MS), by=BY)
-        thinned = boundary.newest(self.store, app.name)
+        thinned = horizon.newest(self.store, app.name)
         assert thinned is not None
         assert any(moment.until_ms for moment in thinned.moments)
         app.step_all()

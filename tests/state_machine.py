@@ -30,7 +30,7 @@ from slackwater.store.compaction.picking import pick_for
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.runs import by_partition, sorted_runs, touched
 from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms
-from slackwater.store.versions import apps, boundary, history, keys
+from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 
 from .collecting import AgingStore, fresh
@@ -264,7 +264,7 @@ class StateMachine(RuleBasedStateMachine):
             version: (history.read(store, app, STAGE, version).time_ms, written[keys.manifest(app, STAGE, version)])
             for version in history.versions(store, app, STAGE)
         }
-        limit = next((each for each in reversed(boundary.all_of(store, app)) if each.final), None)
+        limit = next((each for each in reversed(horizon.all_of(store, app)) if each.final), None)
         whole = limit.first.get(STAGE, 1) if limit else 1
         collect(store, app, retention, by="test")
         pinned = {version for (of, _), version in self.pins.items() if of == app}

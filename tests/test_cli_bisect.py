@@ -15,8 +15,8 @@ from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import boundary
-from slackwater.store.versions.boundary import Boundary
+from slackwater.store.versions import horizon
+from slackwater.store.versions.horizon import Boundary
 from typer.testing import CliRunner, Result
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh
@@ -194,7 +194,7 @@ def thinned(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
 
 
 def boundary_of(app: FlightsApp) -> Boundary:
-    limit = boundary.newest(app.store, app.name)
+    limit = horizon.newest(app.store, app.name)
     assert limit is not None
     return limit
 

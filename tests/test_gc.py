@@ -23,7 +23,7 @@ from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.operations import list_operations
 from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import boundary, history, keys
+from slackwater.store.versions import history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import Manifest
 
@@ -85,7 +85,7 @@ def test_without_rules_all_history_stays_and_only_litter_goes() -> None:
     assert (done.objects, done.bytes) == (1, 6)
     assert before <= keys_of(store)
     assert keys.sst("flights", "carriers", "01ATTEMPTTHATFAILED") not in keys_of(store)
-    assert boundary.newest(store, "flights") is None
+    assert horizon.newest(store, "flights") is None
     check_whole(app)
 
 
@@ -175,7 +175,7 @@ def test_a_version_that_stayed_names_its_moment_and_one_that_went_is_not_found()
     for _ in range(6):
         app.run(flights(200))
     gc(app, Retention(all_ms=HOUR_MS, hourly_ms=1000 * HOUR_MS))
-    limit = boundary.newest(app.store, "flights")
+    limit = horizon.newest(app.store, "flights")
     assert limit is not None
     moment = limit.moments[1]
     store = fresh(app.store)
@@ -197,7 +197,7 @@ def test_a_second_collection_thins_out_further_and_keeps_what_it_should() -> Non
         wait(app, 24 * HOUR_MS)
         app.run(flights(20))
     gc(app, Retention(all_ms=HOUR_MS, hourly_ms=3 * HOUR_MS, daily_ms=1000 * HOUR_MS))
-    limit = boundary.newest(app.store, "flights")
+    limit = horizon.newest(app.store, "flights")
     assert limit is not None
     assert len(limit.moments) == 1
     check_whole(app)
@@ -297,7 +297,7 @@ def test_a_stage_that_is_gone_is_no_reason_to_take_what_snapshots_pin_of_the_oth
         assert history.read(store, app.name, stage, manifest.version) == manifest
     assert {stage: rows_of(store, there[stage]) for stage in shown} == shown
     # The rest of a moment is no moment of the app.
-    limit = boundary.newest(store, app.name)
+    limit = horizon.newest(store, app.name)
     assert limit is None or limit.moments == ()
     with pytest.raises(NotFound, match=gone):
         of_snapshot(store, pinned)
@@ -340,7 +340,7 @@ def test_a_manifest_that_should_be_there_and_is_not_ends_it_before_anything_is_d
     if how == "missing snapshot":
         pin(app.store, resolve(app.store, "flights/legs@v2", now_ms=0), "early")
         gc(app)
-        (kept,) = boundary.newest(app.store, "flights").kept["legs"][:1]  # type: ignore[union-attr]
+        (kept,) = horizon.newest(app.store, "flights").kept["legs"][:1]  # type: ignore[union-attr]
         version = kept
     key = keys.manifest("flights", "legs", version)
     if how == "unreadable":
@@ -522,7 +522,7 @@ def _write(app: FlightsApp, manifest: Manifest) -> None:
 
 def test_a_writer_that_was_away_for_less_than_half_a_minute_need_not_look() -> None:
     now = 0.0
-    sights = boundary.Sights(lambda: now)
+    sights = horizon.Sights(lambda: now)
     sights.saw_free("app", "stage", 5, sights.now())
     now = 29.0
     assert sights.is_fresh("app", "stage", 5)

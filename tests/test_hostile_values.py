@@ -16,7 +16,7 @@ from slackwater.snapshot.take.snapshots import read_snapshot
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import apps, boundary, codec, history, keys, limits
+from slackwater.store.versions import apps, codec, history, horizon, keys, limits
 from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.keys import check_columns
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
@@ -198,7 +198,7 @@ def test_a_request_whose_id_is_no_ulid_and_a_boundary_out_of_order_are_refused(r
     kept = json.loads((root / limit).read_bytes())["kept"]
     tamper(root, limit, ("kept", min(kept)), [3, 2])
     with pytest.raises(Corruption, match="expected versions ascending"):
-        boundary.newest(store, "flights")
+        horizon.newest(store, "flights")
 
 
 def test_an_object_larger_than_any_can_be_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions import boundary, history
+from slackwater.store.versions import history, horizon
 
 from .answering import KEPT, ask, comparable, lasts
 from .histories import STAGES, FlightsApp, Kafka, Message, flights, rows_of
@@ -157,7 +157,7 @@ def test_what_came_with_format_2_is_there_and_is_read(root: Path, store: ObjectS
         assert versions[at + 1].kind == "batch"
         assert versions[-1].inputs[name].lost == versions[at].inputs[name].lost != ()
     assert [each.kind for each in history.after(store, "lossy", "carriers", 0)][-1] == "retire"
-    thinned = boundary.newest(store, "flights")
+    thinned = horizon.newest(store, "flights")
     assert thinned is not None
     assert any(moment.until_ms for moment in thinned.moments)
     (alive,) = beats(store, "types", 0)

@@ -14,7 +14,7 @@ from slackwater.snapshot.take.snapshots import list_snapshots, pin, remove
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.versions import apps, boundary, history, keys
+from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.commit import commit, successor
 
 from .collecting import AgingStore, Killed, aging_app, fresh, keys_of
@@ -135,10 +135,10 @@ def test_a_runner_is_not_taken_by_surprise() -> None:
 def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:
     app = made()
     running = app.heads["legs"]
-    assert boundary.sights(app.store).is_fresh("flights", "legs", running.version + 1)
+    assert horizon.sights(app.store).is_fresh("flights", "legs", running.version + 1)
     gone(app)
     # It had seen that its next number is free before the app was removed, and that is longer ago than it may trust it.
-    boundary.sights(app.store).saw_free("flights", "legs", running.version + 1, -1e9)
+    horizon.sights(app.store).saw_free("flights", "legs", running.version + 1, -1e9)
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
     with pytest.raises(Fenced, match="flights/legs was removed"):
         commit(app.store, draft)
@@ -159,7 +159,7 @@ def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
         )
 
     remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, tell=told.append, pause=pause)
-    assert waited == [boundary.SETTLED_MS / 1_000]
+    assert waited == [horizon.SETTLED_MS / 1_000]
     assert told == ["every stage of flights is retired; in 45 s no runner of it can write any more"]
 
 

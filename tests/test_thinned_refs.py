@@ -11,8 +11,8 @@ from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.topology import violations
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.store.versions import boundary, history
-from slackwater.store.versions.boundary import Boundary
+from slackwater.store.versions import history, horizon
+from slackwater.store.versions.horizon import Boundary
 from slackwater.store.versions.manifest import Manifest
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh
@@ -55,7 +55,7 @@ def thinned(steps: list[tuple[str, int, int]], rules: Retention) -> FlightsApp:
 
 
 def boundary_of(app: FlightsApp) -> Boundary:
-    return boundary.newest(app.store, app.name) or Boundary(0, final=True)
+    return horizon.newest(app.store, app.name) or Boundary(0, final=True)
 
 
 def firsts(app: FlightsApp) -> dict[str, Manifest]:

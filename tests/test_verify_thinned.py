@@ -6,7 +6,7 @@ from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify
-from slackwater.store.versions import boundary, history, keys
+from slackwater.store.versions import history, horizon, keys
 
 from .collecting import HOUR_MS, StoreClock, aging_app, fresh
 from .histories import STAGES, FlightsApp, flights
@@ -51,7 +51,7 @@ def test_versions_that_were_collected_are_not_missing(app: FlightsApp, ref: str)
 
 
 def test_a_version_that_is_doomed_and_still_there_is_no_part_of_the_history(app: FlightsApp) -> None:
-    limit = boundary.newest(app.store, app.name)
+    limit = horizon.newest(app.store, app.name)
     assert limit is not None
     doomed = keys.manifest(app.name, "aircraft", limit.first["aircraft"] - 1)
     app.store.put(doomed, b"whatever it was")
@@ -60,7 +60,7 @@ def test_a_version_that_is_doomed_and_still_there_is_no_part_of_the_history(app:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_version_that_the_collection_left_and_that_is_gone_is_named(app: FlightsApp, stage: str) -> None:
-    limit = boundary.newest(app.store, app.name)
+    limit = horizon.newest(app.store, app.name)
     assert limit is not None
     gone = keys.manifest(app.name, stage, limit.kept[stage][0])
     app.store.delete(gone)
@@ -68,7 +68,7 @@ def test_a_version_that_the_collection_left_and_that_is_gone_is_named(app: Fligh
 
 
 def test_the_version_from_which_on_the_history_is_whole_is_named_when_it_is_gone(app: FlightsApp) -> None:
-    limit = boundary.newest(app.store, app.name)
+    limit = horizon.newest(app.store, app.name)
     assert limit is not None
     gone = keys.manifest(app.name, "carriers", limit.first["carriers"])
     app.store.delete(gone)
@@ -83,7 +83,7 @@ def test_a_gap_in_what_is_whole_is_named(app: FlightsApp) -> None:
 
 
 def test_a_boundary_that_cannot_be_read_is_a_difference(app: FlightsApp) -> None:
-    limit = boundary.newest(app.store, app.name)
+    limit = horizon.newest(app.store, app.name)
     assert limit is not None
     key = keys.boundary(app.name, limit.number)
     app.store.put(key, b"{")

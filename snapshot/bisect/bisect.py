@@ -18,7 +18,7 @@ import pyarrow as pa
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import boundary
+from ...store.versions import horizon
 from ...store.versions.manifest import Manifest
 from ..cut.cut import resolve
 from ..cut.line import Line
@@ -111,7 +111,7 @@ def bisect(
 
 def _lost(store: ObjectStore, line: Line, asked: Mapping[str, Cut]) -> bool:
     """Whether garbage collection took some of the app's history; raises `Refused` for an end that lies there."""
-    limit = boundary.newest(store, line.heads.app)
+    limit = horizon.newest(store, line.heads.app)
     lost = [stage for stage, first in (limit.first if limit else {}).items() if first > 1]
     for ref, cut in asked.items():
         for stage in line.heads.stages:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import boundary, history
+from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest
 from ..take.snapshots import of_snapshot, read_snapshot
 from .line import newest_first
@@ -93,7 +93,7 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
     try:
         yield
     except SlackwaterError as error:
-        limit = boundary.newest(store, cut.app)
+        limit = horizon.newest(store, cut.app)
         gone = [f"{stage}@v{v}" for stage, v in cut.versions.items() if limit and not limit.allows(stage, v)]
         if not gone:
             raise
@@ -153,7 +153,7 @@ def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -
 
 def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFound:
     where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app
-    limit = boundary.newest(store, ref.app)
+    limit = horizon.newest(store, ref.app)
     lost = limit.first if limit else {}
     firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in (lost or stages)]
     times = [history.read(store, ref.app, stage, version).time_ms for stage, version in firsts if version]

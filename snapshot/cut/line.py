@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import boundary, history
-from ...store.versions.boundary import Boundary
+from ...store.versions import history, horizon
+from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from .consistency import raise_senders
 from .timeline import before, newest_where
@@ -166,7 +166,7 @@ def newest_first(
     `heads` is a consistent cut, or one stage alone. Of a stage whose history was collected come those versions from
     which on it is whole; with `thinned` then also those left before.
     """
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     ranks = {stage: rank for rank, stage in enumerate(order(heads))}
     ahead, last_ms = dict(heads), max((head.time_ms for head in heads.values()), default=0)
 

@@ -9,8 +9,8 @@ from functools import partial
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, boundary, history
-from ...store.versions.boundary import Boundary, Moment
+from ...store.versions import apps, history, horizon
+from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from .consistency import lower_receivers, raise_senders
 from .line import Line
@@ -76,7 +76,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     """
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
     # After the versions: what was collected while they were searched is said there.
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     if limit is not None and not _whole(limit, found):
         return _of_moment(store, app, limit.at(time_ms), time_ms)
     return _without_retired(store, app, found)
@@ -90,7 +90,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     """
     app = commit.app
     found = Line(store, Cut(app, _heads(store, app, stages))).up_to(commit)
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     if limit is None or _whole(limit, found.stages):
         return _without_retired(store, app, found.stages, commit)
     # No moment with this commit is earlier than the commit, so the oldest is the nearest.

@@ -22,8 +22,8 @@ from typing import TypeVar
 from ...errors import Corruption, SlackwaterError
 from ...store.objects.leftovers import Leftover, Leftovers
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, boundary, keys
-from ...store.versions.boundary import MIN_AGE_MS, Boundary
+from ...store.versions import apps, horizon, keys
+from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ..take.operations import record
 from .litter import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
@@ -195,7 +195,7 @@ def _fix(seen: Survey, names: set[str], plan: Reachable, retention: Retention, b
     settled = not seen.boundaries or seen.boundaries[-1].final
     if settled and _content(proposal) == _content(last or Boundary(0, final=True)):
         return plan
-    boundary.propose(store, app, proposal)
+    horizon.propose(store, app, proposal)
     try:
         final = reachable(seen.again(), retention, seen.read)
         _read_names(seen, names, final, plan)
@@ -203,7 +203,7 @@ def _fix(seen: Survey, names: set[str], plan: Reachable, retention: Retention, b
         # Nothing is doomed by it, and nobody shall find less because of it.
         store.delete(keys.boundary(app, number))
         raise
-    boundary.settle(store, app, final.boundary(number + 1, by, final=True))
+    horizon.settle(store, app, final.boundary(number + 1, by, final=True))
     return final
 
 
@@ -213,9 +213,9 @@ def _content(limit: Boundary) -> tuple[object, ...]:
 
 def _check_alone(seen: Survey) -> None:
     """Raise `Refused` if another collection has become final since the survey: what it took is not missing."""
-    finals = [each for each in boundary.all_of(seen.store, seen.app) if each.final]
+    finals = [each for each in horizon.all_of(seen.store, seen.app) if each.final]
     if finals and finals[-1] != seen.known.last:
-        raise boundary.overtaken(seen.app)
+        raise horizon.overtaken(seen.app)
 
 
 def _doomed(seen: Survey, plan: Reachable, names: Collection[str], stage: str, margin_ms: int) -> _Found:

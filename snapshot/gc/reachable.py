@@ -23,7 +23,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ...errors import Corruption, NotFound
-from ...store.versions.boundary import Boundary, Moment
+from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from ..cut.consistency import raise_senders
 from ..cut.timeline import newest_where

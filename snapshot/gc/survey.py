@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import boundary, codec, history, keys
+from ...store.versions import codec, history, horizon, keys
 from ...store.versions import limits as fits
-from ...store.versions.boundary import MIN_AGE_MS, Boundary
+from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..take.snapshots import list_snapshots
 from .reachable import Known, StageKnown
@@ -85,7 +85,7 @@ def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Surve
     """
     stages = history.list_stages(store, app)
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
-    boundaries = boundary.all_of(store, app)
+    boundaries = horizon.all_of(store, app)
     last = next((each for each in reversed(boundaries) if each.final), None)
     manifests = {stage: versions for stage in stages if (versions := _manifests(store, app, stage))}
     seen: dict[tuple[str, int], Manifest] = {}

@@ -20,7 +20,7 @@ from ulid import ULID
 
 from ...errors import ObjectExists, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
-from ...store.versions import apps, boundary, codec, history, keys
+from ...store.versions import apps, codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.topology import order
@@ -189,7 +189,7 @@ def _let_settle(
         for info in store.list(keys.manifests(app, head.stage), keys.manifest(app, head.stage, head.version - 1))
     )
     newest_ms = max(written, default=0)
-    while (left_s := (newest_ms + boundary.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
+    while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
         tell(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
         pause(left_s)
 

@@ -9,7 +9,7 @@ from ulid import ULID
 from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore, documents, exists
-from ...store.versions import apps, boundary, checks, codec, history, keys
+from ...store.versions import apps, checks, codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.refs import check_snapshot_name
@@ -289,7 +289,7 @@ def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
     written. So one of the two sees the other.
     """
     history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
-    limit = boundary.newest(store, written.app)
+    limit = horizon.newest(store, written.app)
     for stage, version in written.stages.items():
         if limit is not None and not limit.allows(stage, version):
             raise NotFound(

@@ -6,7 +6,7 @@ from itertools import pairwise, zip_longest
 
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import boundary, history, keys
+from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output
 from ..cut.timeline import before
 from .findings import Checked, noted
@@ -79,7 +79,7 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
     limit = None
     with noted(wrong):
         # After the listing: what a collection takes meanwhile is doomed by the boundary that is seen then.
-        limit = boundary.newest(store, app)
+        limit = horizon.newest(store, app)
     first = min(found, default=0)
     if limit is not None and stage in limit.first:
         first = limit.first[stage]

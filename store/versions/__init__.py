@@ -5,11 +5,11 @@ Pure Python and JSON, so that reading a manifest needs no Arrow. Not here: rows,
 
 __all__ = [
     "apps",
-    "boundary",
     "checks",
     "codec",
     "commit",
     "history",
+    "horizon",
     "keys",
     "limits",
     "manifest",

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ...errors import CommitConflict, Fenced, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
-from . import boundary, codec, history, keys
+from . import codec, history, horizon, keys
 from .manifest import Kind, Manifest
 
 __all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
@@ -76,7 +76,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
-    began = boundary.sights(store).now()
+    began = horizon.sights(store).now()
     try:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
@@ -85,7 +85,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         existing = manifest
     if existing == manifest:  # created, or our own write, whose answer was lost
         _check_not_collected(store, manifest)
-        boundary.sights(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
+        horizon.sights(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
         return
     if existing.epoch > manifest.epoch:
         raise _fenced(existing, manifest.epoch)
@@ -136,9 +136,9 @@ def claim(
     keys.check_name("app", app)
     keys.check_name("stage", stage)
     for attempt in count(1):
-        began = boundary.sights(store).now()
+        began = horizon.sights(store).now()
         head = history.head(store, app, stage, known=known)
-        boundary.sights(store).saw_free(app, stage, head.version + 1 if head else 1, began)
+        horizon.sights(store).saw_free(app, stage, head.version + 1 if head else 1, began)
         if head is None:
             draft = Manifest(app, stage, 1, 1, writer, now_ms, kind, by=by)
         else:
@@ -185,9 +185,9 @@ def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
     """Undo a create under a number that was used and collected while this writer was away."""
-    if boundary.sights(store).is_fresh(manifest.app, manifest.stage, manifest.version):
+    if horizon.sights(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
-    limit = boundary.newest(store, manifest.app)
+    limit = horizon.newest(store, manifest.app)
     if limit is not None and not limit.allows(manifest.stage, manifest.version):
         store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
         raise Fenced(

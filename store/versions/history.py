@@ -16,7 +16,7 @@ from cachetools import LRUCache
 
 from ...errors import Corruption, NotFound, ObjectNotFound
 from ..objects.protocol import ObjectStore
-from . import apps, boundary, codec, keys
+from . import apps, codec, horizon, keys
 from .manifest import Manifest
 
 __all__ = ["after", "find", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
@@ -148,7 +148,7 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
 
 def first_version(store: ObjectStore, app: str, stage: str) -> int:
     """The version from which on the history is whole, 0 when the stage has none. Two or three requests."""
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     if limit is not None and stage in limit.first:
         return limit.first[stage]
     return 1 if _exists(store, app, stage, 1) else next(_versions(store, app, stage), 0)
@@ -157,9 +157,9 @@ def first_version(store: ObjectStore, app: str, stage: str) -> int:
 def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
     """All versions that belong to the history, ascending: those left of what was collected, and the whole rest.
 
-    By listing: a request for each 1,000, and those of `boundary.newest`.
+    By listing: a request for each 1,000, and those of `horizon.newest`.
     """
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     found = _versions(store, app, stage)
     # One that is doomed may still be there, or be again, for a while.
     return tuple(version for version in found if limit is None or limit.allows(stage, version))
@@ -219,7 +219,7 @@ def _newest(store: ObjectStore, app: str, stage: str, low: int) -> int:
 
 def _whole_from(store: ObjectStore, app: str, stage: str) -> int:
     """The first version after those that were thinned out; 0 when none was."""
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     return limit.first.get(stage, 0) if limit is not None else 0
 
 
@@ -249,7 +249,7 @@ def _missing(store: ObjectStore, app: str, stage: str, version: int) -> NotFound
     if newest is None:
         return NotFound(f"version of {app}/{stage}", f"v{version}")
     first = first_version(store, app, stage)
-    limit = boundary.newest(store, app)
+    limit = horizon.newest(store, app)
     before = [f"v{number}" for number in (limit.kept.get(stage, ()) if limit else ())]
     if len(before) > 1:
         before = [f"{len(before)} of {before[0]} to {before[-1]}"]
