@@ -85,7 +85,7 @@ def copy(root: Path, to: Path) -> None:
 
 def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
     """One SST for each state partition."""
-    from slackwater.store.sst import sst
+    from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
 
     legs = pa.table({"leg": names(np.arange(keys)).cast(pa.string())})
@@ -105,5 +105,7 @@ def _ssts(store: ObjectStore, table: Table, keys: int) -> tuple[Sst, ...]:
                 "_op": np.zeros(end - start, np.uint8),
             }
         )
-        made.append(sst.write(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1))
+        made.append(
+            writer.write(store, None, app=APP, stage=STAGE, table=table, partition=partition, rows=rows, level=1)
+        )
     return tuple(made)

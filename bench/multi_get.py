@@ -32,7 +32,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.read.reads import Reads
-from slackwater.store.sst import runs, sst
+from slackwater.store.sst import sorted_runs, writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -111,7 +111,7 @@ class Keyed:
         )
         partitions = partition_of(hashes, TABLE.partitions)
         return tuple(
-            sst.write(
+            writer.write(
                 self.store,
                 self.cache,
                 app="bench",
@@ -131,7 +131,7 @@ class Keyed:
         found = 0
         for partition in range(TABLE.partitions):
             mine = np.flatnonzero(partitions == partition)
-            ssts = runs.touching(self.ssts, partition, TABLE.partitions)
+            ssts = sorted_runs.touching(self.ssts, partition, TABLE.partitions)
             asked = keys.take(pa.array(mine))
             values, present = multi_get(self.store, self.cache, ssts, TABLE, hashes[mine], asked, reads)
             assert values.num_rows == len(mine)

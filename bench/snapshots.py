@@ -35,7 +35,7 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
     from slackwater.snapshot.take import snapshots
     from slackwater.store.objects.counting import CountingStore
     from slackwater.store.objects.open import open_store
-    from slackwater.store.sst import sst
+    from slackwater.store.sst import writer
     from slackwater.store.sst.hashing import hash_keys, partition_of
     from slackwater.store.versions import apps, commit
     from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
@@ -59,7 +59,7 @@ def requests(folder: Path, num_keys: int) -> dict[str, int]:
                 "_op": np.zeros(len(mine), np.uint8),
             }
         )
-        runs.append(sst.write(store, None, app="bench", stage="legs", table=table, partition=partition, rows=rows))
+        runs.append(writer.write(store, None, app="bench", stage="legs", table=table, partition=partition, rows=rows))
     commit.commit(store, Manifest("bench", "legs", 1, 1, "w", 1, "batch", table=table, ssts=tuple(runs)))
     store.reset()
     cut = resolve(store, "bench", now_ms=time.time_ns() // 1_000_000)

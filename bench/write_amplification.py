@@ -177,7 +177,7 @@ def _measure(base: _Base, policy: Policy) -> float:
 
 def _write(base: _Base, keys: np.ndarray, seq: int, *, level: int) -> tuple[Sst, ...]:
     """An SST a state partition, with random values."""
-    from slackwater.store.sst import sst
+    from slackwater.store.sst import writer as sst
     from slackwater.store.sst.hashing import hash_keys, partition_of
 
     random = np.random.default_rng(seq)

@@ -12,7 +12,7 @@ from ..snapshot.cut.topology import order
 from ..snapshot.status import roster
 from ..snapshot.status.lag import EndOffsets, input_lag
 from ..store.objects.protocol import ObjectStore
-from ..store.sst.runs import deltas, l0_files
+from ..store.sst.sorted_runs import deltas, l0_files
 from ..store.versions import apps, history
 from ..store.versions.manifest import Manifest, Origin
 from ..store.versions.usage import recent

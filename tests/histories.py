@@ -25,7 +25,7 @@ from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.blocks import holder
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
 from slackwater.store.versions import apps, history
@@ -478,7 +478,7 @@ def write_parts(store: ObjectStore, app: str, stage: str, table: Table, rows: pa
     """One SST for each state partition that has rows."""
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return [
-        sst.write(
+        writer.write(
             store,
             None,
             app=app,

@@ -39,7 +39,7 @@ from slackwater.store.compaction.compaction import apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import partition_of
 from slackwater.store.versions import apps, horizon
 from slackwater.store.versions.commit import claim, commit, successor
@@ -259,11 +259,11 @@ def _row(number: int) -> Values:
     return tuple(some[number % len(some)] for some in _VALUES.values())
 
 
-def _parts(store: AgingStore, changes: dict[Key, Values | None], version: int) -> list[sst.Sst]:
+def _parts(store: AgingStore, changes: dict[Key, Values | None], version: int) -> list[writer.Sst]:
     rows = state_rows(TYPES, changes, version)
     partitions = partition_of(rows["_hash"].to_numpy(), TYPES.partitions)
     return [
-        sst.write(
+        writer.write(
             store,
             None,
             app="types",

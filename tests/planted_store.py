@@ -12,7 +12,7 @@ RETIRE = ("test_retire.py",)
 _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/versions/commit.py",
     "store/compaction/compaction.py",
-    "store/sst/runs.py",
+    "store/sst/sorted_runs.py",
     "store/read/index.py",
 )
 _MERGING, _UNIVERSAL = "store/compaction/merging.py", "store/compaction/universal.py"
@@ -194,7 +194,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "the stamps of an SST are those of the batch's clock whatever the column says",
-        "store/sst/stamps.py",
+        "store/sst/expiry.py",
         "event_ms(rows.column(ttl.column)) if ttl.column else",
         "pa.scalar(clock_ms, pa.int64()) if ttl.column else",
         MODEL,

@@ -28,7 +28,7 @@ from slackwater.store.compaction.compaction import Compaction, apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick_for
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.runs import by_partition, sorted_runs, touched
+from slackwater.store.sst.sorted_runs import by_partition, sorted_runs, touched
 from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms
 from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl

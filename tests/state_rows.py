@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import sst, stamps
+from slackwater.store.sst import expiry, writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import arrow_schema
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
@@ -73,10 +73,10 @@ def write_version(
     clock_ms: int = 0,
 ) -> tuple[Sst, ...]:
     """One SST for each state partition that these changes touch."""
-    rows = stamps.stamp(state_rows(table, changes, seq, hashes), table, clock_ms)
+    rows = expiry.stamp(state_rows(table, changes, seq, hashes), table, clock_ms)
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return tuple(
-        sst.write(
+        writer.write(
             store,
             cache,
             app=app,

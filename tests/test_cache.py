@@ -22,7 +22,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read import blocks
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Sst
 
 from .state_rows import ROUTES, state_rows, write_version
@@ -47,7 +47,7 @@ def folder_bytes(folder: Path) -> int:
 
 def expected_rows(number: int = 0) -> pa.Table:
     changes = {(str(number), str(i)): (i, i / 2, None) for i in range(100)}
-    return sst.prepare(state_rows(ROUTES, changes, number + 1), ROUTES)
+    return writer.prepare(state_rows(ROUTES, changes, number + 1), ROUTES)
 
 
 @pytest.fixture

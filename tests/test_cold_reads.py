@@ -14,13 +14,13 @@ from slackwater.store.read import pieces, tails
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.reads import Reads
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 LARGE = 1 << 40
 NUMBERED = Table((Column("k", "int64"),), (Column("v", "int64"),), partitions=1, state="test")
-BASE_ROWS = 40 * sst.ROW_GROUP_ROWS
+BASE_ROWS = 40 * writer.ROW_GROUP_ROWS
 NEWER_ROWS = 20_000
 
 
@@ -32,7 +32,7 @@ def put(store: CountingStore, numbers: np.ndarray, seq: int) -> Sst:
         .append_column("_seq", pa.array(np.full(len(numbers), seq)))
         .append_column("_op", pa.array(np.zeros(len(numbers), np.uint8)))
     )
-    return sst.write(store, None, app="a", stage="s", table=NUMBERED, partition=0, rows=rows)
+    return writer.write(store, None, app="a", stage="s", table=NUMBERED, partition=0, rows=rows)
 
 
 @pytest.fixture(scope="module")

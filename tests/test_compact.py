@@ -21,7 +21,7 @@ from slackwater.store.compaction.picking import pick_for
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.runs import by_partition, depth, sorted_runs
+from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest, Policy
 

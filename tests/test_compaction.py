@@ -13,8 +13,8 @@ from slackwater.store.compaction.merging import run
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import sst
-from slackwater.store.sst.runs import bounds, by_partition, depth, sorted_runs, touched
+from slackwater.store.sst import writer as sst
+from slackwater.store.sst.sorted_runs import bounds, by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, Hashes, Key, Values, write_version

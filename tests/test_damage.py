@@ -21,7 +21,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.relation import register
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import codec, history, keys
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
@@ -55,7 +55,7 @@ def made() -> Iterator[Made]:
     store = MemoryStore()
     ssts: tuple[Sst, ...] = ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sst, "ROW_GROUP_ROWS", 8)
+        patch.setattr(writer, "ROW_GROUP_ROWS", 8)
         for version in (1, 2, 3):
             mine = {(n,): (n * n,) for n in range(version - 1, NUM_KEYS, 3)}
             ssts = (*write_version(store, None, TABLE, mine, version), *ssts)
@@ -164,7 +164,7 @@ def test_pages_of_another_sst_are_not_taken_for_those_of_this_one(data: st.DataO
     folder = Path(tempfile.mkdtemp())
     store = MemoryStore()
     with closing(SstCache(folder, 0)) as cache, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sst, "ROW_GROUP_ROWS", 8)
+        patch.setattr(writer, "ROW_GROUP_ROWS", 8)
         first = data.draw(st.integers(1, 10**6), "first key")
         mine, others = (
             write_version(store, None, TABLE, {(n,): (n,) for n in range(start, start + NUM_KEYS)}, 1)[0]

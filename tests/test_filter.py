@@ -13,8 +13,8 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.ranged import RangedSst
 from slackwater.store.read.reads import Reads
-from slackwater.store.sst import sst
-from slackwater.store.sst.filter import Filter
+from slackwater.store.sst import writer
+from slackwater.store.sst.bloom import Filter
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -33,7 +33,7 @@ def put(store: CountingStore, hashes: np.ndarray) -> Sst:
             "_op": np.zeros(len(hashes), np.uint8),
         }
     )
-    return sst.write(store, None, app="a", stage="s", table=KEYED, partition=0, rows=rows)
+    return writer.write(store, None, app="a", stage="s", table=KEYED, partition=0, rows=rows)
 
 
 def filters_of(data: bytes) -> list[Filter]:
@@ -58,7 +58,7 @@ def test_what_is_there_always_passes(hashes: list[int]) -> None:
     assert found.may_have(np.array(hashes)).all()
 
 
-@pytest.mark.parametrize(("num", "at_most"), [(1_000, 0.04), (sst.ROW_GROUP_ROWS, 0.04), (40_000, 0.04)])
+@pytest.mark.parametrize(("num", "at_most"), [(1_000, 0.04), (writer.ROW_GROUP_ROWS, 0.04), (40_000, 0.04)])
 def test_of_what_is_not_there_few_pass_for_a_byte_a_row(num: int, at_most: float) -> None:
     store = CountingStore(MemoryStore())
     written = put(store, random_hashes(1, num))
@@ -70,7 +70,7 @@ def test_of_what_is_not_there_few_pass_for_a_byte_a_row(num: int, at_most: float
 
 def test_filters_lie_between_the_rows_and_the_footer_and_others_read_the_file() -> None:
     store = CountingStore(MemoryStore())
-    hashes = random_hashes(3, 2 * sst.ROW_GROUP_ROWS + 7)
+    hashes = random_hashes(3, 2 * writer.ROW_GROUP_ROWS + 7)
     written = put(store, hashes)
     data = store.get(written.object)
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -123,12 +123,12 @@ def test_a_small_ssts_filters_come_with_its_footer() -> None:
 
 def test_of_a_large_sst_only_the_filters_of_touched_row_groups_are_read() -> None:
     store = CountingStore(MemoryStore())
-    hashes = np.sort(random_hashes(7, 12 * sst.ROW_GROUP_ROWS))
+    hashes = np.sort(random_hashes(7, 12 * writer.ROW_GROUP_ROWS))
     written = put(store, hashes)
     reads = Reads()
     opened = RangedSst(store, written, KEYED, reads)
     assert (reads.requests, reads.bytes) == (1, written.footer_bytes)
-    asked = hashes[[10, 20, 9 * sst.ROW_GROUP_ROWS]]
+    asked = hashes[[10, 20, 9 * writer.ROW_GROUP_ROWS]]
     assert opened.passing(asked).all()
     assert (reads.requests, reads.filtered) == (3, 0)
     assert reads.bytes < written.footer_bytes + 2 * 17_000
@@ -137,7 +137,7 @@ def test_of_a_large_sst_only_the_filters_of_touched_row_groups_are_read() -> Non
     assert reads.requests == 3
 
 
-@pytest.mark.parametrize("rows", [500, 12 * sst.ROW_GROUP_ROWS])
+@pytest.mark.parametrize("rows", [500, 12 * writer.ROW_GROUP_ROWS])
 def test_a_damaged_filter_is_an_error_and_never_an_absent_key(rows: int) -> None:
     store = CountingStore(MemoryStore())
     hashes = np.sort(random_hashes(8, rows))
@@ -154,7 +154,7 @@ def test_a_damaged_filter_is_an_error_and_never_an_absent_key(rows: int) -> None
 
 def test_ssts_without_filters_let_everything_pass() -> None:
     store = CountingStore(MemoryStore())
-    hashes = np.sort(random_hashes(9, 3 * sst.ROW_GROUP_ROWS))
+    hashes = np.sort(random_hashes(9, 3 * writer.ROW_GROUP_ROWS))
     written = put(store, hashes)
     data = store.get(written.object)
     # As they were written before there were filters: the bytes of such a footer are Parquet's own.

@@ -14,7 +14,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder
 from slackwater.store.read.hot_tier import HotTier
 from slackwater.store.read.reads import Reads
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Sst
 
 from .state_rows import ROUTES, state_rows, write_version
@@ -41,7 +41,7 @@ def put(store: CountingStore, cache: SstCache | None, number: int = 0) -> Sst:
 
 def expected_rows(number: int = 0) -> pa.Table:
     changes = {(str(number), str(i)): (i, i / 2, None) for i in range(100)}
-    return sst.prepare(state_rows(ROUTES, changes, number + 1), ROUTES)
+    return writer.prepare(state_rows(ROUTES, changes, number + 1), ROUTES)
 
 
 def arrow_files(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from slackwater.store.read.blocks import Block
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.reads import Reads
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, write_version
@@ -109,7 +109,7 @@ def test_keys_may_come_in_another_layout(store: CountingStore, cache: SstCache) 
 
 def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], list[Key], np.ndarray]:
     """An SST of many row groups that no cache has; its keys in the order of their hashes, and these."""
-    num_rows = num_groups * sst.ROW_GROUP_ROWS
+    num_rows = num_groups * writer.ROW_GROUP_ROWS
     names = pa.array(np.arange(num_rows)).cast(pa.string())
     keys = pa.table({"origin": names, "dest": pa.array(["x"] * num_rows)})
     hashes = AS_ALWAYS.of(ROUTES, keys)
@@ -122,7 +122,7 @@ def wide_sst(store: CountingStore, num_groups: int) -> tuple[tuple[Sst, ...], li
         .append_column("_seq", pa.array(np.ones(num_rows, np.int64)))
         .append_column("_op", pa.array(np.zeros(num_rows, np.uint8)))
     )
-    written = sst.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     return (written,), [(str(i), "x") for i in order.tolist()], order
 
 
@@ -130,24 +130,24 @@ def test_a_cold_sst_is_read_by_pieces_until_they_cost_as_much_as_the_whole(
     store: CountingStore, cache: SstCache
 ) -> None:
     ssts, keys, numbers = wide_sst(store, 10)
-    first, second = keys[5], keys[5 * sst.ROW_GROUP_ROWS]
+    first, second = keys[5], keys[5 * writer.ROW_GROUP_ROWS]
     assert look_up(store, cache, ssts, [first]) == [(int(numbers[5]), None, None)]
     # The footer, one filter and one row group of ten.
     assert store.counts == {"put": 1, "get_range": 3}
-    assert look_up(store, cache, ssts, [second]) == [(int(numbers[5 * sst.ROW_GROUP_ROWS]), None, None)]
+    assert look_up(store, cache, ssts, [second]) == [(int(numbers[5 * writer.ROW_GROUP_ROWS]), None, None)]
     assert store.counts == {"put": 1, "get_range": 5}
     while "get" not in store.counts:
         assert look_up(store, cache, ssts, [first]) == [(int(numbers[5]), None, None)]
     assert 13 <= store.counts["get_range"] <= 15
     for _ in range(3):
-        assert look_up(store, cache, ssts, [second]) == [(int(numbers[5 * sst.ROW_GROUP_ROWS]), None, None)]
+        assert look_up(store, cache, ssts, [second]) == [(int(numbers[5 * writer.ROW_GROUP_ROWS]), None, None)]
     assert store.counts["get"] == 1
 
 
 def test_a_cold_sst_of_which_much_is_asked_is_fetched_whole(store: CountingStore, cache: SstCache) -> None:
     ssts, keys, numbers = wide_sst(store, 4)
-    asked = keys[:: sst.ROW_GROUP_ROWS // 2]
-    expected = [(int(number), None, None) for number in numbers[:: sst.ROW_GROUP_ROWS // 2]]
+    asked = keys[:: writer.ROW_GROUP_ROWS // 2]
+    expected = [(int(number), None, None) for number in numbers[:: writer.ROW_GROUP_ROWS // 2]]
     for _ in range(2):
         assert look_up(store, cache, ssts, asked) == expected
     assert store.counts["get"] == 1
@@ -156,7 +156,7 @@ def test_a_cold_sst_of_which_much_is_asked_is_fetched_whole(store: CountingStore
 def test_a_hash_that_crosses_row_groups_and_blocks_is_found_on_both_sides(
     store: CountingStore, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sst, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr("slackwater.store.read.blocks.BLOCK_ROWS", 4)
     two = Hashes(2)
     keys: list[Key] = [(str(i), None) for i in range(16)]

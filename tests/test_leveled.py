@@ -17,7 +17,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.runs import bounds, by_partition, depth
+from slackwater.store.sst.sorted_runs import bounds, by_partition, depth
 from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, columns, write_version

@@ -15,7 +15,7 @@ from slackwater.snapshot.query.lookup import get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Manifest, Table
 
@@ -101,7 +101,7 @@ def one_row(store: ObjectStore, kind: str, value: object) -> Cut:
     schema = parse_key("t", table, [None]).schema
     keys = pa.table({"k": pa.array([value], schema.field("k").type)})
     rows = pa.table({"_hash": hash_keys(keys, ["k"]), "k": keys.column("k"), "n": [7], "_seq": [1], "_op": [0]})
-    run = sst.write(store, None, app="a", stage="t", table=table, partition=0, rows=rows)
+    run = writer.write(store, None, app="a", stage="t", table=table, partition=0, rows=rows)
     return Cut("a", {"t": Manifest("a", "t", 1, 1, "w", 1, "batch", table=table, ssts=(run,))})
 
 

@@ -18,9 +18,9 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.runs import bounds, by_partition, sorted_runs, touched
+from slackwater.store.sst.sorted_runs import bounds, by_partition, sorted_runs, touched
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 TABLE = Table((Column("n", "int64"),), (Column("v", "int64"), Column("w", "int64")), partitions=1, state="test")
@@ -33,7 +33,7 @@ def written(store: object, cache: SstCache | None, keys: np.ndarray, seq: int, *
     rows = rows.append_column("_hash", pa.array(hash_keys(rows, ["n"])))
     rows = rows.append_column("_seq", pa.array(np.full(len(keys), seq)))
     rows = rows.append_column("_op", pa.array(np.zeros(len(keys), np.uint8)))
-    return sst.write(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
+    return writer.write(store, cache, app="a", stage="s", table=TABLE, partition=0, rows=rows, level=level)  # type: ignore[arg-type]
 
 
 def whole(inputs: tuple[Sst, ...], target_file_bytes: int, partitions: int = 1) -> Compaction:

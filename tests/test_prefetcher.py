@@ -17,7 +17,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.sst import write
+from slackwater.store.sst.writer import write
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
 
 from .state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version

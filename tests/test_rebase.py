@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.compaction.compaction import Compaction, Done, apply
 from slackwater.store.compaction.rebase import rebase
-from slackwater.store.sst.runs import bounds
+from slackwater.store.sst.sorted_runs import bounds
 from slackwater.store.versions.commit import successor
 from slackwater.store.versions.manifest import Column, Input, Kind, Manifest, Sst, Table
 

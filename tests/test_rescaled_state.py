@@ -19,7 +19,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.relation import register
-from slackwater.store.sst.runs import by_partition, depth, sorted_runs, touched
+from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs, touched
 from slackwater.store.versions.manifest import Policy, Sst
 
 from .state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.store.sst.hashing import partition_of
-from slackwater.store.sst.runs import bounds, by_partition, deltas, depth, overlapping, sorted_runs, touched, touching
+from slackwater.store.sst.sorted_runs import (
+    bounds,
+    by_partition,
+    deltas,
+    depth,
+    overlapping,
+    sorted_runs,
+    touched,
+    touching,
+)
 from slackwater.store.versions.manifest import Sst
 
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1

@@ -135,7 +135,7 @@ def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, mo
 
 
 def test_positions_are_right_where_filters_skip_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slackwater.store.sst.sst.ROW_GROUP_ROWS", 16)
+    monkeypatch.setattr("slackwater.store.sst.writer.ROW_GROUP_ROWS", 16)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     old = write_version(store, cache, NUMBERED, {(k,): (str(k),) for k in range(500)}, 1)
     new = write_version(store, cache, NUMBERED, {(k,): ("new",) for k in range(0, 500, 2)}, 2)

@@ -17,7 +17,7 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.blocks import BLOCK_ROWS, Block, decode, fetch, holder
 from slackwater.store.read.ranged import RangedSst
 from slackwater.store.read.reads import Reads
-from slackwater.store.sst import sst
+from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import from_arrow, sst_schema, to_arrow
 from slackwater.store.versions.manifest import Column, Table
@@ -108,7 +108,7 @@ def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
     data = fetch(store, written)
     assert pq.read_schema(pa.BufferReader(data)) == schema
     (found,) = decode(data, written, schema)
-    expected = sst.prepare(state_rows(EVERY_TYPE, EXTREMES, 1), EVERY_TYPE)
+    expected = writer.prepare(state_rows(EVERY_TYPE, EXTREMES, 1), EVERY_TYPE)
     # repr tells NaN from null and -0.0 from 0.0.
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
 
@@ -195,7 +195,7 @@ def test_the_entry_tells_what_the_object_holds() -> None:
             state_rows(ROUTES, {("EWR", "LAX"): (3, None, None)}, 9),
         ]
     )
-    written = sst.write(store, None, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows, level=2)
+    written = writer.write(store, None, app="flights", stage="routes", table=ROUTES, partition=0, rows=rows, level=2)
     data = store.get(written.object)
     hashes = sorted(rows["_hash"].to_pylist())
     assert written.object.startswith("flights/stages/routes/sst/")
@@ -214,10 +214,10 @@ def test_a_write_costs_one_request() -> None:
 
 def test_rows_are_sorted_and_row_groups_tell_their_hashes() -> None:
     store = MemoryStore()
-    rows = many_routes(3 * sst.ROW_GROUP_ROWS + 5)
-    written = sst.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    rows = many_routes(3 * writer.ROW_GROUP_ROWS + 5)
+    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     file = pq.ParquetFile(pa.BufferReader(store.get(written.object)), page_checksum_verification=True)
-    assert [file.metadata.row_group(i).num_rows for i in range(4)] == [sst.ROW_GROUP_ROWS] * 3 + [5]
+    assert [file.metadata.row_group(i).num_rows for i in range(4)] == [writer.ROW_GROUP_ROWS] * 3 + [5]
     found = file.read()
     assert found["_hash"].to_pylist() == sorted(rows["_hash"].to_pylist())
     assert sorted(found["dest"].to_pylist()) == sorted(rows["dest"].to_pylist())
@@ -234,20 +234,20 @@ def test_columns_may_come_in_any_order_and_layout_and_others_are_dropped() -> No
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     odd = rows.select(rows.column_names[::-1]).append_column("extra", pa.array([1]))
     odd = odd.set_column(odd.column_names.index("dest"), "dest", odd["dest"].cast(pa.large_string()))
-    assert sst.prepare(odd, ROUTES) == sst.prepare(rows, ROUTES)
+    assert writer.prepare(odd, ROUTES) == writer.prepare(rows, ROUTES)
 
 
 def test_a_missing_column_is_refused_with_both_schemas() -> None:
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1).drop_columns(["delay"])
     with pytest.raises(Refused, match=r"expected columns .*delay double.*; found origin string"):
-        sst.prepare(rows, ROUTES)
+        writer.prepare(rows, ROUTES)
 
 
 def test_a_value_that_does_not_fit_its_type_is_refused() -> None:
     rows = state_rows(ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     rows = rows.set_column(rows.column_names.index("flights"), "flights", pa.array([2**64 - 1], pa.uint64()))
     with pytest.raises(Refused, match="do not fit the table"):
-        sst.prepare(rows, ROUTES)
+        writer.prepare(rows, ROUTES)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
@@ -255,13 +255,13 @@ def test_one_key_twice_is_refused_with_the_key(value: float) -> None:
     table = Table((Column("x", "double"), Column("s", "string")), (Column("v", "int64"),), 1, "test")
     rows = pa.concat_tables([state_rows(table, {(value, None): (1,)}, 1), state_rows(table, {(-value, None): (2,)}, 1)])
     with pytest.raises(Refused, match=r"1 rows have the key of another row, such as \{'x': (0.0|nan), 's': None\}"):
-        sst.prepare(rows, table)
+        writer.prepare(rows, table)
 
 
 def test_keys_with_one_hash_are_in_order_of_the_key() -> None:
     rows = state_rows(ROUTES, {(o, d): (1, 1.0, None) for o in ("b", "a", None) for d in ("y", None, "x")}, 1)
     rows = rows.set_column(rows.column_names.index("_hash"), "_hash", pa.array([5] * 9))
-    found = sst.prepare(rows, ROUTES).select(["origin", "dest"]).to_pylist()
+    found = writer.prepare(rows, ROUTES).select(["origin", "dest"]).to_pylist()
     assert [tuple(key.values()) for key in found] == [(o, d) for o in ("a", "b", None) for d in ("x", "y", None)]
 
 
@@ -270,13 +270,13 @@ def test_rows_of_another_partition_are_refused_and_nothing_is_written() -> None:
     table = replace(ROUTES, partitions=4)
     rows = state_rows(table, {(str(i), "x"): (1, 1.0, None) for i in range(50)}, 1)
     with pytest.raises(Refused, match="state partition 2 of a/s have hashes of partitions 0 to 3 of 4"):
-        sst.write(store, None, app="a", stage="s", table=table, partition=2, rows=rows)
+        writer.write(store, None, app="a", stage="s", table=table, partition=2, rows=rows)
     assert not store.counts
 
 
 def test_no_rows_are_no_sst() -> None:
     with pytest.raises(ValueError, match="at least one row"):
-        sst.write(MemoryStore(), None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(0))
+        writer.write(MemoryStore(), None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(0))
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -318,7 +318,7 @@ def test_a_large_sst_is_decoded_in_blocks() -> None:
     store = MemoryStore()
     rows = many_routes(BLOCK_ROWS + 10).drop_columns(["_sum"])
     table = replace(ROUTES, values=ROUTES.values[:2])
-    written = sst.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    written = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
     blocks = [Block.of(batch) for batch in decode(fetch(store, written), written, sst_schema(table))]
     assert [len(block.hashes) for block in blocks] == [BLOCK_ROWS, 10]
     assert np.array_equal(np.concatenate([block.hashes for block in blocks]), np.sort(rows["_hash"].to_numpy()))
@@ -335,21 +335,21 @@ def test_another_root_is_opened_by_its_url(tmp_path_factory: pytest.TempPathFact
 
 def ranged(store: ObjectStore, num_rows: int) -> tuple[RangedSst, Reads, pa.Table]:
     rows = many_routes(num_rows)
-    written = sst.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     reads = Reads()
-    return RangedSst(store, written, ROUTES, reads), reads, sst.prepare(rows, ROUTES)
+    return RangedSst(store, written, ROUTES, reads), reads, writer.prepare(rows, ROUTES)
 
 
 def test_only_the_row_groups_that_can_hold_the_hashes_are_read() -> None:
     store = CountingStore(MemoryStore())
-    opened, reads, rows = ranged(store, 8 * sst.ROW_GROUP_ROWS)
+    opened, reads, rows = ranged(store, 8 * writer.ROW_GROUP_ROWS)
     hashes = rows["_hash"].to_numpy()
-    wanted = hashes[[3, sst.ROW_GROUP_ROWS * 5, sst.ROW_GROUP_ROWS * 6 - 1]]
+    wanted = hashes[[3, writer.ROW_GROUP_ROWS * 5, writer.ROW_GROUP_ROWS * 6 - 1]]
     groups = opened.needed(wanted)
     assert groups.tolist() == [0, 5]
     (block,) = opened.read(groups)
     assert np.isin(wanted, block.hashes).all()
-    assert len(block.hashes) == 2 * sst.ROW_GROUP_ROWS
+    assert len(block.hashes) == 2 * writer.ROW_GROUP_ROWS
     assert (reads.row_groups, reads.row_groups_total) == (2, 8)
     # The footer and two separate row groups.
     assert (reads.requests, store.counts["get_range"]) == (3, 3)
@@ -358,18 +358,18 @@ def test_only_the_row_groups_that_can_hold_the_hashes_are_read() -> None:
 
 
 def test_row_groups_side_by_side_come_in_one_request() -> None:
-    opened, reads, rows = ranged(MemoryStore(), 5 * sst.ROW_GROUP_ROWS)
+    opened, reads, rows = ranged(MemoryStore(), 5 * writer.ROW_GROUP_ROWS)
     before = reads.requests
     (block,) = opened.read(np.array([1, 2, 3]))
     assert reads.requests == before + 1
-    expected = rows.slice(sst.ROW_GROUP_ROWS, 3 * sst.ROW_GROUP_ROWS)
+    expected = rows.slice(writer.ROW_GROUP_ROWS, 3 * writer.ROW_GROUP_ROWS)
     assert pa.Table.from_batches([block.rows]) == expected
 
 
 def test_hashes_between_row_groups_need_none() -> None:
-    opened, _, rows = ranged(MemoryStore(), 2 * sst.ROW_GROUP_ROWS)
+    opened, _, rows = ranged(MemoryStore(), 2 * writer.ROW_GROUP_ROWS)
     hashes = rows["_hash"].to_numpy()
-    between = np.array([hashes[0] - 1, hashes[sst.ROW_GROUP_ROWS] - 1, hashes[-1] + 1])
+    between = np.array([hashes[0] - 1, hashes[writer.ROW_GROUP_ROWS] - 1, hashes[-1] + 1])
     assert opened.needed(between).tolist() == []
     assert list(opened.read(opened.needed(between))) == []
 
@@ -378,7 +378,7 @@ def test_hashes_between_row_groups_need_none() -> None:
 def test_damage_is_found_when_reading_by_pieces(part: str) -> None:
     store = MemoryStore()
     rows = many_routes(100)
-    written = sst.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
+    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=rows)
     data = store.get(written.object)
     chunk = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(1)
     at = {"page": chunk.data_page_offset + chunk.total_compressed_size - 3, "footer": len(data) - 200, "magic": -1}
@@ -390,7 +390,7 @@ def test_damage_is_found_when_reading_by_pieces(part: str) -> None:
 
 def test_a_missing_or_cut_off_object_is_found_when_reading_by_pieces() -> None:
     store = MemoryStore()
-    written = sst.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(100))
+    written = writer.write(store, None, app="a", stage="s", table=ROUTES, partition=0, rows=many_routes(100))
     store.put(written.object, store.get(written.object)[:-5])
     with pytest.raises(Corruption, match=r"expected \d+ bytes from \d+ on, found"):
         RangedSst(store, written, ROUTES, Reads())

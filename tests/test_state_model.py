@@ -25,7 +25,7 @@ from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst.runs import by_partition, depth, sorted_runs
+from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Policy, Ttl
 

@@ -22,7 +22,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get, point_get
 from slackwater.store.read.relation import register
-from slackwater.store.sst.runs import by_partition, sorted_runs
+from slackwater.store.sst.sorted_runs import by_partition, sorted_runs
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .state_rows import Hashes, Key, Values, columns, manifest_of, write_version

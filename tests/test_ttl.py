@@ -26,7 +26,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.index import multi_get
 from slackwater.store.read.relation import register
-from slackwater.store.sst import stamps, ttl
+from slackwater.store.sst import expiry, ttl
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Column, Manifest, Policy, Sst, Table, Ttl
@@ -251,12 +251,12 @@ def test_event_times_are_milliseconds_whatever_their_type(
     table = replace(TABLE, values=(Column("at", kind),), ttl=Ttl(7, "at"))
     rows = columns(table.values, [(value,) for value in values])
     rows = rows.append_column("_op", pa.array([0] * len(values), pa.uint8()))
-    stamped = stamps.stamp(rows, table, 123)
+    stamped = expiry.stamp(rows, table, 123)
     assert stamped[EXPIRES].to_pylist() == [None if at is None else at + 7 for at in expected]
-    assert stamps.latest_event_ms(stamped, table.ttl) == max(at for at in expected if at is not None)
+    assert expiry.latest_event_ms(stamped, table.ttl) == max(at for at in expected if at is not None)
     deleted = rows.set_column(1, "_op", pa.array([1] * len(values), pa.uint8()))
-    assert stamps.stamp(deleted, table, 123)[EXPIRES].null_count == len(values)
-    assert stamps.latest_event_ms(deleted, table.ttl) is None
+    assert expiry.stamp(deleted, table, 123)[EXPIRES].null_count == len(values)
+    assert expiry.latest_event_ms(deleted, table.ttl) is None
 
 
 @settings(max_examples=30)
@@ -300,8 +300,8 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
 def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
     off = replace(TABLE, ttl=Ttl(0))
     rows = pa.table({"v": [1], "_op": pa.array([0], pa.uint8())})
-    assert stamps.stamp(rows, off, 5)[EXPIRES].to_pylist() == [None]
-    assert stamps.stamp(rows, FOR_EVER, 5) == rows
+    assert expiry.stamp(rows, off, 5)[EXPIRES].to_pylist() == [None]
+    assert expiry.stamp(rows, FOR_EVER, 5) == rows
 
 
 @pytest.mark.parametrize(

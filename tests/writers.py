@@ -13,7 +13,7 @@ from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.compaction.compaction import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import stamps, ttl
+from slackwater.store.sst import expiry, ttl
 from slackwater.store.versions.commit import claim, successor
 from slackwater.store.versions.manifest import Kind, Manifest, Table
 
@@ -82,7 +82,7 @@ class Writer:
         table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
         assert table is not None
         parts = write_version(self.view, cache, table, changes, draft.version, self.hashes, self.app, clock_ms=clock_ms)
-        latest_ms = stamps.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
+        latest_ms = expiry.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
         asked = {request.id for request in open_requests(self.view, self.app)}
         recorded = {asked_for: draft.recorded.get(asked_for, draft.version) for asked_for in sorted(asked)}
         return replace(

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Self
 
 from ...store.compaction.compaction import Compaction
-from ...store.sst.runs import l0_files
+from ...store.sst.sorted_runs import l0_files
 from ...store.versions.manifest import Manifest, Stats
 from .task import Result
 

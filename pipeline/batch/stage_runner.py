@@ -19,7 +19,7 @@ from ...store.objects.s3.access import S3Access
 from ...store.objects.s3.settings import found_by
 from ...store.objects.spooled import SpooledStore
 from ...store.read.cache import SstCache
-from ...store.sst import runs, ttl
+from ...store.sst import sorted_runs, ttl
 from ...store.versions import commit
 from ...store.versions.manifest import Input, Manifest, Output, Stats
 from ..api.app import Repartition, Stage
@@ -183,7 +183,7 @@ class StageRunner:
         def l0() -> int:
             tip = self._committer.tip
             assert tip.table is not None  # noqa: S101  only a stage with a table has a compactor
-            return runs.l0_files(compactor.fold(tip.ssts), tip.table.partitions)
+            return sorted_runs.l0_files(compactor.fold(tip.ssts), tip.table.partitions)
 
         def begin() -> None:
             if compactor.doing == "nothing":

@@ -27,7 +27,8 @@ from ...store.read import index
 from ...store.read.cache import SstCache
 from ...store.read.metering import looked_up
 from ...store.read.reads import Reads
-from ...store.sst import runs, sst, stamps
+from ...store.sst import expiry, sorted_runs
+from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ...store.versions.manifest import Sst, Stats, Table
 from ..api.app import Repartition
@@ -255,7 +256,7 @@ class StateTask:
         starts = pa.array(groups.starts)
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
-        ssts = runs.touching(self.ssts, partition, self.table.partitions)
+        ssts = sorted_runs.touching(self.ssts, partition, self.table.partitions)
         old, found = index.multi_get(
             store, cache, ssts, self.table, hashes.to_numpy(), keys, reads, clock_ms=self.clock_ms
         )
@@ -277,7 +278,7 @@ class StateTask:
             new = new.filter(pa.array(write))
         if new.num_rows == 0:
             return None, merged.emitted, None
-        new = stamps.stamp(new, self.table, self.clock_ms)
+        new = expiry.stamp(new, self.table, self.clock_ms)
         made = sst.write(
             store,
             cache,
@@ -287,7 +288,7 @@ class StateTask:
             partition=partition,
             rows=new,
         )
-        return made, merged.emitted, stamps.latest_event_ms(new, self.table.ttl)
+        return made, merged.emitted, expiry.latest_event_ms(new, self.table.ttl)
 
 
 def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.index import multi_get
-from ...store.sst import stamps, ttl
+from ...store.sst import expiry, ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.python_values import python_rows
 from ...store.sst.types import SEQ, arrow_schema
@@ -160,7 +160,7 @@ def _expired_keys(
     for sst in before.ssts if before is not None else ():
         if before is not None and ttl.shown_rows(sst, before.clock_ms) != ttl.shown_rows(sst, after.clock_ms):
             rows = cache.open(store, sst, table).table
-            was, now = (stamps.expired(rows, manifest.clock_ms) for manifest in (before, after))
+            was, now = (expiry.expired(rows, manifest.clock_ms) for manifest in (before, after))
             if was is not None and now is not None:
                 turned = np.flatnonzero(now & ~was)
                 found.append(rows.select(schema.names).take(pa.array(turned)))

@@ -21,7 +21,7 @@ from ulid import ULID
 
 from ...errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.whole import read_whole
+from ...store.sst.whole_file import read_whole
 from ...store.versions import checks, keys, spark_ddl
 from ...store.versions import limits as fits
 from ...store.versions.checks import Wrong

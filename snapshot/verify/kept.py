@@ -10,7 +10,7 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.whole import read_whole
+from ...store.sst.whole_file import read_whole
 from ..cut.in_flight import InFlight
 from ..take.capture import ADDRESS, Captured, CapturedObject
 from ..take.snapshots import Snapshot

@@ -16,7 +16,7 @@ from ...store.read.tails import decode_tail
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.python_values import python_rows
 from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
-from ...store.sst.whole import read_groups
+from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
 from .findings import Checked, noted
 

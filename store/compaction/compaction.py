@@ -11,7 +11,7 @@ bit by bit, as it is merged anyway.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..sst.runs import bounds, overlapping
+from ..sst.sorted_runs import bounds, overlapping
 from ..versions.manifest import Sst
 
 __all__ = ["Compaction", "Done", "apply", "newest_first"]

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil, log2
 
-from ..sst.runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+from ..sst.sorted_runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
 from ..versions.manifest import Policy, Sst
 from .compaction import Compaction, newest_first
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
+from ..sst.expiry import expired, with_stamps
 from ..sst.hashing import sort_keys
-from ..sst.runs import bounds, of_hash, sorted_runs, touched
-from ..sst.stamps import expired, with_stamps
+from ..sst.sorted_runs import bounds, of_hash, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..sst.runs import by_partition, sorted_runs, touched
+from ..sst.sorted_runs import by_partition, sorted_runs, touched
 from ..sst.ttl import expired_suffix, may_have_expired
 from ..versions.manifest import Manifest, Policy, Sst
 from . import leveled, universal

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
-from ..sst.sst import ROW_GROUP_ROWS, SstWriter
+from ..sst.writer import ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
 
 __all__ = ["RollingWriter"]

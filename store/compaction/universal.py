@@ -8,7 +8,7 @@ Pure.
 
 from collections.abc import Sequence
 
-from ..sst.runs import bounds, bytes_within, depth, sorted_runs
+from ..sst.sorted_runs import bounds, bytes_within, depth, sorted_runs
 from ..versions.manifest import Policy, Sst
 from .compaction import Compaction, newest_first
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
+from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys, same_keys
-from ..sst.stamps import expired
 from ..sst.ttl import check_clock
 from ..sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table

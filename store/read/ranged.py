@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..objects.protocol import ObjectStore
-from ..sst.filter import Filter
+from ..sst.bloom import Filter
 from ..sst.types import HASH
-from ..sst.whole import read_groups
+from ..sst.whole_file import read_groups
 from ..versions.manifest import Sst, Table
 from .blocks import Block, corrupt
 from .pieces import Pieces

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ..objects.protocol import ObjectStore
-from ..sst.filter import Filter
+from ..sst.bloom import Filter
 from ..sst.types import HASH, sst_schema
 from ..versions.manifest import Sst, Table
 from .blocks import check_shape, corrupt, file_name

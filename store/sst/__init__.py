@@ -4,15 +4,15 @@ Not here: finding rows (`read`), or deciding which SSTs become one (`compaction`
 """
 
 __all__ = [
-    "filter",
+    "bloom",
+    "expiry",
     "hashing",
     "python_values",
-    "runs",
-    "sst",
-    "stamps",
+    "sorted_runs",
     "ttl",
     "type_names",
     "types",
-    "whole",
+    "whole_file",
+    "writer",
     "xxh64",
 ]

@@ -16,7 +16,7 @@ Pure, and without numpy; `stamps` is what looks at rows.
 from collections.abc import Sequence
 
 from ..versions.manifest import Manifest, Sst, Table, Ttl
-from .runs import touched
+from .sorted_runs import touched
 
 __all__ = [
     "BEFORE_ALL_MS",

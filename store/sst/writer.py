@@ -24,7 +24,7 @@ from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..versions import keys
 from ..versions.manifest import Sst, Table
-from .filter import FALSE_POSITIVES
+from .bloom import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
