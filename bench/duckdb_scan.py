@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import duckdb
-from slackwater.store.read import relation
+from slackwater.store.read import duckdb_view
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from .multi_get import TABLE, Keyed
@@ -80,7 +80,7 @@ def _measure(
     manifest = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE, ssts=ssts)
     with duckdb.connect() as con:
         started = time.perf_counter()
-        relation.register(con, "merged", table.store, table.cache, manifest)
+        duckdb_view.register(con, "merged", table.store, table.cache, manifest)
         made_s = time.perf_counter() - started
         plain = folder / f"plain-{len(ssts)}.parquet"
         con.execute(f"COPY merged TO '{plain}'")

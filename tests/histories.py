@@ -24,7 +24,7 @@ from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read.blocks import holder
+from slackwater.store.read.decode import holder
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get, point_get
-from slackwater.store.read.relation import register
+from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest

@@ -31,14 +31,14 @@ METERING_FAULTS = (
     ),
     Fault(
         "totals begin anew with each version",
-        "store/read/metering.py",
+        "store/read/version_stats.py",
         "totals=(before.totals or Stats()) + stats",
         "totals=stats",
         METERING,
     ),
     Fault(
         "SSTs that were there before count as written",
-        "store/read/metering.py",
+        "store/read/version_stats.py",
         "if sst.object not in known]",
         "]",
         METERING,
@@ -52,7 +52,7 @@ METERING_FAULTS = (
     ),
     Fault(
         "requests to the root that a clone points at are not counted",
-        "store/read/blocks.py",
+        "store/read/decode.py",
         "return store.over(other) if isinstance(store, CountingStore | SpooledStore) else other",
         "return other",
         METERING,

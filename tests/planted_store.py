@@ -13,11 +13,11 @@ _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/versions/commit.py",
     "store/compaction/compaction.py",
     "store/sst/sorted_runs.py",
-    "store/read/index.py",
+    "store/read/multi_get.py",
 )
 _MERGING, _UNIVERSAL = "store/compaction/merging.py", "store/compaction/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = (
-    "store/read/shadows.py",
+    "store/read/visible_rows.py",
     "snapshot/gc/gc.py",
     "snapshot/gc/litter.py",
     "snapshot/gc/survey.py",
@@ -26,9 +26,9 @@ _TTL, _PICKING, _REBASE, _RELATION = (
     "store/sst/ttl.py",
     "store/compaction/picking.py",
     "store/compaction/rebase.py",
-    "store/read/relation.py",
+    "store/read/duckdb_view.py",
 )
-_RANGED, _CACHE, _CODEC = "store/read/ranged.py", "store/read/cache.py", "store/versions/codec.py"
+_RANGED, _CACHE, _CODEC = "store/read/remote_sst.py", "store/read/cache.py", "store/versions/codec.py"
 _SNAPSHOTS, _RESCALE = "snapshot/take/snapshots.py", "snapshot/maintain/rescale.py"
 
 STORE_FAULTS = (

@@ -28,7 +28,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor

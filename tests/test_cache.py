@@ -19,7 +19,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read import blocks
+from slackwater.store.read import decode
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder
 from slackwater.store.sst import writer
@@ -94,7 +94,7 @@ def test_peek_asks_no_store(folder: Path) -> None:
 
 
 def test_large_ssts_are_kept_in_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 30)
+    monkeypatch.setattr(decode, "BLOCK_ROWS", 30)
     store = MemoryStore()
     mapped = SstCache(folder, LARGE).open(store, put(store), ROUTES)
     assert [len(block.hashes) for block in mapped.blocks] == [30, 30, 30, 10]

@@ -10,10 +10,10 @@ from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read import cache as cache_module
-from slackwater.store.read import pieces, tails
+from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get, point_get
-from slackwater.store.read.reads import Reads
+from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.read_stats import Reads
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions.manifest import Column, Sst, Table
@@ -47,7 +47,7 @@ def table() -> tuple[CountingStore, tuple[Sst, ...]]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "_tails", type(tails._tails)())
+    monkeypatch.setattr(footers, "_tails", type(footers._tails)())
 
 
 def look_up(
@@ -95,7 +95,7 @@ def test_the_tails_of_all_runs_come_at_once(
 
     def meet(self: CountingStore, key: str, start: int, length: int) -> bytes:
         data = get_range(self, key, start, length)
-        if len(tails._tails) < len(ssts):
+        if len(footers._tails) < len(ssts):
             together.wait()
         return data
 
@@ -111,7 +111,7 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     reads = Reads()
     before = store.counts["get_range"]
     starts, ends = [0, 600_000, 650_000, 1_500_000], [400_000, 649_900, 900_000, 1_500_100]
-    found = pieces.Pieces(store, base, reads).read(starts, ends)
+    found = range_reads.Pieces(store, base, reads).read(starts, ends)
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 700_100)
@@ -122,9 +122,9 @@ def test_a_long_range_is_read_in_parts(
     table: tuple[CountingStore, tuple[Sst, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table
-    monkeypatch.setattr(pieces, "_LARGEST_BYTES", 100_000)
+    monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
     reads = Reads()
-    ((start, data),) = pieces.Pieces(store, base, reads).read([5], [350_005])
+    ((start, data),) = range_reads.Pieces(store, base, reads).read([5], [350_005])
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
 
@@ -132,15 +132,15 @@ def test_a_long_range_is_read_in_parts(
 def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
     with pytest.raises(Corruption, match="expected 200 bytes"):
-        pieces.Pieces(store, base, Reads()).read([0, base.bytes - 100], [100, base.bytes + 100])
+        range_reads.Pieces(store, base, Reads()).read([0, base.bytes - 100], [100, base.bytes + 100])
 
 
 def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
     starts = list(range(0, 1_000_000, 10_000))
     ends = [start + 5_000 for start in starts]
-    stretches = list(pieces._joined(starts, ends))
+    stretches = list(range_reads._joined(starts, ends))
     assert len(stretches) == 100
-    near = list(pieces._joined(starts, [start + 9_990 for start in starts]))
+    near = list(range_reads._joined(starts, [start + 9_990 for start in starts]))
     assert near == [(0, 999_990)]
 
 

@@ -290,7 +290,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
         expected = {key: found for key, found in expected.items() if found[0] is not None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "_SLICE_ROWS", slice_rows)
-        patch.setattr("slackwater.store.read.blocks.BLOCK_ROWS", 7)
+        patch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 7)
         done = run(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
     if not done.outputs:
         assert not expected

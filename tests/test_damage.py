@@ -19,8 +19,8 @@ from slackwater.store.compaction.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get, point_get
-from slackwater.store.read.relation import register
+from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import codec, history, keys

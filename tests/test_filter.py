@@ -11,8 +11,8 @@ from slackwater.errors import Corruption
 from slackwater.snapshot.verify.sst_rows import reread
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.read.ranged import RangedSst
-from slackwater.store.read.reads import Reads
+from slackwater.store.read.read_stats import Reads
+from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.bloom import Filter
 from slackwater.store.sst.hashing import hash_keys

@@ -13,7 +13,7 @@ from slackwater.store.read import hot_tier
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.cache_folder import CacheFolder
 from slackwater.store.read.hot_tier import HotTier
-from slackwater.store.read.reads import Reads
+from slackwater.store.read.read_stats import Reads
 from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Sst
 

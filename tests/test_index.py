@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.read.blocks import Block
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get, point_get
-from slackwater.store.read.reads import Reads
+from slackwater.store.read.decode import Block
+from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.read_stats import Reads
 from slackwater.store.sst import writer
 from slackwater.store.versions.manifest import Column, Sst, Table
 
@@ -157,7 +157,7 @@ def test_a_hash_that_crosses_row_groups_and_blocks_is_found_on_both_sides(
     store: CountingStore, cache: SstCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
-    monkeypatch.setattr("slackwater.store.read.blocks.BLOCK_ROWS", 4)
+    monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 4)
     two = Hashes(2)
     keys: list[Key] = [(str(i), None) for i in range(16)]
     ssts = write_version(store, None, ROUTES, {key: (i, 0.0, None) for i, key in enumerate(keys)}, 1, two)

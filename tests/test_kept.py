@@ -23,7 +23,7 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get, point_get
+from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history, horizon
 

@@ -15,7 +15,7 @@ from slackwater.store.compaction.merging import run
 from slackwater.store.compaction.picking import pick, pick_all
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.sorted_runs import bounds, by_partition, depth
 from slackwater.store.versions.manifest import Policy, Sst

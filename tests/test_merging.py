@@ -63,7 +63,7 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     # These bound the memory, whatever is merged: smaller here, so that the table need not be huge.
     monkeypatch.setattr(merging, "_SLICE_ROWS", 1 << 14)
     monkeypatch.setattr(merging, "_READ_BYTES", 1 << 20)
-    monkeypatch.setattr("slackwater.store.read.blocks.BLOCK_ROWS", 1 << 14)
+    monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 14)
     store = CountingStore(LocalStore(tmp_path / "store"))
     cache = SstCache(tmp_path / "cache", 1 << 30 if cached else 0)
     base = written(store, cache, np.arange(1_000_000), 1, level=1)

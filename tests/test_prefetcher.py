@@ -15,7 +15,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.writer import write
 from slackwater.store.versions.manifest import Column, Manifest, Sst, Table

@@ -11,7 +11,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.relation import register
+from slackwater.store.read.duckdb_view import register
 from slackwater.store.sst.types import to_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table
 

@@ -14,9 +14,9 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read.blocks import BLOCK_ROWS, Block, decode, fetch, holder
-from slackwater.store.read.ranged import RangedSst
-from slackwater.store.read.reads import Reads
+from slackwater.store.read.decode import BLOCK_ROWS, Block, decode, fetch, holder
+from slackwater.store.read.read_stats import Reads
+from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.sst.types import from_arrow, sst_schema, to_arrow

@@ -20,8 +20,8 @@ from slackwater.store.compaction.compaction import Compaction, apply
 from slackwater.store.compaction.merging import run
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get, point_get
-from slackwater.store.read.relation import register
+from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst.sorted_runs import by_partition, sorted_runs
 from slackwater.store.versions.manifest import Column, Sst, Table
 

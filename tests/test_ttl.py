@@ -24,8 +24,8 @@ from slackwater.store.compaction.picking import pick
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.read.index import multi_get
-from slackwater.store.read.relation import register
+from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import expiry, ttl
 from slackwater.store.sst.types import EXPIRES
 from slackwater.store.versions import codec

@@ -25,7 +25,7 @@ from ...store.compaction.compaction import Done
 from ...store.compaction.rebase import rebase
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
-from ...store.read.metering import charged
+from ...store.read.version_stats import charged
 from ...store.versions import commit, history, horizon
 from ...store.versions.manifest import Manifest, Stats
 from .metering import StageMeter

@@ -20,7 +20,7 @@ from contextlib import suppress
 from ...errors import SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.reads import Reads
+from ...store.read.read_stats import Reads
 from ...store.versions.manifest import Manifest, Sst
 
 __all__ = ["Prefetcher"]

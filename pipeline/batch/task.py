@@ -23,10 +23,10 @@ from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access, S3Place
 from ...store.objects.spooled import SpooledStore
-from ...store.read import index
+from ...store.read import multi_get
 from ...store.read.cache import SstCache
-from ...store.read.metering import looked_up
-from ...store.read.reads import Reads
+from ...store.read.read_stats import Reads
+from ...store.read.version_stats import looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
@@ -257,7 +257,7 @@ class StateTask:
         hashes = rows["_hash"].take(starts).combine_chunks()
         keys = rows.select(key).take(starts)
         ssts = sorted_runs.touching(self.ssts, partition, self.table.partitions)
-        old, found = index.multi_get(
+        old, found = multi_get.multi_get(
             store, cache, ssts, self.table, hashes.to_numpy(), keys, reads, clock_ms=self.clock_ms
         )
         merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)

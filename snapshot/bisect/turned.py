@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.index import multi_get
+from ...store.read.multi_get import multi_get
 from ...store.sst import expiry, ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.python_values import python_rows

@@ -20,7 +20,7 @@ from ...store.compaction.picking import pick_for
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache
-from ...store.read.metering import charged
+from ...store.read.version_stats import charged
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest, Stats
 from ..gc.survey import many

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.read.index import point_get
+from ...store.read.multi_get import point_get
 from ...store.sst.hashing import hash_keys
 from ..cut.topology import Cut
 from .columns import parse_key, visible_schema

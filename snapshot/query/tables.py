@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.read import relation
+from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Table
 from ..cut.topology import Cut
@@ -65,7 +65,7 @@ def connect(
     try:
         opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
         for name, manifest in opened.items():
-            relation.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
+            duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
         declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
             if name not in opened:

@@ -11,8 +11,8 @@ import xxhash
 
 from ...errors import Corruption
 from ...store.objects.protocol import ObjectStore
-from ...store.read.blocks import decode, fetch
-from ...store.read.tails import decode_tail
+from ...store.read.decode import decode, fetch
+from ...store.read.footers import decode_tail
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.python_values import python_rows
 from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import Corruption, NotFound, Unavailable
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
-from ...store.read.blocks import holder
+from ...store.read.decode import holder
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest
 from ..cut.cut import cut_at

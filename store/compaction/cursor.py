@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
 from ..read.cache import Mapped, SstCache
-from ..read.ranged import RangedSst
-from ..read.reads import Reads
+from ..read.read_stats import Reads
+from ..read.remote_sst import RangedSst
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 

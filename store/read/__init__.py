@@ -4,16 +4,16 @@ Nothing here writes to the store.
 """
 
 __all__ = [
-    "blocks",
     "cache",
     "cache_folder",
+    "decode",
+    "duckdb_view",
+    "footers",
     "hot_tier",
-    "index",
-    "metering",
-    "pieces",
-    "ranged",
-    "reads",
-    "relation",
-    "shadows",
-    "tails",
+    "multi_get",
+    "range_reads",
+    "read_stats",
+    "remote_sst",
+    "version_stats",
+    "visible_rows",
 ]

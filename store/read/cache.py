@@ -24,11 +24,11 @@ from ...errors import Corruption, Unavailable
 from ..objects.protocol import ObjectStore
 from ..sst.types import sst_schema, stored_schema
 from ..versions.manifest import Sst, Table
-from .blocks import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
 from .cache_folder import CacheFolder
+from .decode import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
 from .hot_tier import HotTier
-from .ranged import RangedSst
-from .reads import Reads
+from .read_stats import Reads
+from .remote_sst import RangedSst
 
 __all__ = ["Mapped", "SstCache"]
 

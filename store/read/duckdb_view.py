@@ -18,7 +18,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .shadows import shadowed
+from .visible_rows import shadowed
 
 __all__ = ["register"]
 

@@ -16,9 +16,9 @@ from ..objects.protocol import ObjectStore
 from ..sst.bloom import Filter
 from ..sst.types import HASH, sst_schema
 from ..versions.manifest import Sst, Table
-from .blocks import check_shape, corrupt, file_name
-from .pieces import Pieces, at_once
-from .reads import Reads
+from .decode import check_shape, corrupt, file_name
+from .range_reads import Pieces, at_once
+from .read_stats import Reads
 
 __all__ = ["Tail", "decode_tail", "fetch_tails", "tail_of"]
 

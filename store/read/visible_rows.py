@@ -19,8 +19,8 @@ from ..objects.protocol import ObjectStore
 from ..sst.hashing import same_keys
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
-from .blocks import BLOCK_ROWS, Block, corrupt, file_name
 from .cache import SstCache
+from .decode import BLOCK_ROWS, Block, corrupt, file_name
 
 __all__ = ["shadowed"]
 

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ...errors import ObjectNotFound
 from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst
-from .blocks import corrupt, holder
-from .reads import Reads
+from .decode import corrupt, holder
+from .read_stats import Reads
 
 __all__ = ["Pieces", "at_once"]
 

@@ -8,7 +8,7 @@ nothing (a clone, a rescale) has no `stats`; the `totals` go on from it.
 from msgspec.structs import replace
 
 from ..versions.manifest import Manifest, Stats
-from .reads import Reads
+from .read_stats import Reads
 
 __all__ = ["charged", "looked_up"]
 

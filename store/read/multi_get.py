@@ -19,11 +19,11 @@ from ..sst.hashing import normalise_keys, same_keys
 from ..sst.ttl import check_clock
 from ..sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
-from .blocks import Block
 from .cache import SstCache
-from .ranged import RangedSst
-from .reads import Reads
-from .tails import fetch_tails
+from .decode import Block
+from .footers import fetch_tails
+from .read_stats import Reads
+from .remote_sst import RangedSst
 
 __all__ = ["Found", "multi_get", "point_get"]
 

@@ -21,10 +21,10 @@ from ..sst.bloom import Filter
 from ..sst.types import HASH
 from ..sst.whole_file import read_groups
 from ..versions.manifest import Sst, Table
-from .blocks import Block, corrupt
-from .pieces import Pieces
-from .reads import Reads
-from .tails import Tail, tail_of
+from .decode import Block, corrupt
+from .footers import Tail, tail_of
+from .range_reads import Pieces
+from .read_stats import Reads
 
 __all__ = ["RangedSst"]
 
