@@ -154,9 +154,9 @@ def _load(folder: Path) -> tuple[_Base, float]:
 
 
 def _measure(base: _Base, policy: Policy) -> float:
-    from slackwater.store.compaction.compaction import apply
-    from slackwater.store.compaction.merging import run
-    from slackwater.store.compaction.picking import pick
+    from slackwater.store.compaction.merge import run
+    from slackwater.store.compaction.picker import pick
+    from slackwater.store.compaction.plan import apply
 
     random = np.random.default_rng(5)
     ssts, flushed, compacted = base.ssts, 0, 0

@@ -174,7 +174,7 @@ def _figures(store: ObjectStore, head: Manifest) -> TableFigures | None:
     if head.table is None:
         return None
     # numpy and Arrow, which a look without details does without.
-    from ..store.compaction.picking import pick_for
+    from ..store.compaction.picker import pick_for
 
     due = pick_for(head)
     versions, took = recent(store, head, _RECENT)

@@ -35,9 +35,9 @@ from slackwater.snapshot.status.roster import Beat, beat
 from slackwater.snapshot.take.operations import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.store.compaction.compaction import apply
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick
+from slackwater.store.compaction.plan import apply
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import partition_of

@@ -11,11 +11,11 @@ RETIRE = ("test_retire.py",)
 
 _COMMIT, _COMPACTION, _RUNS, _INDEX = (
     "store/versions/commit.py",
-    "store/compaction/compaction.py",
+    "store/compaction/plan.py",
     "store/sst/sorted_runs.py",
     "store/read/multi_get.py",
 )
-_MERGING, _UNIVERSAL = "store/compaction/merging.py", "store/compaction/universal.py"
+_MERGING, _UNIVERSAL = "store/compaction/merge.py", "store/compaction/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = (
     "store/read/visible_rows.py",
     "snapshot/gc/gc.py",
@@ -24,7 +24,7 @@ _SHADOWS, _GC, _LITTER, _SURVEY = (
 )
 _TTL, _PICKING, _REBASE, _RELATION = (
     "store/sst/ttl.py",
-    "store/compaction/picking.py",
+    "store/compaction/picker.py",
     "store/compaction/rebase.py",
     "store/read/duckdb_view.py",
 )

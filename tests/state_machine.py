@@ -24,9 +24,9 @@ from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify.succession import differences
-from slackwater.store.compaction.compaction import Compaction, apply
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick_for
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, sorted_runs, touched
 from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms

@@ -19,9 +19,9 @@ from slackwater.pipeline.batch.committer import Change, Committed, Committer
 from slackwater.pipeline.batch.stage_runner import Limits
 from slackwater.pipeline.run.runner import check_unflushed
 from slackwater.pipeline.run.spool_folder import beside, spool_folder, sweep
-from slackwater.store.compaction.compaction import Done, apply
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick
+from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore

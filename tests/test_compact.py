@@ -16,8 +16,8 @@ from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick_for
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.store.compaction import merging, picking
-from slackwater.store.compaction.compaction import Compaction, Done, apply
-from slackwater.store.compaction.merging import run
+from slackwater.store.compaction import merge, picker
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.plan import Compaction, Done, apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -37,7 +37,7 @@ PARTITIONS = 4
 
 
 def pick(ssts: tuple[Sst, ...], partitions: int = PARTITIONS, **knobs: Any) -> tuple[Compaction, ...]:
-    return picking.pick(ssts, partitions, Policy(**knobs))
+    return picker.pick(ssts, partitions, Policy(**knobs))
 
 
 def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
@@ -289,7 +289,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
     if drop:
         expected = {key: found for key, found in expected.items() if found[0] is not None}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "_SLICE_ROWS", slice_rows)
+        patch.setattr(merge, "_SLICE_ROWS", slice_rows)
         patch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 7)
         done = run(store, cache, "app", "stage", ROUTES, whole(ssts, drops_tombstones=drop))
     if not done.outputs:

@@ -11,8 +11,8 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.batch.claiming import _agreed
 from slackwater.pipeline.batch.compactor import Compactor
-from slackwater.store.compaction import merging
-from slackwater.store.compaction.picking import pick_for
+from slackwater.store.compaction import merge
+from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -149,7 +149,7 @@ def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Pat
 
 
 def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_SLICE_ROWS", 1)
+    monkeypatch.setattr(merge, "_SLICE_ROWS", 1)
     store = Slow()
     small = Policy(l0_trigger=3, target_file_bytes=1)
     stage = Stage(store, tmp_path, threads=1, table=replace(TWO, compaction=small))

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.store.compaction.compaction import Compaction
-from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.plan import Compaction
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache

@@ -13,7 +13,7 @@ from slackwater.cli.settings import load
 from slackwater.errors import Usage
 from slackwater.snapshot.gc.gc import MARGIN_MS, collect
 from slackwater.snapshot.gc.retention import DAY_MS, HOUR_MS, Retention, span_ms
-from slackwater.store.compaction import merging
+from slackwater.store.compaction import merge
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.open import open_store
 from typer.testing import CliRunner
@@ -46,7 +46,7 @@ def test_a_margin_in_which_a_merge_could_still_be_under_way_is_refused(tmp_path:
         assert f"--margin is {words[0]}; expected 1h or more" in refused.output
     for margin in ("1h", "60m", "2d"):
         assert CliRunner().invoke(cli, [*arguments, margin]).exit_code == 0
-    assert MARGIN_MS >= 2_000 * merging._LONGEST_S
+    assert MARGIN_MS >= 2_000 * merge._LONGEST_S
 
 
 def test_the_file_has_rules_for_all_apps_and_for_one(tmp_path: Path) -> None:

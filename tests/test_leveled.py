@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction.compaction import Compaction, Done, apply
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick, pick_all
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick, pick_all
+from slackwater.store.compaction.plan import Compaction, Done, apply
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Refused
-from slackwater.store.compaction import merging
-from slackwater.store.compaction.compaction import Compaction, newest_first
-from slackwater.store.compaction.merging import Stopped, run
+from slackwater.store.compaction import merge
+from slackwater.store.compaction.merge import Stopped, run
+from slackwater.store.compaction.plan import Compaction, newest_first
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -61,8 +61,8 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool
 ) -> None:
     # These bound the memory, whatever is merged: smaller here, so that the table need not be huge.
-    monkeypatch.setattr(merging, "_SLICE_ROWS", 1 << 14)
-    monkeypatch.setattr(merging, "_READ_BYTES", 1 << 20)
+    monkeypatch.setattr(merge, "_SLICE_ROWS", 1 << 14)
+    monkeypatch.setattr(merge, "_READ_BYTES", 1 << 20)
     monkeypatch.setattr("slackwater.store.read.decode.BLOCK_ROWS", 1 << 14)
     store = CountingStore(LocalStore(tmp_path / "store"))
     cache = SstCache(tmp_path / "cache", 1 << 30 if cached else 0)
@@ -123,7 +123,7 @@ def test_inputs_that_are_not_in_the_cache_are_read_by_pieces_and_once(
     store = CountingStore(MemoryStore())
     inputs = tuple(written(store, None, np.arange(seq, 200_000, 2), seq) for seq in (1, 2))
     size = sum(one.bytes for one in inputs)
-    monkeypatch.setattr(merging, "_READ_BYTES", size // 2)
+    monkeypatch.setattr(merge, "_READ_BYTES", size // 2)
     store.reset()
     done = run(store, SstCache(tmp_path, 0), "a", "s", TABLE, whole(inputs, 1 << 30))
     assert done.outputs[0].rows == 199_999
@@ -160,7 +160,7 @@ def test_a_merge_stops_when_it_is_told_and_gives_up_before_its_result_could_be_t
     one = whole((written(store, cache, np.arange(10), 1),), 1 << 20)
     with pytest.raises(Stopped):
         run(store, cache, "a", "s", TABLE, one, stop=lambda: True)
-    monkeypatch.setattr(merging, "_LONGEST_S", -1.0)
+    monkeypatch.setattr(merge, "_LONGEST_S", -1.0)
     with pytest.raises(Refused, match="state partition 0 takes more than") as refused:
         run(store, cache, "a", "s", TABLE, one)
     assert "rescale" in refused.value.hint

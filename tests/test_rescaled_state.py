@@ -12,9 +12,9 @@ import duckdb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.store.compaction.compaction import Done, apply
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick
+from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register

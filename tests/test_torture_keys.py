@@ -16,8 +16,8 @@ from slackwater.snapshot.cut.topology import Cut
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.verify.sst_rows import reread
-from slackwater.store.compaction.compaction import Compaction, apply
-from slackwater.store.compaction.merging import run
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register

@@ -17,10 +17,10 @@ from slackwater.pipeline.api import lifetime
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.topology import Cut
-from slackwater.store.compaction import merging
-from slackwater.store.compaction.compaction import Compaction, apply
-from slackwater.store.compaction.merging import run
-from slackwater.store.compaction.picking import pick
+from slackwater.store.compaction import merge as merging
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick
+from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

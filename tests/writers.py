@@ -10,7 +10,7 @@ from slackwater.errors import Unavailable
 from slackwater.pipeline.api import lifetime
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.store.compaction.compaction import Done, apply
+from slackwater.store.compaction.plan import Done, apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import expiry, ttl

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from ...errors import CommitConflict, Fenced, Refused
-from ...store.compaction.compaction import Done
+from ...store.compaction.plan import Done
 from ...store.compaction.rebase import rebase
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore

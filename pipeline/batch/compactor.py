@@ -11,9 +11,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from ...errors import SlackwaterError
-from ...store.compaction import compaction, merging
-from ...store.compaction.compaction import Compaction, Done
-from ...store.compaction.picking import pick_for
+from ...store.compaction import merge, plan
+from ...store.compaction.picker import pick_for
+from ...store.compaction.plan import Compaction, Done
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest, Sst
@@ -75,7 +75,7 @@ class Compactor:
         """
         with self._lock:
             self._offered = len(self._done)
-            return compaction.apply(ssts, self._done)
+            return plan.apply(ssts, self._done)
 
     @property
     def offered(self) -> tuple[Done, ...]:
@@ -118,8 +118,8 @@ class Compactor:
         stop = self._closing.is_set
         made = None
         try:
-            made = merging.run(self._store, self._cache, head.app, head.stage, head.table, one, stop=stop)
-        except merging.Stopped:
+            made = merge.run(self._store, self._cache, head.app, head.stage, head.table, one, stop=stop)
+        except merge.Stopped:
             pass
         except SlackwaterError as error:
             # The runs stay as they are and are picked again: slower, never wrong.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
 
-from ...store.compaction.compaction import Compaction
+from ...store.compaction.plan import Compaction
 from ...store.sst.sorted_runs import l0_files
 from ...store.versions.manifest import Manifest, Stats
 from .task import Result

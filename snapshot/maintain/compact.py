@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...errors import Refused, Unavailable
-from ...store.compaction.picking import pick_for
+from ...store.compaction.picker import pick_for
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import CommitConflict, Corruption, Fenced
-from ...store.compaction.compaction import Compaction, Done, apply
-from ...store.compaction.merging import Stopped, run
-from ...store.compaction.picking import pick_for
+from ...store.compaction.merge import Stopped, run
+from ...store.compaction.picker import pick_for
+from ...store.compaction.plan import Compaction, Done, apply
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.read.cache import SstCache

@@ -22,7 +22,7 @@ from math import ceil, log2
 
 from ..sst.sorted_runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
 from ..versions.manifest import Policy, Sst
-from .compaction import Compaction, newest_first
+from .plan import Compaction, newest_first
 
 __all__ = ["everything", "pick"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ..versions.manifest import Manifest
-from .compaction import Done, apply
+from .plan import Done, apply
 
 __all__ = ["rebase"]
 

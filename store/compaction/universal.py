@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..sst.sorted_runs import bounds, bytes_within, depth, sorted_runs
 from ..versions.manifest import Policy, Sst
-from .compaction import Compaction, newest_first
+from .plan import Compaction, newest_first
 
 __all__ = ["everything", "pick"]
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from slackwater.pipeline.batch import stage_runner
 from slackwater.pipeline.run.spool_folder import beside
-from slackwater.store.compaction import merging
+from slackwater.store.compaction import merge
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions.manifest import Manifest
 
 _commit = stage_runner.commit.commit
-_merge = merging.run
+_merge = merge.run
 _stage, _, _when = os.environ["SABOTAGE"].partition(" ")
 
 
@@ -64,6 +64,6 @@ def _runs_ahead(manifest: Manifest) -> bool:
 
 
 if _when == "merges":
-    merging.run = _merge_late
+    merge.run = _merge_late
 else:
     stage_runner.commit.commit = _die_before

@@ -8,7 +8,7 @@ from ..sst.sorted_runs import by_partition, sorted_runs, touched
 from ..sst.ttl import expired_suffix, may_have_expired
 from ..versions.manifest import Manifest, Policy, Sst
 from . import leveled, universal
-from .compaction import Compaction
+from .plan import Compaction
 
 __all__ = ["pick", "pick_all", "pick_for"]
 

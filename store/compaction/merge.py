@@ -21,9 +21,9 @@ from ..sst.sorted_runs import bounds, of_hash, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
-from .compaction import Compaction, Done
-from .cursor import Cursor
-from .rolling import RollingWriter
+from .merge_cursor import Cursor
+from .plan import Compaction, Done
+from .rolling_writer import RollingWriter
 
 __all__ = ["Stopped", "merge_rows", "run"]
 
