@@ -45,7 +45,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     from slackwater.pipeline.kafka.channels import KafkaChannels
     from slackwater.pipeline.run.runner import Options, run
     from slackwater.pipeline.spark.session import spark_session
-    from slackwater.snapshot.cut.cut import resolve
+    from slackwater.snapshot.cut.resolve import resolve
     from slackwater.snapshot.take import snapshots
     from slackwater.store.objects.open import open_store
 

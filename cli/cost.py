@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..snapshot.cut.topology import order
+from ..snapshot.cut.graph import order
 from ..store.objects.protocol import ObjectStore
 from ..store.versions import apps, history
 from ..store.versions.manifest import Stats

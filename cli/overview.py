@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from ..errors import Corruption
+from ..snapshot.cut.graph import order
 from ..snapshot.cut.requests import open_requests
-from ..snapshot.cut.topology import order
 from ..snapshot.status import roster
 from ..snapshot.status.lag import EndOffsets, input_lag
 from ..store.objects.protocol import ObjectStore

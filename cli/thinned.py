@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from . import humane
 
 if TYPE_CHECKING:
-    from ..snapshot.cut.topology import Thinned
+    from ..snapshot.cut.graph import Thinned
     from .output import Output
 
 __all__ = ["tell"]

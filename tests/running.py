@@ -24,7 +24,7 @@ from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.run.main import load_app
 from slackwater.pipeline.run.runner import Options, run
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.capture import read
 from slackwater.snapshot.take.snapshots import Snapshot, of_snapshot, read_snapshot

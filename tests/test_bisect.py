@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.snapshot.bisect.bisect import Step, Verdict, bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.lineage import trace
-from slackwater.snapshot.cut.topology import Cut, violations
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify

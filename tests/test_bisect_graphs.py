@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.snapshot.bisect.bisect import bisect
-from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.answers import answer, later_stages
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.read.cache import SstCache

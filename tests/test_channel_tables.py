@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect.bisect import bisect
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.query.ddl import arrow_of
 from slackwater.snapshot.query.tables import connect, run_query

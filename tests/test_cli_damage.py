@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from slackwater.cli import main
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

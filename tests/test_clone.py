@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
 from slackwater.snapshot.clone.clone import ClonePlan, clone, finish_clone, unfinished
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.graph import violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import line_of
-from slackwater.snapshot.cut.topology import violations
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore

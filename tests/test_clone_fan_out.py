@@ -6,9 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.channel_tables import channel_tables
 from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.verify.verify import verify

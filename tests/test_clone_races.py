@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from slackwater.errors import NotFound, SlackwaterError
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, pin, remove
 from slackwater.store.versions import apps
 

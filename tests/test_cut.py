@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut.consistency import consistent
-from slackwater.snapshot.cut.cut import cut_at, resolve
+from slackwater.snapshot.cut.graph import Cut, channels, descendants, order, violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.moments import line_of
 from slackwater.snapshot.cut.refs import AtTime, Ref, parse
-from slackwater.snapshot.cut.topology import Cut, channels, descendants, order, violations
+from slackwater.snapshot.cut.resolve import cut_at, resolve
 from slackwater.snapshot.take.snapshots import of_snapshot, pin
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore

@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.snapshot.cut.cut import cut_at, resolve
+from slackwater.snapshot.cut.graph import Cut, channels, consumed, violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.moments import line_of, newest_cut
 from slackwater.snapshot.cut.refs import AtTime, Ref, Version
-from slackwater.snapshot.cut.topology import Cut, channels, consumed, violations
+from slackwater.snapshot.cut.resolve import cut_at, resolve
 from slackwater.snapshot.maintain.retire import retire
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps, history

@@ -20,8 +20,8 @@ from slackwater.pipeline.dev.bucket import EmbeddedBucket
 from slackwater.pipeline.kafka.groups import group_of
 from slackwater.pipeline.kafka.kafka import offsets, topics
 from slackwater.pipeline.run import runner
-from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import read_snapshot
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, Fenced, NotFound, Refused
 from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve, telling_if_collected
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.resolve import resolve, telling_if_collected
 from slackwater.snapshot.gc.explain import explain
 from slackwater.snapshot.gc.gc import Collected, collect
 from slackwater.snapshot.gc.retention import Retention

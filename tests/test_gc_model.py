@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from slackwater.errors import NotFound
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import retire

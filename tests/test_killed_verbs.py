@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from slackwater.cli import main
 from slackwater.pipeline.kafka import channels
-from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.operations import list_operations

@@ -5,10 +5,10 @@ from functools import cache
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.snapshot.cut.cut import cut_at, resolve
+from slackwater.snapshot.cut.graph import Cut, consumed, order, violations
 from slackwater.snapshot.cut.moments import line_of
 from slackwater.snapshot.cut.refs import AtTime, Back, Ref, Version
-from slackwater.snapshot.cut.topology import Cut, consumed, order, violations
+from slackwater.snapshot.cut.resolve import cut_at, resolve
 from slackwater.snapshot.query.log import entries
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest

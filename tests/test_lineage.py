@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.lineage import Window, trace, windows
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Usage
-from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.columns import parse_key
 from slackwater.snapshot.query.lookup import get
 from slackwater.store.objects.counting import CountingStore

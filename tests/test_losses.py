@@ -16,9 +16,9 @@ from slackwater.pipeline.batch.entries import Entrance, Entry, enter
 from slackwater.pipeline.run.completer import Completer
 from slackwater.pipeline.spark.failures import translate
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.reachable import Known, StageKnown, reachable
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query import log

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from slackwater.errors import NotFound, SlackwaterError, Usage
-from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

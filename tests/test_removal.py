@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import Contents, Removal, Removed, remove_app

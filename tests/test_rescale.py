@@ -7,7 +7,7 @@ import pytest
 from slackwater.errors import Fenced, NotFound, Refused, Usage
 from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.rescale import Rescaled, rescale
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.take import operations

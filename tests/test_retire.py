@@ -7,10 +7,10 @@ import pytest
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.compact import plan

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.cut.topology import Cut, violations
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take import operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.take.taking import answers, request, try_complete

@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin, remove

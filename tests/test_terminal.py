@@ -18,8 +18,8 @@ from slackwater.cli.tables import Grid
 from slackwater.errors import Refused
 from slackwater.pipeline.spark.quiet import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
-from slackwater.snapshot.cut.cut import resolve
 from slackwater.snapshot.cut.requests import Request
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.operations import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store

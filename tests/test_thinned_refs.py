@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut.consistency import raise_senders
-from slackwater.snapshot.cut.cut import resolve
-from slackwater.snapshot.cut.topology import violations
+from slackwater.snapshot.cut.graph import violations
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.versions import history, horizon

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 from msgspec.structs import replace
 from slackwater.snapshot.bisect.turned import turned_keys
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.verify.sst_rows import reread

@@ -16,7 +16,7 @@ from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline.api import lifetime
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.state.upsert import upsert
-from slackwater.snapshot.cut.topology import Cut
+from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.compaction import merge as merging
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slackwater.cli import humane, main
 from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.compact import plan
 from slackwater.snapshot.query import lookup
 from slackwater.snapshot.query.tables import connect, run_query

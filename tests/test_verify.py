@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Usage
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.capture import Captured
 from slackwater.snapshot.take.snapshots import Snapshot, pin, read_snapshot
 from slackwater.snapshot.verify.verify import Report, verify

@@ -1,7 +1,7 @@
 """Verifying deeply what garbage collection has left of a history: what it took is not missing, all else is."""
 
 import pytest
-from slackwater.snapshot.cut.cut import resolve
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin

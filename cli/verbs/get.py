@@ -12,7 +12,7 @@ from ..tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...snapshot.cut.topology import Thinned
+    from ...snapshot.cut.graph import Thinned
 
 __all__ = ["app"]
 
@@ -48,7 +48,7 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
-    from ...snapshot.cut.cut import resolve_around, telling_if_collected
+    from ...snapshot.cut.resolve import resolve_around, telling_if_collected
     from ...snapshot.query import lookup
     from ...store.objects.counting import CountingStore
 

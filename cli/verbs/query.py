@@ -15,7 +15,7 @@ from ..tables import Grid
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ...snapshot.cut.topology import Cut
+    from ...snapshot.cut.graph import Cut
     from ...store.objects.protocol import ObjectStore
     from ...store.versions.manifest import Manifest
 
@@ -101,7 +101,7 @@ def _decoded(text: bytes, where: str) -> str:
 
 
 def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
-    from ...snapshot.cut.cut import resolve_around
+    from ...snapshot.cut.resolve import resolve_around
     from ...snapshot.query.answers import answer, later_stages
     from ...snapshot.query.channel_tables import names_channels
 
@@ -123,7 +123,7 @@ def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, 
 
 def _tables(output: Output, store: "ObjectStore", ref: str) -> tuple[object, Part]:
     """The tables at a ref, for machines and for people."""
-    from ...snapshot.cut.cut import resolve
+    from ...snapshot.cut.resolve import resolve
 
     cut = resolve(store, ref, now_ms=humane.now_ms())
     thinned.tell(output, ref, cut.thinned)

@@ -13,9 +13,9 @@ from ..tables import Grid
 from ..waiting import await_answers, waiting_for, withdrawn_on_failure
 
 if TYPE_CHECKING:
+    from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.in_flight import InFlight
     from ...snapshot.cut.requests import Request
-    from ...snapshot.cut.topology import Cut
     from ...snapshot.take.snapshots import Snapshot, SnapshotKind
 
 __all__ = ["app"]
@@ -62,7 +62,7 @@ def take(
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
     from ...snapshot.cut import requests
-    from ...snapshot.cut.cut import resolve
+    from ...snapshot.cut.resolve import resolve
     from ...snapshot.take import snapshots, taking
     from ...snapshot.take.operations import record_once, whoami
 

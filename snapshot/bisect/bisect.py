@@ -20,12 +20,12 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import horizon
 from ...store.versions.manifest import Manifest
-from ..cut.cut import resolve
+from ..cut.graph import Cut
 from ..cut.line import Line
 from ..cut.lineage import trace
 from ..cut.moments import line_of, with_retired
 from ..cut.refs import parse
-from ..cut.topology import Cut
+from ..cut.resolve import resolve
 from ..query.answers import answer
 from ..query.channel_tables import names_channels
 from ..query.tables import named_tables

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
+from ..cut.graph import Cut, order
 from ..cut.line import Line
-from ..cut.topology import Cut, order
 
 __all__ = ["Between"]
 

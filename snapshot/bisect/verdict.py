@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from ..cut.graph import Cut
 from ..cut.lineage import Lineage
-from ..cut.topology import Cut
 from .turned import TurnedKeys
 
 __all__ = ["MAX_ROWS", "Step", "Verdict"]

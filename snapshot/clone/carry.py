@@ -9,8 +9,8 @@ from msgspec import Struct
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Input, Output
+from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
-from ..cut.topology import Channel, Cut, channels
 from ..take.capture import read
 from ..take.snapshots import Snapshot
 

@@ -19,10 +19,10 @@ from ...store.versions import apps, codec, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.commit import commit
 from ...store.versions.manifest import AppInfo, Input, Manifest, Origin, Sst
-from ..cut.cut import cut_at
+from ..cut.graph import Cut, channels, order, violations
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.refs import Ref, parse
-from ..cut.topology import Cut, channels, order, violations
+from ..cut.resolve import cut_at
 from ..take.snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
 from .carry import Carried, Channels, carried_input, carried_output, carry, channel_topic
 

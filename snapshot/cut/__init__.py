@@ -5,7 +5,7 @@ Reads manifests and decides; writes nothing but the requests for snapshots. Not 
 
 __all__ = [
     "consistency",
-    "cut",
+    "graph",
     "in_flight",
     "line",
     "lineage",
@@ -13,6 +13,6 @@ __all__ = [
     "moments",
     "refs",
     "requests",
+    "resolve",
     "timeline",
-    "topology",
 ]

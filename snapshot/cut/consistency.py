@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ...store.versions.manifest import Manifest
+from .graph import Cut, consumed, descendants, order, violations
 from .timeline import newest_where
-from .topology import Cut, consumed, descendants, order, violations
 
 __all__ = ["consistent", "lower_receivers", "raise_senders"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input
-from .topology import Channel, Cut, channels
+from .graph import Channel, Cut, channels
 
 __all__ = ["InFlight", "in_flight", "stretch"]
 

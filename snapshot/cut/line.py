@@ -18,8 +18,8 @@ from ...store.versions import history, horizon
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from .consistency import raise_senders
+from .graph import Cut, consumed, order
 from .timeline import before, newest_where
-from .topology import Cut, consumed, order
 
 __all__ = ["Line", "Place", "newest_first"]
 

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from .graph import Cut
 from .timeline import before
-from .topology import Cut
 
 __all__ = ["Lineage", "Window", "direct", "losses", "trace", "windows"]
 

@@ -13,8 +13,8 @@ from ...store.versions import apps, history, horizon
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from .consistency import lower_receivers, raise_senders
+from .graph import Cut, Thinned
 from .line import Line
-from .topology import Cut, Thinned
 
 __all__ = [
     "cut_around",

@@ -26,8 +26,8 @@ from ...errors import Corruption, NotFound
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from ..cut.consistency import raise_senders
+from ..cut.graph import consumed, order
 from ..cut.timeline import newest_where
-from ..cut.topology import consumed, order
 from ..take.snapshots import Snapshot
 from .retention import Retention
 

@@ -23,7 +23,7 @@ from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import apps, codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
-from ..cut.topology import order
+from ..cut.graph import order
 from ..gc.gc import storage_clock_ms
 from ..gc.survey import many
 from ..take.users import check_unused

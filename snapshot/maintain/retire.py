@@ -17,9 +17,9 @@ from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest
+from ..cut.graph import consumed, order
 from ..cut.moments import stages_of
 from ..cut.requests import cancel, open_requests
-from ..cut.topology import consumed, order
 from ..take.operations import list_operations, record
 
 __all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]

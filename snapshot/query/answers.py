@@ -11,8 +11,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..cut.cut import telling_if_collected
-from ..cut.topology import Cut
+from ..cut.graph import Cut
+from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
 from .tables import connect, named_tables, run_query

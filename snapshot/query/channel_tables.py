@@ -13,8 +13,8 @@ import pyarrow as pa
 from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
+from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, stretch
-from ..cut.topology import Cut, channels
 from ..take import capture
 from ..take.capture import ADDRESS, ChannelReader
 from ..take.snapshots import Snapshot, find_snapshot

@@ -8,7 +8,7 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.multi_get import point_get
 from ...store.sst.hashing import hash_keys
-from ..cut.topology import Cut
+from ..cut.graph import Cut
 from .columns import parse_key, visible_schema
 
 __all__ = ["get"]

@@ -19,7 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Table
-from ..cut.topology import Cut
+from ..cut.graph import Cut
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
 

@@ -11,10 +11,10 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore, documents, exists
 from ...store.versions import apps, checks, codec, history, horizon, keys
 from ...store.versions import limits as fits
+from ..cut.graph import Cut, violations
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import check_not_asked, open_requests
-from ..cut.topology import Cut, violations
 from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
 
 __all__ = [

@@ -15,11 +15,11 @@ from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
 from ...store.versions.manifest import Manifest, Span
+from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.moments import retired_since
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import Request, cancel, check_not_asked, open_requests
-from ..cut.topology import Cut
 from .capture import Captured, ChannelReader, capture, discard
 from .snapshots import Snapshot, SnapshotKind, create, find_snapshot, taken
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ...errors import Corruption, NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
+from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
-from ..cut.topology import Channel, Cut, channels
 from .findings import as_sentence
 
 __all__ = ["Flight", "flights"]

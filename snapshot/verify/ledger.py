@@ -11,8 +11,8 @@ import numpy as np
 
 from ... import chandy_lamport as protocol
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
+from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
-from ..cut.topology import Cut
 from ..take.capture import Captured, ChannelReader, count_by_partition
 from .findings import Checked, as_sentence
 from .flights import Flight

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ...errors import NotFound, Refused, Unavailable
-from ..cut.topology import Channel, Cut, channels
+from ..cut.graph import Channel, Cut, channels
 from ..take.snapshots import Snapshot
 from .findings import Checked
 

@@ -15,11 +15,11 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import holder
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest
-from ..cut.cut import cut_at
+from ..cut.graph import Cut, Thinned, channels, violations
 from ..cut.in_flight import InFlight
 from ..cut.moments import stages_of
 from ..cut.refs import Named, Ref, parse
-from ..cut.topology import Cut, Thinned, channels, violations
+from ..cut.resolve import cut_at
 from ..take.capture import ChannelReader
 from ..take.snapshots import Snapshot, read_snapshot
 from . import intact, kept, ledger, marked, sst_rows, succession
