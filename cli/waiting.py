@@ -154,7 +154,7 @@ def _perhaps_gone(found: "Mapping[str, Answer]") -> list[str]:
 
 
 def _dropped(store: "ObjectStore", app_name: str, name: str) -> Refused:
-    from ..snapshot.take.operations import list_operations
+    from ..snapshot.take.audit_log import list_operations
 
     said = [
         done.detail

@@ -32,7 +32,7 @@ from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.maintain.retire import retire
 from slackwater.snapshot.query.tables import connect, run_query
 from slackwater.snapshot.status.roster import Beat, beat
-from slackwater.snapshot.take.operations import record
+from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.compaction.merge import run

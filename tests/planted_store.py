@@ -85,7 +85,7 @@ STORE_FAULTS = (
     ),
     Fault(
         "a clone of a clone loses what the first app keeps for it",
-        "snapshot/take/users.py",
+        "snapshot/take/dependents.py",
         "            if objects & kept:",
         "            if objects < kept:",
         ("test_removal.py",),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from slackwater.cli import main
-from slackwater.snapshot.take.operations import list_operations
+from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history

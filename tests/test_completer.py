@@ -8,7 +8,7 @@ from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.run.completer import Completer
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
-from slackwater.snapshot.take import operations
+from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.capture import ChannelReader
 from slackwater.snapshot.take.snapshots import find_snapshot
 from slackwater.snapshot.take.taking import request
@@ -96,7 +96,7 @@ def test_a_snapshot_that_can_never_be_complete_is_withdrawn_and_noted(
     else:
         diamond.logs.lost = 1
         look(diamond)
-    (noted,) = operations.list_operations(diamond.store, APP)
+    (noted,) = audit_log.list_operations(diamond.store, APP)
     assert (noted.verb, noted.by) == ("snapshot failed", "test:1")
     assert noted.detail.startswith("good: ")
     assert "snapshot good of diamond was dropped" in caplog.text

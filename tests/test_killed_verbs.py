@@ -16,7 +16,7 @@ from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.operations import list_operations
+from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects import open as opening

@@ -22,7 +22,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.reachable import Known, StageKnown, reachable
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query import log
-from slackwater.snapshot.take import operations
+from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import find_snapshot, pin
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import Report, verify
@@ -51,7 +51,7 @@ def complete(diamond: Diamond) -> None:
 
 
 def failures(diamond: Diamond) -> list[str]:
-    done = operations.list_operations(diamond.store, APP)
+    done = audit_log.list_operations(diamond.store, APP)
     return [each.detail for each in done if each.verb == "snapshot failed"]
 
 

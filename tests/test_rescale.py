@@ -10,7 +10,7 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.rescale import Rescaled, rescale
 from slackwater.snapshot.query.tables import connect, run_query
-from slackwater.snapshot.take import operations
+from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore
@@ -72,7 +72,7 @@ def test_only_the_number_changes_with_a_newer_epoch(app: FlightsApp) -> None:
     assert {name: read.offsets for name, read in after.inputs.items()} == {
         name: read.offsets for name, read in before.inputs.items()
     }
-    (told,) = operations.list_operations(app.store, "flights")
+    (told,) = audit_log.list_operations(app.store, "flights")
     assert (told.verb, told.detail, told.by) == ("rescale", "aircraft to 5 state partitions, from 2", "ada@host")
 
 
@@ -121,14 +121,14 @@ def test_the_number_that_a_table_has_is_nothing_to_do(app: FlightsApp) -> None:
     before = newest(app)
     assert to(app, 2) == Rescaled("flights", "aircraft", before.version, 2, 2, len(before.ssts))
     assert newest(app) == before
-    assert operations.list_operations(app.store, "flights") == ()
+    assert audit_log.list_operations(app.store, "flights") == ()
 
 
 def test_a_dry_run_says_what_would_be_and_changes_nothing(app: FlightsApp) -> None:
     before = newest(app)
     assert to(app, 5, dry_run=True) == Rescaled("flights", "aircraft", before.version + 1, 2, 5, len(before.ssts))
     assert newest(app) == before
-    assert operations.list_operations(app.store, "flights") == ()
+    assert audit_log.list_operations(app.store, "flights") == ()
 
 
 @pytest.mark.parametrize("partitions", [0, -1, MAX_PARTITIONS + 1, 2.0, True])

@@ -17,7 +17,7 @@ from slackwater.snapshot.maintain.compact import plan
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.take import operations
+from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.snapshot.verify.verify import verify
@@ -85,7 +85,7 @@ def test_it_is_a_version_that_carries_everything_on_under_the_next_epoch(app: Fl
     assert (after.kind, after.retired, after.epoch, after.by) == ("retire", True, before.epoch + 1, "ada@host")
     assert (after.table, after.ssts) == (before.table, before.ssts)
     assert after.inputs["by-carrier"].offsets == before.inputs["by-carrier"].offsets
-    (told,) = operations.list_operations(app.store, "flights")
+    (told,) = audit_log.list_operations(app.store, "flights")
     assert (told.verb, told.detail, told.by) == ("retire", f"carriers with v{after.version}", "ada@host")
 
 
@@ -93,14 +93,14 @@ def test_a_dry_run_says_the_same_and_changes_nothing(app: FlightsApp) -> None:
     before = newest(app)
     assert gone(app, dry_run=True).version == before.version + 1
     assert newest(app) == before
-    assert operations.list_operations(app.store, "flights") == ()
+    assert audit_log.list_operations(app.store, "flights") == ()
 
 
 def test_again_it_says_that_it_is_done(app: FlightsApp) -> None:
     first, again = gone(app), gone(app)
     assert (again.already, again.version) == (True, first.version)
     assert newest(app).version == first.version
-    assert len(operations.list_operations(app.store, "flights")) == 1
+    assert len(audit_log.list_operations(app.store, "flights")) == 1
 
 
 def test_a_stage_that_another_one_reads_is_refused_until_that_is_retired(app: FlightsApp) -> None:
@@ -205,7 +205,7 @@ def test_a_program_that_has_the_stage_brings_it_back_where_it_stopped(app: Fligh
     asked = request(app.store, "flights", "under-way", "ada@host")
     assert bring_back(app.store, "flights", "carriers", by="test:2")
     assert open_requests(app.store, "flights") == (), "it may have read past the marker"
-    (told,) = (each for each in operations.list_operations(app.store, "flights") if each.verb == "snapshot failed")
+    (told,) = (each for each in audit_log.list_operations(app.store, "flights") if each.verb == "snapshot failed")
     assert told.detail.startswith(f"{asked.name}: carriers, which was retired, came back")
     app.claim("carriers")
     app.step_all()
@@ -340,7 +340,7 @@ def test_killed_at_any_request_and_typed_again_it_finishes() -> None:
         done = gone(app)
         assert newest(app).version == done.version == 3
         assert newest(app).retired
-        assert [each.detail for each in operations.list_operations(store, "flights")] == ["carriers with v3"]
+        assert [each.detail for each in audit_log.list_operations(store, "flights")] == ["carriers with v3"]
     assert requests > 8
 
 

@@ -7,7 +7,7 @@ from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take import operations
+from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.snapshots import list_snapshots, pin, read_snapshot, remove
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.objects.counting import CountingStore
@@ -270,10 +270,10 @@ def test_a_snapshot_takes_the_same_requests_at_any_size_of_the_state() -> None:
 def test_operations_are_listed_newest_first() -> None:
     store = MemoryStore()
     for verb in ("snapshot take", "clone", "snapshot rm"):
-        operations.record(store, "flights", verb, "good", operations.whoami())
-    listed = operations.list_operations(store, "flights")
+        audit_log.record(store, "flights", verb, "good", audit_log.whoami())
+    listed = audit_log.list_operations(store, "flights")
     assert sorted(done.verb for done in listed) == ["clone", "snapshot rm", "snapshot take"]
     assert [done.id for done in listed] == sorted((done.id for done in listed), reverse=True)
-    assert operations.list_operations(store, "flights", 2) == listed[:2]
+    assert audit_log.list_operations(store, "flights", 2) == listed[:2]
     assert "@" in listed[0].by
-    assert operations.list_operations(store, "other") == ()
+    assert audit_log.list_operations(store, "other") == ()

@@ -20,7 +20,7 @@ from slackwater.pipeline.spark.quiet import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.operations import record
+from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history, keys

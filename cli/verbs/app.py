@@ -50,7 +50,7 @@ def rm(
     command finishes it; the name is free after that. Topics of yours are never touched.
     """
     from ...snapshot.maintain.removal import remove_app
-    from ...snapshot.take.operations import whoami
+    from ...snapshot.take.audit_log import whoami
 
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     if topics:

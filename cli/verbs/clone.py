@@ -61,7 +61,7 @@ def clone(
     from ...pipeline.kafka.channels import KafkaChannels
     from ...snapshot.clone.clone import clone as make
     from ...snapshot.clone.clone import has_run
-    from ...snapshot.take.operations import record_once, whoami
+    from ...snapshot.take.audit_log import record_once, whoami
     from ...store.objects.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()

@@ -62,7 +62,7 @@ def compact(
     """
     from ...pipeline.run.stopping import stop_signals
     from ...snapshot.maintain.compact import AppCompactor, merged_last, plan
-    from ...snapshot.take.operations import record, whoami
+    from ...snapshot.take.audit_log import record, whoami
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")

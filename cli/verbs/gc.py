@@ -79,7 +79,7 @@ def gc(
     from ...snapshot.gc.explain import explain as why
     from ...snapshot.gc.gc import MARGIN_MS, collect
     from ...snapshot.gc.retention import span_ms
-    from ...snapshot.take.operations import whoami
+    from ...snapshot.take.audit_log import whoami
 
     settings, output = load(store=store), output_for(json=as_json)
     rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)

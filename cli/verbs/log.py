@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...snapshot.query.log import Entry
-    from ...snapshot.take.operations import Operation
+    from ...snapshot.take.audit_log import Operation
 
 __all__ = ["app"]
 
@@ -43,7 +43,7 @@ def log(
     snapshots it is part of. --operations shows instead who took, removed or cloned what.
     """
     from ...snapshot.query.log import entries
-    from ...snapshot.take.operations import list_operations
+    from ...snapshot.take.audit_log import list_operations
     from ...store.versions.apps import read_app
 
     output, opened = output_for(json=as_json), load(store=store).open_store()

@@ -44,7 +44,7 @@ def rescale(
     the new number, whatever partitions= says in the code.
     """
     from ...snapshot.maintain.rescale import rescale as change
-    from ...snapshot.take.operations import whoami
+    from ...snapshot.take.audit_log import whoami
 
     app_name, _, stage_name = stage.partition("/")
     if not stage_name:

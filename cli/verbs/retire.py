@@ -43,7 +43,7 @@ def retire(
     back, and it goes on where it stopped.
     """
     from ...snapshot.maintain.retire import retire as change
-    from ...snapshot.take.operations import whoami
+    from ...snapshot.take.audit_log import whoami
 
     app_name, _, stage_name = stage.partition("/")
     if not stage_name:

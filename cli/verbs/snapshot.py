@@ -64,7 +64,7 @@ def take(
     from ...snapshot.cut import requests
     from ...snapshot.cut.resolve import resolve
     from ...snapshot.take import snapshots, taking
-    from ...snapshot.take.operations import record_once, whoami
+    from ...snapshot.take.audit_log import record_once, whoami
 
     settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
     opened, reader = settings.open_store(), settings.open_channels()
@@ -140,7 +140,7 @@ def rm(
     """
     from ...snapshot.cut import requests
     from ...snapshot.take import snapshots
-    from ...snapshot.take.operations import find_operation, record_once, whoami
+    from ...snapshot.take.audit_log import find_operation, record_once, whoami
 
     opened, output = load(store=store).open_store(), output_for(json=as_json)
     asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ...errors import Gone, Refused
 from ...snapshot.cut import losses, requests
-from ...snapshot.take import operations
+from ...snapshot.take import audit_log
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest
@@ -193,7 +193,7 @@ def enter(store: ObjectStore, draft: Manifest, entries: Mapping[str, Entry], by:
             )
             why = f"stage {draft.stage!r} went on without {lost}, where its marker or records in flight of it were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
-            operations.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
+            audit_log.record(store, draft.app, "snapshot failed", f"{request.name}: {why}", by)
             requests.cancel(store, draft.app, request)
     return replace(
         losses.forget(draft, broken),

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.cut import requests
 from ...snapshot.cut.requests import Request
-from ...snapshot.take import operations, taking
+from ...snapshot.take import audit_log, taking
 from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
@@ -69,7 +69,7 @@ class Completer:
                 _log.warning("snapshot %s of %s waits: %s", request.name, self._app, error)
             except (Refused, Corruption) as error:
                 _log.warning("snapshot %s of %s was dropped: %s", request.name, self._app, error)
-                operations.record(self._store, self._app, "snapshot failed", f"{request.name}: {error}", self._by)
+                audit_log.record(self._store, self._app, "snapshot failed", f"{request.name}: {error}", self._by)
                 requests.cancel(self._store, self._app, request)
 
 

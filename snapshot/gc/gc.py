@@ -24,7 +24,7 @@ from ...store.objects.leftovers import Leftover, Leftovers
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
-from ..take.operations import record
+from ..take.audit_log import record
 from .litter import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention

@@ -26,7 +26,7 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import order
 from ..gc.gc import storage_clock_ms
 from ..gc.survey import many
-from ..take.users import check_unused
+from ..take.dependents import check_unused
 from .retire import commit_retired
 
 __all__ = ["Contents", "Removal", "Removed", "remove_app"]

@@ -18,7 +18,7 @@ from ...store.versions import commit, history
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
 from ..cut.moments import stages_of
-from ..take.operations import find_operation, record
+from ..take.audit_log import find_operation, record
 
 __all__ = ["Rescaled", "rescale"]
 

@@ -20,7 +20,7 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import stages_of
 from ..cut.requests import cancel, open_requests
-from ..take.operations import list_operations, record
+from ..take.audit_log import list_operations, record
 
 __all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]
 

@@ -192,7 +192,7 @@ def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = Fa
             hint=f"remove the app {snapshot.clone} first, or say --force",
         )
     if snapshot.kind == "clone" and not force:
-        from .users import check_pin_unused  # which needs this module
+        from .dependents import check_pin_unused  # which needs this module
 
         check_pin_unused(store, snapshot)
     return snapshot
