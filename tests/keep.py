@@ -30,7 +30,7 @@ from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.maintain.retire import retire
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import Beat, beat
 from slackwater.snapshot.take.audit_log import record
 from slackwater.snapshot.take.snapshots import pin

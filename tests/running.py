@@ -25,7 +25,7 @@ from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.run.main import load_app
 from slackwater.pipeline.run.runner import Options, run
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.capture import read
 from slackwater.snapshot.take.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.verify.verify import Report, verify

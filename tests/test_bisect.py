@@ -12,7 +12,7 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.counting import CountingStore

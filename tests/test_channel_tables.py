@@ -12,7 +12,7 @@ from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.query.ddl import arrow_of
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.snapshots import pin, read_snapshot, remove
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache

@@ -18,7 +18,7 @@ from slackwater.snapshot.gc.explain import explain
 from slackwater.snapshot.gc.gc import Collected, collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query.log import entries
-from slackwater.snapshot.query.tables import connect
+from slackwater.snapshot.query.sql import connect
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove

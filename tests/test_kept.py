@@ -15,7 +15,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.gc import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import beats
 from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.snapshot.take.taking import try_complete

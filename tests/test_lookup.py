@@ -11,7 +11,7 @@ from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.columns import parse_key
-from slackwater.snapshot.query.lookup import get
+from slackwater.snapshot.query.get import get
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore

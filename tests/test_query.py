@@ -8,7 +8,7 @@ import pytest
 from slackwater.errors import NotFound, SlackwaterError, Usage
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore

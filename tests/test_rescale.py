@@ -9,7 +9,7 @@ from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.rescale import Rescaled, rescale
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify

@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 from slackwater.snapshot.bisect.turned import turned_keys
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.snapshot.query import lookup
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query import get
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.verify.sst_rows import reread
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction, apply
@@ -172,7 +172,7 @@ def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int,
     if modulus:
         return
     for number, key in enumerate(keys):
-        row = lookup.get(store, newest(table, ssts), "t", [as_text(key), "7"]).to_pylist()
+        row = get.get(store, newest(table, ssts), "t", [as_text(key), "7"]).to_pylist()
         assert [tuple(one.values())[2:] for one in row] == ([model[number]] if number in model else [])
 
 

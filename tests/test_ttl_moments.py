@@ -12,8 +12,8 @@ from slackwater.snapshot.bisect.bisect import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.compact import plan
-from slackwater.snapshot.query import lookup
-from slackwater.snapshot.query.tables import connect, run_query
+from slackwater.snapshot.query import get
+from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.succession import differences
 from slackwater.snapshot.verify.verify import verify
@@ -75,7 +75,7 @@ class Hourly:
         cut = resolve(self.store, ref, now_ms=now_ms)
         with closing(connect(self.store, self.cache, cut)) as con:
             keys = run_query(con, "SELECT k FROM stage ORDER BY k")["k"].to_pylist()
-        assert keys == [key for key in "abcd" if lookup.get(self.store, cut, "stage", [key]).num_rows]
+        assert keys == [key for key in "abcd" if get.get(self.store, cut, "stage", [key]).num_rows]
         return "".join(keys)
 
 

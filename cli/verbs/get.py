@@ -49,7 +49,7 @@ def get(
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
     from ...snapshot.cut.resolve import resolve_around, telling_if_collected
-    from ...snapshot.query import lookup
+    from ...snapshot.query import get as lookup
     from ...store.objects.counting import CountingStore
 
     output, opened = output_for(json=as_json), CountingStore(load(store=store).open_store())

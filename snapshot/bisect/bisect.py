@@ -28,7 +28,7 @@ from ..cut.refs import parse
 from ..cut.resolve import resolve
 from ..query.answers import answer
 from ..query.channel_tables import names_channels
-from ..query.tables import named_tables
+from ..query.sql import named_tables
 from ..take.capture import ChannelReader
 from .narrowing import Between
 from .turned import turned_keys

@@ -15,7 +15,7 @@ from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
-from .tables import connect, named_tables, run_query
+from .sql import connect, named_tables, run_query
 
 __all__ = ["answer", "later_stages"]
 
