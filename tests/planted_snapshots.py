@@ -15,7 +15,7 @@ TTL_MOMENTS = ("test_ttl_moments.py",)
 
 _COMPLETER = "pipeline/run/completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/take/taking.py", "snapshot/take/capture.py", "snapshot/cut/in_flight.py"
-_CARRY, _SNAPSHOTS = "snapshot/clone/carry.py", "snapshot/take/snapshots.py"
+_CARRY, _SNAPSHOTS = "snapshot/clone/channels.py", "snapshot/take/snapshots.py"
 _CUT, _LINE, _MOMENTS = "snapshot/cut/resolve.py", "snapshot/cut/line.py", "snapshot/cut/moments.py"
 _LOSSES, _ENTRIES = "snapshot/cut/losses.py", "pipeline/batch/entries.py"
 
