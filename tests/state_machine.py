@@ -23,7 +23,7 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.take.snapshots import list_snapshots, pin
-from slackwater.snapshot.verify.succession import differences
+from slackwater.snapshot.verify.version_chain import differences
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import Compaction, apply

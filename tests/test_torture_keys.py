@@ -15,7 +15,7 @@ from slackwater.snapshot.bisect.turned import turned_keys
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.query import get
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.verify.sst_rows import reread
+from slackwater.snapshot.verify.sst import reread
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.objects.memory import MemoryStore

@@ -15,8 +15,8 @@ from slackwater.snapshot.maintain.compact import plan
 from slackwater.snapshot.query import get
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.snapshot.verify.succession import differences
 from slackwater.snapshot.verify.verify import verify
+from slackwater.snapshot.verify.version_chain import differences
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify import sst_rows
-from slackwater.snapshot.verify.intact import sizes
+from slackwater.snapshot.verify import sst as sst_rows
+from slackwater.snapshot.verify.objects import sizes
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore

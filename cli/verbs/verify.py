@@ -80,7 +80,7 @@ def _data(report: "Report") -> dict[str, Any]:
 
 
 def _parts(report: "Report") -> Iterator[Part]:
-    from ...snapshot.verify.findings import CHECKS
+    from ...snapshot.verify.report import CHECKS
 
     yield Title(report.ref)
     # Most apps never lose a record: a column for it is there only where one did.

@@ -14,9 +14,9 @@ from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
 from ..take.capture import Captured, ChannelReader, count_by_partition
-from .findings import Checked, as_sentence
-from .flights import Flight
-from .kept import Reread
+from .captured import Reread
+from .channel_state import Flight
+from .report import Checked, as_sentence
 
 __all__ = ["Counted", "Entry", "balance", "entries"]
 

@@ -22,9 +22,12 @@ from ..cut.refs import Named, Ref, parse
 from ..cut.resolve import cut_at
 from ..take.capture import ChannelReader
 from ..take.snapshots import Snapshot, read_snapshot
-from . import intact, kept, ledger, marked, sst_rows, succession
-from .findings import Checked, Difference, Tally, as_sentence, noted, tally
-from .flights import flights
+from . import captured as kept
+from . import ledger, objects, version_chain
+from . import markers as marked
+from . import sst as sst_rows
+from .channel_state import flights
+from .report import Checked, Difference, Tally, as_sentence, noted, tally
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,14 +135,14 @@ def verify(
         found += marked.promised(snapshot, cut)
         if deep:
             found += marked.reread_markers(snapshot, cut, reader, not_reread)
-    found += map(intact.entry_faults, cut.stages.values())
+    found += map(objects.entry_faults, cut.stages.values())
     rereads: dict[tuple[str, str], kept.Reread] = {}
     if deep:
         found += _reread_stages(counting, cut, tell)
         rereads = _reread_kept(counting, cut, snapshot, tell)
         found += (one for each in rereads.values() for one in each.checked)
     else:
-        found += (one for manifest in cut.stages.values() for one in succession.last_step(counting, manifest))
+        found += (one for manifest in cut.stages.values() for one in version_chain.last_step(counting, manifest))
         found += _sizes(counting, cut, snapshot)
     books = tuple(ledger.entries(cut, in_flight, kept.by_place(snapshot), rereads, reader, deep=deep))
     found += map(ledger.balance, books)
@@ -221,7 +224,7 @@ def _standing(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
 
 def _reread_stages(store: ObjectStore, cut: Cut, tell: Callable[[str], None]) -> Iterator[Checked]:
     for stage, manifest in sorted(cut.stages.items()):
-        past = succession.whole_history(store, cut.app, stage, tell)
+        past = version_chain.whole_history(store, cut.app, stage, tell)
         yield past.checked
         for number, sst in enumerate(manifest.ssts, 1):
             tell(f"{stage}: SST {number} of {len(manifest.ssts)}")
@@ -255,4 +258,4 @@ def _sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[
         for each in captured.objects:
             wanted.setdefault(store, {})[each.key] = each.bytes
     for held_by, expected in wanted.items():
-        yield from intact.sizes(held_by, expected)
+        yield from objects.sizes(held_by, expected)

@@ -18,7 +18,7 @@ from ...store.sst.python_values import python_rows
 from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
 from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
-from .findings import Checked, noted
+from .report import Checked, noted
 
 __all__ = ["placed", "reread", "row_faults"]
 

@@ -14,8 +14,8 @@ from ...store.sst.whole_file import read_whole
 from ..cut.in_flight import InFlight
 from ..take.capture import ADDRESS, Captured, CapturedObject
 from ..take.snapshots import Snapshot
-from .findings import Checked, noted
-from .flights import Flight
+from .channel_state import Flight
+from .report import Checked, noted
 
 __all__ = ["Reread", "by_place", "promises", "reread"]
 

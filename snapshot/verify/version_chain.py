@@ -9,7 +9,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output
 from ..cut.timeline import before
-from .findings import Checked, noted
+from .report import Checked, noted
 
 __all__ = ["Kept", "differences", "last_step", "whole_history"]
 

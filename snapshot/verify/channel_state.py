@@ -7,7 +7,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
-from .findings import as_sentence
+from .report import as_sentence
 
 __all__ = ["Flight", "flights"]
 

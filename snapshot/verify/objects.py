@@ -7,7 +7,7 @@ from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.keys import check_key
 from ...store.versions.manifest import Manifest, Sst
-from .findings import Checked, noted
+from .report import Checked, noted
 
 __all__ = ["entry_faults", "sizes"]
 
