@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from slackwater.pipeline.batch.entries import Entrance, enter
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.maintain.retire import retire

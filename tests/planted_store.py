@@ -18,9 +18,9 @@ _COMMIT, _COMPACTION, _RUNS, _INDEX = (
 _MERGING, _UNIVERSAL = "store/compaction/merge.py", "store/compaction/universal.py"
 _SHADOWS, _GC, _LITTER, _SURVEY = (
     "store/read/visible_rows.py",
-    "snapshot/gc/gc.py",
-    "snapshot/gc/litter.py",
-    "snapshot/gc/survey.py",
+    "snapshot/gc/collect.py",
+    "snapshot/gc/orphans.py",
+    "snapshot/gc/inventory.py",
 )
 _TTL, _PICKING, _REBASE, _RELATION = (
     "store/sst/ttl.py",

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor

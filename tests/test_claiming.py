@@ -17,7 +17,7 @@ from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import absent, retire
 from slackwater.snapshot.query import log

@@ -11,7 +11,7 @@ import pytest
 from slackwater.cli import main
 from slackwater.cli.settings import Settings
 from slackwater.pipeline.kafka import channels
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

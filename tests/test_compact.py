@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain import stage_compactor
 from slackwater.snapshot.maintain.compact import AppCompactor, Compacted, Merge, plan

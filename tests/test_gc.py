@@ -14,8 +14,8 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve, telling_if_collected
+from slackwater.snapshot.gc.collect import Collected, collect
 from slackwater.snapshot.gc.explain import explain
-from slackwater.snapshot.gc.gc import Collected, collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect

@@ -9,7 +9,7 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import retire
 from slackwater.snapshot.take.snapshots import list_snapshots, of_snapshot, pin, remove

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slackwater.cli.main import app as cli
 from slackwater.cli.settings import load
 from slackwater.errors import Usage
-from slackwater.snapshot.gc.gc import MARGIN_MS, collect
+from slackwater.snapshot.gc.collect import MARGIN_MS, collect
 from slackwater.snapshot.gc.retention import DAY_MS, HOUR_MS, Retention, span_ms
 from slackwater.store.compaction import merge
 from slackwater.store.objects.local import LocalStore

@@ -12,7 +12,7 @@ import pytest
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.query.sql import connect, run_query

@@ -14,7 +14,7 @@ from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.snapshots import list_snapshots, pin

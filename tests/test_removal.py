@@ -7,7 +7,7 @@ import pytest
 from slackwater.errors import Fenced, NotFound, Refused, SlackwaterError
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import Contents, Removal, Removed, remove_app
 from slackwater.snapshot.take.snapshots import list_snapshots, pin, remove

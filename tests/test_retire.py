@@ -11,7 +11,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.compact import plan
 from slackwater.snapshot.maintain.rescale import rescale

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.snapshot.take.taking import request, try_complete

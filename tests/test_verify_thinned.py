@@ -2,7 +2,7 @@
 
 import pytest
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.gc.gc import collect
+from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify

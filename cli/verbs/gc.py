@@ -13,8 +13,8 @@ from ..tables import Grid, Title
 from .retire import ask_whether_gone
 
 if TYPE_CHECKING:
+    from ...snapshot.gc.collect import Collected
     from ...snapshot.gc.explain import Explanation
-    from ...snapshot.gc.gc import Collected
 
 __all__ = ["app"]
 
@@ -76,8 +76,8 @@ def gc(
     Each rule keeps something, what no rule keeps goes, and without any rule the whole history stays. Snapshots,
     clones, and what a stage has not read yet always stay. The app may run meanwhile.
     """
+    from ...snapshot.gc.collect import MARGIN_MS, collect
     from ...snapshot.gc.explain import explain as why
-    from ...snapshot.gc.gc import MARGIN_MS, collect
     from ...snapshot.gc.retention import span_ms
     from ...snapshot.take.audit_log import whoami
 

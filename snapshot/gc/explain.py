@@ -6,11 +6,11 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import keys
 from ..take.snapshots import list_snapshots
-from .gc import MARGIN_MS, look
-from .litter import last_word_ms, unnamed_records
+from .collect import MARGIN_MS, look
+from .inventory import Survey, named
+from .orphans import last_word_ms, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
-from .survey import Survey, named
 
 __all__ = ["Explanation", "explain"]
 

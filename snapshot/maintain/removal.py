@@ -24,8 +24,8 @@ from ...store.versions import apps, codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
-from ..gc.gc import storage_clock_ms
-from ..gc.survey import many
+from ..gc.collect import storage_clock_ms
+from ..gc.inventory import many
 from ..take.dependents import check_unused
 from .retire import commit_retired
 

@@ -23,7 +23,7 @@ from ...store.read.cache import SstCache
 from ...store.read.version_stats import charged
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest, Stats
-from ..gc.survey import many
+from ..gc.inventory import many
 
 __all__ = ["Compacted", "StageCompactor"]
 

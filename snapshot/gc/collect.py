@@ -25,10 +25,10 @@ from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ..take.audit_log import record
-from .litter import abandoned, orphans, unnamed_records
+from .inventory import Survey, many, named, survey
+from .orphans import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
-from .survey import Survey, many, named, survey
 
 __all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look", "storage_clock_ms"]
 
