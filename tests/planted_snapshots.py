@@ -328,7 +328,7 @@ SNAPSHOT_FAULTS = (
     ),
     Fault(
         "a list that is named as the key breaks bisect",
-        "snapshot/bisect/turned.py",
+        "snapshot/bisect/changed_keys.py",
         "    except pa.ArrowException:",
         "    except pa.ArrowInvalid:",
         ("test_bisect.py",),

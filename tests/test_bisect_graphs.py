@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Refused
-from slackwater.snapshot.bisect.bisect import bisect
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.answers import answer, later_stages

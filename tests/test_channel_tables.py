@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound, Usage
-from slackwater.snapshot.bisect.bisect import bisect
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.query.ddl import arrow_of

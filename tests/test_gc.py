@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Fenced, NotFound, Refused
-from slackwater.snapshot.bisect.bisect import bisect
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused, Usage
-from slackwater.snapshot.bisect.bisect import bisect
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.rescale import Rescaled, rescale

@@ -5,7 +5,7 @@ from contextlib import closing, suppress
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused
-from slackwater.snapshot.bisect.bisect import bisect
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 from msgspec.structs import replace
-from slackwater.snapshot.bisect.turned import turned_keys
+from slackwater.snapshot.bisect.changed_keys import turned_keys
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.query import get
 from slackwater.snapshot.query.sql import connect, run_query

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from slackwater.cli import humane, main
-from slackwater.snapshot.bisect.bisect import bisect
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.maintain.compact import plan

@@ -16,7 +16,7 @@ from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.turned import KeyChange, TurnedKeys
+    from ...snapshot.bisect.changed_keys import KeyChange, TurnedKeys
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
@@ -61,7 +61,7 @@ def bisect(
     each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
     offsets read between them, and the keys that turned bad.
     """
-    from ...snapshot.bisect import bisect as search
+    from ...snapshot.bisect import search as bisect
     from ...snapshot.bisect.verdict import MAX_ROWS
     from ...snapshot.query.channel_tables import names_channels
     from .. import values

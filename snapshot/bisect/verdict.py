@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage
-from .turned import TurnedKeys
+from .changed_keys import TurnedKeys
 
 __all__ = ["MAX_ROWS", "Step", "Verdict"]
 

@@ -30,8 +30,8 @@ from ..query.answers import answer
 from ..query.channel_tables import names_channels
 from ..query.sql import named_tables
 from ..take.capture import ChannelReader
-from .narrowing import Between
-from .turned import turned_keys
+from .changed_keys import turned_keys
+from .lattice import Between
 from .verdict import MAX_ROWS, Step, Verdict
 
 __all__ = ["Step", "Verdict", "bisect"]
