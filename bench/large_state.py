@@ -59,7 +59,7 @@ def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: in
     from msgspec.structs import replace
     from slackwater.pipeline.batch.claiming import Claimer
     from slackwater.pipeline.batch.schemas import shapes
-    from slackwater.pipeline.kafka.kafka import offsets
+    from slackwater.pipeline.kafka.topics import offsets
     from slackwater.store.objects.open import open_store
     from slackwater.store.versions import apps, commit
     from slackwater.store.versions.manifest import AppInfo

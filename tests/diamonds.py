@@ -22,7 +22,7 @@ from slackwater.errors import Gone
 from slackwater.pipeline.batch.arrivals import Outcome, arrive
 from slackwater.pipeline.batch.entries import Entrance, enter
 from slackwater.pipeline.batch.stage_runner import _consumed
-from slackwater.pipeline.kafka.wire import (
+from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
     decode_addressed,

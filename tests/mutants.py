@@ -54,7 +54,7 @@ class Tree:
         shutil.copy(ROOT / "pyproject.toml", self._root)
         self._writes = 0
         self._environment = {**os.environ, "PYTHONPATH": str(folder), "SLACKWATER_SCHEDULES": "0.15"}
-        where = [sys.executable, "-c", "import slackwater.pipeline.kafka.wire as wire; print(wire.__file__)"]
+        where = [sys.executable, "-c", "import slackwater.pipeline.kafka.messages as wire; print(wire.__file__)"]
         found = subprocess.run(where, cwd=self._root, env=self._environment, capture_output=True, text=True, check=True)
         if not found.stdout.startswith(str(self._root)):
             raise SystemExit(f"tests in {self._root} would import {found.stdout.strip()}")

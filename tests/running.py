@@ -19,8 +19,8 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
-from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.run.main import load_app
 from slackwater.pipeline.run.runner import Options, run

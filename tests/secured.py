@@ -44,7 +44,7 @@ class SecuredKafka(EmbeddedKafka):
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
         from slackwater.pipeline.dev import ports
-        from slackwater.pipeline.kafka import kafka as kafka_client
+        from slackwater.pipeline.kafka import topics as kafka_client
 
         if not ports.is_open(self.port):
             return False

@@ -10,10 +10,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, NotFound
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.kafka.wire import marker_header, split
+from slackwater.pipeline.kafka.messages import marker_header, split
 from slackwater.snapshot.cut.in_flight import InFlight
 
 pytestmark = pytest.mark.kafka

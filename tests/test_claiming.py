@@ -15,8 +15,8 @@ from slackwater.errors import Gone, Refused
 from slackwater.pipeline.batch.claiming import Claimer
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import absent, retire

@@ -172,8 +172,8 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     kafka: EmbeddedKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka import kafka as client
-    from slackwater.pipeline.kafka.groups import announce
+    from slackwater.pipeline.kafka import topics as client
+    from slackwater.pipeline.kafka.consumer_groups import announce
 
     brokers = {"bootstrap.servers": kafka.bootstrap}
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}

@@ -17,8 +17,8 @@ from slackwater.errors import Gone, NotFound, Refused
 from slackwater.pipeline.batch.metering import StageMeter
 from slackwater.pipeline.dev.broker import EmbeddedKafka
 from slackwater.pipeline.dev.bucket import EmbeddedBucket
-from slackwater.pipeline.kafka.groups import group_of
-from slackwater.pipeline.kafka.kafka import offsets, topics
+from slackwater.pipeline.kafka.consumer_groups import group_of
+from slackwater.pipeline.kafka.topics import offsets, topics
 from slackwater.pipeline.run import runner
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve

@@ -14,8 +14,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
-from slackwater.pipeline.kafka import records, wire
+from slackwater.pipeline.kafka import messages as wire
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store

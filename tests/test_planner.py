@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
 from slackwater.pipeline.source.readers import _ranges

@@ -16,7 +16,7 @@ from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline.batch.claiming import Claimer
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused
-from slackwater.pipeline.kafka import groups, records
-from slackwater.pipeline.kafka import kafka as kafka_client
+from slackwater.pipeline.kafka import consumer_groups, records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.store.objects.open import open_store
 
 from .running import Ledger, eventually
@@ -82,7 +82,7 @@ def test_without_a_right_on_groups_an_announcement_ends(secured: SecuredKafka) -
     kafka_client.create_topic(secured.client(ADMIN), topic, 1)
     secured.allow("Read", "topic", topic)
     started = time.monotonic()
-    groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
+    consumer_groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
     assert time.monotonic() - started < 15
 
 

@@ -19,9 +19,9 @@ from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_runner import Limits, StageRunner
 from slackwater.pipeline.batch.task import Places, Result, Sent
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka.wire import header_of, split
+from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka.messages import header_of, split
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
 from slackwater.store.objects.counting import CountingStore

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
 from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.kafka import kafka as kafka_client
 from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.markers import write_markers
-from slackwater.pipeline.kafka.wire import (
+from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
     decode_addressed,

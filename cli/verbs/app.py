@@ -71,7 +71,7 @@ def rm(
 
 def _remove_from_kafka(settings: Settings, removal: "Removal") -> None:
     """Raises `Unavailable`, and `Refused` where Kafka does not allow it."""
-    from ...pipeline.kafka.kafka import delete_groups, delete_topics
+    from ...pipeline.kafka.topics import delete_groups, delete_topics
 
     refused = delete_topics(settings.kafka(), removal.topics)
     if refused:
@@ -83,7 +83,7 @@ def _remove_from_kafka(settings: Settings, removal: "Removal") -> None:
 
 
 def _groups(removal: "Removal") -> tuple[str, ...]:
-    from ...pipeline.kafka.groups import group_of
+    from ...pipeline.kafka.consumer_groups import group_of
 
     return tuple(group_of(removal.app, stage) for stage in removal.stages)
 

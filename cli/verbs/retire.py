@@ -69,7 +69,7 @@ def _forget_group(settings: Settings, app_name: str, stage: str) -> str:
     """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
     if not settings.brokers:
         return ""
-    from ...pipeline.kafka.groups import forget, group_of
+    from ...pipeline.kafka.consumer_groups import forget, group_of
 
     try:
         forget(settings.kafka(), app_name, stage)

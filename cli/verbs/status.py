@@ -146,7 +146,7 @@ class _EndOffsets:
     def __call__(self, topic: str) -> tuple[int, ...] | None:
         if self._client is None or self.silence:
             return None
-        from ...pipeline.kafka.kafka import end_offsets
+        from ...pipeline.kafka.topics import end_offsets
 
         try:
             return end_offsets(self._client, topic, timeout_s=_KAFKA_TIMEOUT_S)

@@ -18,7 +18,7 @@ from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest, Output, Table, Ttl
 from ..api import lifetime
 from ..api.app import App, Repartition, Stage, Topic
-from ..kafka import kafka as kafka_client
+from ..kafka import topics as kafka_client
 from .entries import Entrance, Entry, enter, tell
 from .schemas import Shape
 

@@ -32,8 +32,8 @@ from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
 from ...store.versions.manifest import Sst, Stats, Table
 from ..api.app import Repartition
+from ..kafka.messages import split
 from ..kafka.records import send
-from ..kafka.wire import split
 from ..spark.worker import settle_in
 from ..state.fanin import apart
 from ..state.states import BoundState, Groups

@@ -10,10 +10,10 @@ from ulid import ULID
 from ...errors import Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.take.capture import ADDRESS
-from . import kafka as kafka_client
 from . import records
-from .groups import announce
-from .wire import check_count, decode_addressed, header_of, marker_of, split
+from . import topics as kafka_client
+from .consumer_groups import announce
+from .messages import check_count, decode_addressed, header_of, marker_of, split
 
 __all__ = ["KafkaChannels"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from ...store.versions.manifest import Output
+from .messages import marker_header
 from .records import send
-from .wire import marker_header
 
 __all__ = ["write_markers"]
 

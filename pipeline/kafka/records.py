@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ...errors import Gone, Refused, Unavailable
-from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server
-from .outage import Patience
+from .clients import GONE, POLL_S, Kafka, clients, kept, properties, server
+from .patience import Patience
 from .rights import lacking
 
 __all__ = ["Truncation", "read_range", "send"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import KafkaError
 
 from ...errors import Refused
-from .kafka_clients import Kafka, server
+from .clients import Kafka, server
 
 __all__ = ["lacking"]
 

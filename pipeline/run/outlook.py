@@ -14,7 +14,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.stage_runner import StageRunner
-from ..kafka import kafka as kafka_client
+from ..kafka import topics as kafka_client
 from .news import News
 
 __all__ = ["Outlook"]

@@ -35,8 +35,8 @@ from ..batch.schemas import shapes
 from ..batch.stage_runner import Limits, StageRunner
 from ..batch.stall import Triggers
 from ..batch.task import Places
-from ..kafka import kafka as kafka_client
-from ..kafka.kafka_clients import server
+from ..kafka import topics as kafka_client
+from ..kafka.clients import server
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up

@@ -16,9 +16,9 @@ from ...store.versions import history
 from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.stage_runner import StageRunner
-from ..kafka import kafka as kafka_client
+from ..kafka import topics as kafka_client
 from ..kafka.channels import KafkaChannels
-from ..kafka.groups import Announcer
+from ..kafka.consumer_groups import Announcer
 from ..spark.failures import translate
 from .completer import Completer
 from .news import News

@@ -15,8 +15,8 @@ from ...snapshot.cut.requests import open_requests
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from ..kafka.kafka import end_offsets
-from ..kafka.outage import Patience
+from ..kafka.patience import Patience
+from ..kafka.topics import end_offsets
 
 __all__ = ["ChannelPlanner", "Pace", "Position", "TopicPlanner", "admit"]
 

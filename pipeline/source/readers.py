@@ -24,9 +24,9 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
-from ..kafka.kafka import offsets
+from ..kafka.messages import check_count, decode
 from ..kafka.records import Truncation, read_range
-from ..kafka.wire import check_count, decode
+from ..kafka.topics import offsets
 from ..spark.worker import settle_in
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .source import Private

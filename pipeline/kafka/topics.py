@@ -10,8 +10,8 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from ...errors import NotFound, Refused, Unavailable
-from .kafka_clients import GONE, POLL_S, Kafka, clients, kept, properties, server, unavailable
-from .outage import Patience
+from .clients import GONE, POLL_S, Kafka, clients, kept, properties, server, unavailable
+from .patience import Patience
 from .rights import lacking
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from confluent_kafka import KafkaException
 
-from .kafka import commit_offsets, delete_groups
+from .topics import commit_offsets, delete_groups
 
 __all__ = ["Announcer", "announce", "forget", "group_of"]
 
