@@ -26,7 +26,7 @@ from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
 from . import plot
 from .memory import Workers

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from slackwater.pipeline.dev.bucket import EmbeddedBucket
+from slackwater.pipeline.dev.s3 import EmbeddedBucket
 
 from tests.s3_proxy import s3_proxy
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 from hypothesis import Phase, settings
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

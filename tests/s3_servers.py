@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import cache_folder
-from slackwater.pipeline.dev.leash import Leash, last_words
 from slackwater.pipeline.dev.lock import locked
+from slackwater.pipeline.dev.process import Leash, last_words
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"

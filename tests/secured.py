@@ -9,7 +9,7 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
 ADMIN, USER = "admin", "app"
 _LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required username={0} password={0}-secret"

@@ -15,7 +15,7 @@ import psutil
 import pyspark
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import find_java
-from slackwater.pipeline.dev.leash import Leash, last_words
+from slackwater.pipeline.dev.process import Leash, last_words
 
 from .running import SHORT_LIVED
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from slackwater.errors import Gone, NotFound
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.channels import KafkaChannels

@@ -14,7 +14,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
 from slackwater.pipeline.batch.claiming import Claimer
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.snapshot.gc.collect import collect

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 from slackwater.cli import main
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.open import open_store

@@ -24,8 +24,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from slackwater.cli.main import app
 from slackwater.errors import Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.dev import jars, ports
-from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.dev.bucket import BUCKET, EmbeddedBucket
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedBucket
 from slackwater.pipeline.dev.servers import DevServers
 from typer.testing import CliRunner
 
@@ -134,7 +134,7 @@ def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing
 
 def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from slackwater.pipeline.dev.bucket import EmbeddedBucket\n"
+        "import sys; from pathlib import Path; from slackwater.pipeline.dev.s3 import EmbeddedBucket\n"
         "with EmbeddedBucket(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(folder / "s3")]

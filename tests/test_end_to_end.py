@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from slackwater.errors import Gone, NotFound, Refused
 from slackwater.pipeline.batch.metering import StageMeter
-from slackwater.pipeline.dev.broker import EmbeddedKafka
-from slackwater.pipeline.dev.bucket import EmbeddedBucket
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.dev.s3 import EmbeddedBucket
 from slackwater.pipeline.kafka.consumer_groups import group_of
 from slackwater.pipeline.kafka.topics import offsets, topics
 from slackwater.pipeline.run import runner

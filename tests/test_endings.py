@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import messages as wire
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.fan_out import once
 from slackwater.pipeline.state.fanin import tag
 from slackwater.snapshot.take.taking import request

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.source.checkpoint import Checkpoint

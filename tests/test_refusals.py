@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline.batch.claiming import Claimer
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.snapshot.take.taking import request

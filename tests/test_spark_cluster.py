@@ -14,7 +14,7 @@ import psutil
 import pyspark
 import pytest
 from slackwater.pipeline.dev import ports
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.interpreter import _script
 
 from .running import APPS, PAIR, Ledger, eventually

@@ -18,7 +18,7 @@ from slackwater.pipeline.batch.progress import Progress
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_runner import Limits, StageRunner
 from slackwater.pipeline.batch.task import Places, Result, Sent
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.messages import header_of, split

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.take.taking import answers, request
 from slackwater.store.objects.open import open_store

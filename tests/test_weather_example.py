@@ -6,7 +6,7 @@ from types import ModuleType
 
 import duckdb
 import pytest
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
 from .running import Ledger
 

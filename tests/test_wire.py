@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
-from slackwater.pipeline.dev.broker import EmbeddedKafka
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.channels import KafkaChannels

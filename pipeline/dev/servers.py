@@ -17,12 +17,12 @@ from typing import Literal, TypeVar
 import msgspec
 
 from ...errors import Refused, Unavailable
-from . import leash, ports
-from .broker import EmbeddedKafka
-from .bucket import EmbeddedBucket
-from .embedded import START_PATIENCE_S, STOP_PATIENCE_S, EmbeddedServer
+from . import ports, process
 from .jars import Tell, quiet
+from .jvm_server import START_PATIENCE_S, STOP_PATIENCE_S, EmbeddedServer
+from .kafka import EmbeddedKafka
 from .lock import locked
+from .s3 import EmbeddedBucket
 
 __all__ = ["KAFKA_PORT", "S3_PORT", "DevServers", "Doomed", "ServerStatus", "State"]
 
@@ -212,7 +212,7 @@ class DevServers:
     def _running(self, server: EmbeddedServer) -> _Memory | None:
         """What is remembered of the server if its process is there."""
         memory = self._memory(server.folder.name)
-        return memory if memory and leash.find(memory.pid, memory.mark) else None
+        return memory if memory and process.find(memory.pid, memory.mark) else None
 
     def _await(self, server: EmbeddedServer, patience_s: float) -> None:
         """Wait for a server that runs already: it may just have been started."""
@@ -234,7 +234,7 @@ class DevServers:
             memory = self._running(server)
             if memory:
                 self._tell(f"stopping {server.name}")
-                leash.terminate(memory.pid, memory.mark, patience_s)
+                process.terminate(memory.pid, memory.mark, patience_s)
                 stopped.append(server.name)
             self._remember(server, 0)
         return tuple(stopped)

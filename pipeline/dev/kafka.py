@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ...errors import SlackwaterError
 from . import ports
-from .embedded import EmbeddedServer
 from .jars import Jars
+from .jvm_server import EmbeddedServer
 
 __all__ = ["EmbeddedKafka"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from ...errors import Refused, SlackwaterError, Unavailable
 from . import ports
 from .jars import Jars, Tell, find_java, quiet
-from .leash import Leash, last_words
+from .process import Leash, last_words
 
 __all__ = ["START_PATIENCE_S", "EmbeddedServer"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from . import ports
-from .embedded import EmbeddedServer
 from .jars import Jars
+from .jvm_server import EmbeddedServer
 
 __all__ = ["BUCKET", "EmbeddedBucket"]
 
