@@ -16,8 +16,8 @@ from slackwater.cli.main import app as cli
 from slackwater.pipeline.batch.task import Places
 from slackwater.pipeline.run.main import load_app
 from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.source.data_source import ChannelSource, Private, TopicSource, open_stream
 from slackwater.pipeline.source.planner import Position
-from slackwater.pipeline.source.source import ChannelSource, Private, TopicSource, open_stream
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
 from slackwater.store.objects.s3.access import S3Access, S3Credentials, S3Place

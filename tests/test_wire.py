@@ -24,9 +24,9 @@ from slackwater.pipeline.kafka.messages import (
     marker_header,
     split,
 )
+from slackwater.pipeline.source.data_source import ChannelSource
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.source.readers import _Range
-from slackwater.pipeline.source.source import ChannelSource
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit

@@ -23,7 +23,7 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import lifetime
 from ..api.app import App, Repartition, Stage, Topic
-from ..source.source import TOPIC_SCHEMA, parse_ddl
+from ..source.data_source import TOPIC_SCHEMA, parse_ddl
 from ..spark.blame import told_as_the_users
 from ..spark.fan_out import once
 from ..spark.plans import children, nodes, plan_of

@@ -25,8 +25,8 @@ from ...store.versions.manifest import Input, Manifest, Output, Stats
 from ..api.app import Repartition, Stage
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
+from ..source.data_source import ChannelSource, Private, TopicSource, open_stream
 from ..source.planner import Position
-from ..source.source import ChannelSource, Private, TopicSource, open_stream
 from .arrivals import arrive
 from .batch import run_state, run_write
 from .committer import Change, Committed, Committer

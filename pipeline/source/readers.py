@@ -28,8 +28,8 @@ from ..kafka.messages import check_count, decode
 from ..kafka.records import Truncation, read_range
 from ..kafka.topics import offsets
 from ..spark.worker import settle_in
+from .data_source import Private
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
-from .source import Private
 
 __all__ = ["ChannelReader", "TopicReader"]
 

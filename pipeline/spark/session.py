@@ -61,7 +61,7 @@ def spark_session(
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    from ..source.source import ChannelSource, TopicSource
+    from ..source.data_source import ChannelSource, TopicSource
 
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
