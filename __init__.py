@@ -29,7 +29,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.policies import leveled, universal
-    from .pipeline.state.aggregates import aggregate, count, first, last, max, mean, min, sum
+    from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert
 
@@ -41,7 +41,7 @@ _HOMES = {
     "universal": "api.policies",
     "update": "state.update",
     "upsert": "state.upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "state.aggregates"),
+    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "state.aggregate"),
 }
 
 

@@ -11,7 +11,7 @@ import slackwater as sw
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.pipeline.state.states import BoundState, Groups, Merged
+from slackwater.pipeline.state.protocol import BoundState, Groups, Merged
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ("t", pa.int64())])
 

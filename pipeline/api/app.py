@@ -13,7 +13,7 @@ from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ...store.versions.manifest import Policy
 from ..batch.stall import L0_SLOWDOWN, L0_STOP
-from ..state.states import State
+from ..state.protocol import State
 from .lifetime import lifetime_ms
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from ..state.fanin import TAG, name_of
+from ..state.multi_input import TAG, name_of
 from .task import RESULT_SCHEMA, Result, StateTask, WriteTask
 
 if TYPE_CHECKING:

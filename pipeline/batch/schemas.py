@@ -27,8 +27,8 @@ from ..source.data_source import TOPIC_SCHEMA, parse_ddl
 from ..spark.blame import told_as_the_users
 from ..spark.fan_out import once
 from ..spark.plans import children, nodes, plan_of
-from ..state.fanin import tag
-from ..state.states import BoundState
+from ..state.multi_input import tag
+from ..state.protocol import BoundState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

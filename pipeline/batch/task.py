@@ -35,8 +35,8 @@ from ..api.app import Repartition
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..spark.worker import settle_in
-from ..state.fanin import apart
-from ..state.states import BoundState, Groups
+from ..state.multi_input import apart
+from ..state.protocol import BoundState, Groups
 
 __all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Refused, Usage
-from . import fanin
-from .states import BoundState, Groups, Merged, State, check_value_names, field_of
+from . import multi_input
+from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of
 
 __all__ = ["update"]
 
@@ -73,7 +73,7 @@ class _Update:
             for column in self.order_by:
                 field_of(schema, column)
         emits = tuple(map(_schema, self.emitted)) or (pa.schema([]),)
-        needs = fanin.columns(rows, key)
+        needs = multi_input.columns(rows, key)
         return _BoundUpdate(self.function, key, tuple(rows), values, needs, emits, self.order_by)
 
 
@@ -102,7 +102,7 @@ class _BoundUpdate:
     order_by: tuple[str, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        tables = fanin.untag(rows, self.inputs, self.key, groups.ids)
+        tables = multi_input.untag(rows, self.inputs, self.key, groups.ids)
         before = pa.table([*keys.columns, *old.columns], names=[*keys.column_names, *old.column_names])
         returned = self.function(*map(self._sorted, tables), before)
         after, *emitted = returned if isinstance(returned, tuple) else (returned,)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ...errors import Usage
 from ...store.sst.hashing import digests
-from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
+from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["upsert"]
 

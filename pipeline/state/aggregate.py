@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Usage
-from .states import BoundState, Groups, Merged, State, check_value_names, field_of, only
+from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 __all__ = ["Aggregate", "aggregate", "count", "first", "last", "max", "mean", "min", "sum"]
 
