@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slackwater.cli import main, output, terminal, values
 from slackwater.cli.tables import Grid
 from slackwater.errors import Refused
-from slackwater.pipeline.spark.quiet import _shown as shown_of_spark
+from slackwater.pipeline.spark.stderr_filter import _shown as shown_of_spark
 from slackwater.printable import escaped_in_json, printable
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve

@@ -24,9 +24,9 @@ from ...store.versions.manifest import Column, Table
 from ..api import lifetime
 from ..api.app import App, Repartition, Stage, Topic
 from ..source.data_source import TOPIC_SCHEMA, parse_ddl
-from ..spark.blame import told_as_the_users
 from ..spark.fan_out import once
 from ..spark.plans import children, nodes, plan_of
+from ..spark.user_errors import told_as_the_users
 from ..state.multi_input import tag
 from ..state.protocol import BoundState
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from ...errors import NotFound, Usage
 from ..api.app import App
 from ..batch.progress import Progress
-from ..spark.blame import told_as_the_users
 from ..spark.shipping import on_path
+from ..spark.user_errors import told_as_the_users
 from .news import News
 from .runner import Options, run
 from .stopping import Stop

@@ -19,7 +19,7 @@ from ..batch.stage_runner import StageRunner
 from ..kafka import topics as kafka_client
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
-from ..spark.failures import translate
+from ..spark.query_errors import translate
 from .completer import Completer
 from .news import News
 from .options import Options

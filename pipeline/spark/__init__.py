@@ -1,16 +1,16 @@
 """The Spark session, its JVM and Python workers, what is sent to them, and whose error one was."""
 
 __all__ = [
-    "blame",
     "conf",
-    "failures",
     "fan_out",
     "interpreter",
     "jvm",
     "plans",
-    "quiet",
+    "query_errors",
     "session",
     "shipping",
+    "stderr_filter",
+    "user_errors",
     "warm_up",
     "worker",
 ]

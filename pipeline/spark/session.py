@@ -14,8 +14,8 @@ from ...errors import Refused
 from . import jvm
 from .conf import SECRETS
 from .interpreter import interpreter
-from .quiet import quiet_errors, quiet_loss, quiet_start
 from .shipping import ship, ship_slackwater
+from .stderr_filter import quiet_errors, quiet_loss, quiet_start
 
 if TYPE_CHECKING:
     from py4j.protocol import Py4JJavaError
