@@ -28,17 +28,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .pipeline.api.app import App, repartition, topic
-    from .pipeline.api.policies import leveled, universal
+    from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert
 
 _HOMES = {
     "App": "api.app",
-    "leveled": "api.policies",
+    "leveled": "api.compaction_policy",
     "repartition": "api.app",
     "topic": "api.app",
-    "universal": "api.policies",
+    "universal": "api.compaction_policy",
     "update": "state.update",
     "upsert": "state.upsert",
     **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "state.aggregate"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.api import lifetime
+from slackwater.pipeline.api import ttl as lifetime
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.graph import Cut

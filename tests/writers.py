@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 from slackwater.errors import Unavailable
-from slackwater.pipeline.api import lifetime
+from slackwater.pipeline.api import ttl as lifetime
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.compaction.plan import Done, apply

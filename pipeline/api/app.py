@@ -14,7 +14,7 @@ from ...store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ...store.versions.manifest import Policy
 from ..batch.stall import L0_SLOWDOWN, L0_STOP
 from ..state.protocol import State
-from .lifetime import lifetime_ms
+from .ttl import lifetime_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

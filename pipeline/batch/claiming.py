@@ -16,7 +16,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest, Output, Table, Ttl
-from ..api import lifetime
+from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
 from ..kafka import topics as kafka_client
 from .entries import Entrance, Entry, enter, tell

@@ -21,7 +21,7 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import from_arrow
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
-from ..api import lifetime
+from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
 from ..source.data_source import TOPIC_SCHEMA, parse_ddl
 from ..spark.fan_out import once
@@ -239,7 +239,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         partitions=stage.partitions,
         state=stage.state.describe(),
         compaction=stage.compaction,
-        ttl=lifetime.bind(stage.name, stage.ttl_ms, stage.ttl_by, bound.values),
+        ttl=ttl.bind(stage.name, stage.ttl_ms, stage.ttl_by, bound.values),
     )
     return Shape(inputs, emits, key, table, bound)
 
