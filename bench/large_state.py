@@ -57,7 +57,7 @@ def legs_of(messages: DataFrame, keys: int) -> DataFrame:
 def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: int, *, at_end: bool = False) -> None:
     """An app that stands at the beginning of its topic (or at the end), with a table of so many keys."""
     from msgspec.structs import replace
-    from slackwater.pipeline.batch.claiming import Claimer
+    from slackwater.pipeline.batch.claim import Claimer
     from slackwater.pipeline.batch.schemas import shapes
     from slackwater.pipeline.kafka.topics import offsets
     from slackwater.store.objects.open import open_store

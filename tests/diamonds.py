@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
-from slackwater.pipeline.batch.arrivals import Outcome, arrive
 from slackwater.pipeline.batch.entries import Entrance, enter
+from slackwater.pipeline.batch.snapshot_events import Outcome, arrive
 from slackwater.pipeline.batch.stage_runner import _consumed
 from slackwater.pipeline.kafka.messages import (
     check_count,

@@ -27,7 +27,11 @@ FLUSH = ("test_async_flush.py",)
 
 _STATE, _PROCESS = "chandy_lamport/state.py", "chandy_lamport/process.py"
 _INJECTOR, _CUT = "chandy_lamport/injector.py", "chandy_lamport/cut.py"
-_ARRIVALS, _PLANNER, _MARKERS = "pipeline/batch/arrivals.py", "pipeline/source/planner.py", "pipeline/kafka/markers.py"
+_ARRIVALS, _PLANNER, _MARKERS = (
+    "pipeline/batch/snapshot_events.py",
+    "pipeline/source/planner.py",
+    "pipeline/kafka/markers.py",
+)
 _REBASE, _COMMITTER = "store/compaction/rebase.py", "pipeline/batch/committer.py"
 _WIRE, _READERS, _STAGE = "pipeline/kafka/messages.py", "pipeline/source/readers.py", "pipeline/batch/stage_runner.py"
 

@@ -10,7 +10,7 @@ USAGE = ("test_usage.py",)
 METERING_FAULTS = (
     Fault(
         "planners' requests are told again by each version",
-        "pipeline/batch/metering.py",
+        "pipeline/batch/meter.py",
         "self._since, self._planned, self._puts = now, planned, Stats()",
         "self._since, self._puts = now, Stats()",
         METERING,

@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.pipeline.batch.arrivals import Outcome, arrive
+from slackwater.pipeline.batch.snapshot_events import Outcome, arrive
 from slackwater.pipeline.source.planner import Position
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span
 

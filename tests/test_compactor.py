@@ -9,7 +9,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App, topic
-from slackwater.pipeline.batch.claiming import _agreed
+from slackwater.pipeline.batch.claim import _agreed
 from slackwater.pipeline.batch.compactor import Compactor
 from slackwater.store.compaction import merge
 from slackwater.store.compaction.picker import pick_for

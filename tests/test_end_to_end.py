@@ -14,7 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from slackwater.errors import Gone, NotFound, Refused
-from slackwater.pipeline.batch.metering import StageMeter
+from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.dev.s3 import EmbeddedBucket
 from slackwater.pipeline.kafka.consumer_groups import group_of

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from slackwater.pipeline.batch.batch import run_state
+from slackwater.pipeline.batch.job import run_state
 from slackwater.pipeline.batch.task import Places, StateTask
 from slackwater.pipeline.source.data_source import parse_ddl
 from slackwater.pipeline.state.upsert import upsert

@@ -1,17 +1,17 @@
 """One micro-batch of one stage, from its plan to its commit; claiming a stage; compaction beside it."""
 
 __all__ = [
-    "arrivals",
-    "batch",
-    "claiming",
+    "claim",
     "committer",
     "compactor",
     "entries",
-    "metering",
+    "job",
+    "meter",
     "prefetcher",
     "progress",
     "schemas",
+    "snapshot_events",
     "stage_runner",
-    "stall",
     "task",
+    "write_stall",
 ]

@@ -28,7 +28,7 @@ from ...store.objects.spooled import SpooledStore
 from ...store.read.version_stats import charged
 from ...store.versions import commit, history, horizon
 from ...store.versions.manifest import Manifest, Stats
-from .metering import StageMeter
+from .meter import StageMeter
 
 __all__ = ["Change", "Committed", "Committer"]
 

@@ -17,7 +17,7 @@ from ...store.compaction.plan import Compaction, Done
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest, Sst
-from .stall import Compacting
+from .write_stall import Compacting
 
 __all__ = ["Compactor"]
 

@@ -27,16 +27,16 @@ from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import ChannelSource, Private, TopicSource, open_stream
 from ..source.planner import Position
-from .arrivals import arrive
-from .batch import run_state, run_write
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
-from .metering import StageMeter
+from .job import run_state, run_write
+from .meter import StageMeter
 from .prefetcher import Prefetcher
 from .progress import Progress
 from .schemas import Shape, apply
-from .stall import Stall, Triggers
+from .snapshot_events import arrive
 from .task import Places, Result, StateTask, WriteTask
+from .write_stall import Stall, Triggers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

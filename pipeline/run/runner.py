@@ -28,13 +28,13 @@ from ...store.read.cache import SstCache
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo
 from ..api.app import App, Stage
-from ..batch.claiming import Claimer
-from ..batch.metering import StageMeter
+from ..batch.claim import Claimer
+from ..batch.meter import StageMeter
 from ..batch.progress import Progress
 from ..batch.schemas import shapes
 from ..batch.stage_runner import Limits, StageRunner
-from ..batch.stall import Triggers
 from ..batch.task import Places
+from ..batch.write_stall import Triggers
 from ..kafka import topics as kafka_client
 from ..kafka.clients import server
 from ..source.checkpoint import Checkpoint
