@@ -13,7 +13,7 @@ TAKING = ("test_taking.py",)
 THINNED = ("test_thinned_refs.py",)
 TTL_MOMENTS = ("test_ttl_moments.py",)
 
-_COMPLETER = "pipeline/run/completer.py"
+_COMPLETER = "pipeline/run/snapshot_completer.py"
 _TAKING, _CAPTURE, _IN_FLIGHT = "snapshot/take/taking.py", "snapshot/take/capture.py", "snapshot/cut/in_flight.py"
 _CARRY, _SNAPSHOTS = "snapshot/clone/channels.py", "snapshot/take/snapshots.py"
 _CUT, _LINE, _MOMENTS = "snapshot/cut/resolve.py", "snapshot/cut/line.py", "snapshot/cut/moments.py"

@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 from slackwater.pipeline.kafka import records
 from slackwater.pipeline.kafka import topics as kafka_client
 from slackwater.pipeline.kafka.channels import KafkaChannels
-from slackwater.pipeline.run.main import load_app
+from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import Options, run
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.sql import connect, run_query

@@ -13,8 +13,8 @@ from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.batch.schemas import apply
-from slackwater.pipeline.run.main import load_app
 from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import interval_ms, limits_of
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.pipeline.run.completer import Completer
+from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.take import audit_log

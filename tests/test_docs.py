@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from slackwater.cli.main import app as command_line
 from slackwater.pipeline.batch.schemas import shapes
-from slackwater.pipeline.run.main import load_app
+from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.spark.session import spark_session
 from typer.main import get_command
 

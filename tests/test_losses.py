@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
 from slackwater.pipeline.batch.entries import Entrance, Entry, enter
-from slackwater.pipeline.run.completer import Completer
+from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.spark.query_errors import translate
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.lineage import trace

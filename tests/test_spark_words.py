@@ -14,8 +14,8 @@ from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
 from slackwater.pipeline.batch.task import Places
-from slackwater.pipeline.run.main import load_app
 from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import ChannelSource, Private, TopicSource, open_stream
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.spark import shipping

@@ -160,7 +160,7 @@ def _run(file: str, *, app: str | None, options: "Options", output: Output, quie
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
-            from ...pipeline.run.main import run_file
+            from ...pipeline.run.program import run_file
 
         observed = _serve(metrics, output) if metrics is not None else None
 

@@ -2,16 +2,16 @@
 
 __all__ = [
     "backpressure",
-    "completer",
-    "main",
     "metrics",
     "news",
     "options",
     "outlook",
+    "program",
     "runner",
+    "snapshot_completer",
     "snapshot_names",
     "spool_folder",
     "stopping",
-    "watch",
+    "supervisor",
     "worker_daemon",
 ]

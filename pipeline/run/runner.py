@@ -47,7 +47,7 @@ from .outlook import Outlook
 from .snapshot_names import SnapshotNames
 from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals
-from .watch import Watch
+from .supervisor import Watch
 
 __all__ = ["Options", "run"]
 

@@ -20,9 +20,9 @@ from ..kafka import topics as kafka_client
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
 from ..spark.query_errors import translate
-from .completer import Completer
 from .news import News
 from .options import Options
+from .snapshot_completer import Completer
 from .stopping import Stop
 
 if TYPE_CHECKING:
