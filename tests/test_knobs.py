@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 from slackwater.errors import Usage
-from slackwater.knobs import finite, whole
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.versions import codec
 from slackwater.store.versions.manifest import Policy
+from slackwater.validation import finite, whole
 
 NUMBERS = st.one_of(
     st.integers(),

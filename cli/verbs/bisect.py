@@ -61,7 +61,7 @@ def bisect(
     each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
     offsets read between them, and the keys that turned bad.
     """
-    from ...snapshot.bisect import search as bisect
+    from ...snapshot.bisect import search
     from ...snapshot.bisect.verdict import MAX_ROWS
     from ...snapshot.query.channel_tables import names_channels
     from .. import values

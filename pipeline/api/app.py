@@ -8,10 +8,10 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from ...errors import NotFound, Refused, Usage
-from ...knobs import whole
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ...store.versions.manifest import Policy
+from ...validation import whole
 from ..batch.write_stall import L0_SLOWDOWN, L0_STOP
 from ..state.protocol import State
 from .ttl import lifetime_ms

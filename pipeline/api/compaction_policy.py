@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...knobs import finite, whole
 from ...store.versions.limits import AMPLIFICATION_MOST, FANOUT_LEAST, FANOUT_MOST, MAX_FILE_BYTES, MAX_MERGE_RUNS
 from ...store.versions.manifest import Policy
+from ...validation import finite, whole
 
 __all__ = ["leveled", "universal"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...knobs import finite, whole
+from ...validation import finite, whole
 
 __all__ = ["Options"]
 

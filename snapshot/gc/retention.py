@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from ...errors import Usage
-from ...knobs import whole
+from ...validation import whole
 
 __all__ = ["DAY_MS", "HOUR_MS", "Retention", "span_ms"]
 

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import Refused
-from ...knobs import whole
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.limits import MAX_PARTITIONS
 from ...store.versions.manifest import Manifest
+from ...validation import whole
 from ..cut.moments import stages_of
 from ..take.audit_log import find_operation, record
 
