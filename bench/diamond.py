@@ -110,8 +110,8 @@ def _app() -> sw.App:
 def _run(bootstrap: str, folder: Path) -> Measured:
     from slackwater.pipeline.run.runner import Options, run
     from slackwater.pipeline.spark.session import spark_session
+    from slackwater.snapshot.cut.stored import list_snapshots
     from slackwater.snapshot.take import taking
-    from slackwater.snapshot.take.snapshots import list_snapshots
     from slackwater.store.objects.open import open_store
 
     store = open_store(str(folder / "store"))

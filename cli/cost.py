@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ..snapshot.cut.graph import order
 from ..store.objects.protocol import ObjectStore
+from ..store.objects.stats import Stats
 from ..store.versions import apps, history
-from ..store.versions.manifest import Stats
 from ..store.versions.prices import Prices, monthly_cost
 from ..store.versions.usage import StageUsage, hourly, usage_since
 from . import humane

@@ -14,8 +14,8 @@ from .verbs.retire import ask_whether_gone
 
 if TYPE_CHECKING:
     from ..snapshot.cut.requests import Request
+    from ..snapshot.cut.stored import Snapshot
     from ..snapshot.take.capture import ChannelReader
-    from ..snapshot.take.snapshots import Snapshot
     from ..snapshot.take.taking import Answer
     from ..store.objects.protocol import ObjectStore
 
@@ -38,7 +38,7 @@ def await_answers(
         Unavailable: a stage has not answered after `timeout_s`; it is named.
         Refused: the app could not complete it.
     """
-    from ..snapshot.take.snapshots import find_snapshot
+    from ..snapshot.cut.stored import find_snapshot
     from ..snapshot.take.taking import answers, try_complete
 
     started = time.monotonic()
@@ -138,7 +138,7 @@ def _final(found: "Mapping[str, Answer]", snapshot: "Snapshot") -> "dict[str, An
 
 def _withdrawn(store: "ObjectStore", app_name: str, asked: "Request") -> bool:
     from ..snapshot.cut.requests import open_requests
-    from ..snapshot.take.snapshots import find_snapshot
+    from ..snapshot.cut.stored import find_snapshot
 
     if any(other.id == asked.id for other in open_requests(store, app_name)):
         return False

@@ -10,7 +10,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Refused, Unavailable
 from slackwater.snapshot.cut.in_flight import InFlight
-from slackwater.snapshot.take.snapshots import Snapshot
+from slackwater.snapshot.cut.stored import Snapshot
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history

@@ -25,9 +25,9 @@ from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import Options, run
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.capture import read
-from slackwater.snapshot.take.snapshots import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from slackwater.errors import Fenced
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
-from slackwater.snapshot.take.snapshots import list_snapshots, pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.version_chain import differences
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for

@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound, Usage
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.snapshot.query.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.query.ddl import arrow_of
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.snapshots import pin, read_snapshot, remove
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.commit import claim

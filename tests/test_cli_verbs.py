@@ -19,8 +19,8 @@ import duckdb
 import pytest
 from slackwater.cli import humane, main
 from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.status import roster
-from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from typer.testing import CliRunner, Result

@@ -11,7 +11,8 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import line_of
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import list_snapshots, pin, read_snapshot, remove
+from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.local import LocalStore

@@ -7,7 +7,8 @@ import pytest
 from slackwater.errors import NotFound, SlackwaterError
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, pin, remove
+from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.versions import apps
 
 from .collecting import AgingStore

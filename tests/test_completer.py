@@ -8,9 +8,9 @@ from slackwater.errors import Refused, Unavailable
 from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
+from slackwater.snapshot.cut.stored import find_snapshot
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.capture import ChannelReader
-from slackwater.snapshot.take.snapshots import find_snapshot
 from slackwater.snapshot.take.taking import request
 from slackwater.store.versions import keys
 

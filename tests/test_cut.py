@@ -11,7 +11,8 @@ from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.moments import line_of
 from slackwater.snapshot.cut.refs import AtTime, Ref, parse
 from slackwater.snapshot.cut.resolve import cut_at, resolve
-from slackwater.snapshot.take.snapshots import of_snapshot, pin
+from slackwater.snapshot.cut.stored import of_snapshot
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps

@@ -22,12 +22,12 @@ from slackwater.pipeline.kafka.topics import offsets, topics
 from slackwater.pipeline.run import runner
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.snapshots import read_snapshot
+from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.stats import Stats
 from slackwater.store.versions import codec, history
-from slackwater.store.versions.manifest import Stats
 
 from .running import Ledger, eventually
 from .s3_proxy import s3_proxy

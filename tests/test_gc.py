@@ -14,6 +14,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve, telling_if_collected
+from slackwater.snapshot.cut.stored import find_snapshot, list_snapshots, of_snapshot
 from slackwater.snapshot.gc.collect import Collected, collect
 from slackwater.snapshot.gc.explain import explain
 from slackwater.snapshot.gc.retention import Retention
@@ -21,7 +22,7 @@ from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.snapshots import find_snapshot, list_snapshots, of_snapshot, pin, remove
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history, horizon, keys
 from slackwater.store.versions.commit import commit, successor

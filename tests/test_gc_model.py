@@ -9,10 +9,11 @@ from slackwater.errors import NotFound
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots, of_snapshot
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import retire
-from slackwater.snapshot.take.snapshots import list_snapshots, of_snapshot, pin, remove
+from slackwater.snapshot.take.snapshots import pin, remove
 from slackwater.store.versions import history, keys
 
 from .collecting import HOUR_MS, AgingStore, Killed, StoreClock, aging_app, fresh, keys_of

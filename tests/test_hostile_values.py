@@ -12,7 +12,7 @@ import pytest
 from slackwater.cli import main
 from slackwater.errors import Corruption, Refused, Usage
 from slackwater.snapshot.cut.requests import open_requests
-from slackwater.snapshot.take.snapshots import read_snapshot
+from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore

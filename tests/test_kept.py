@@ -12,12 +12,12 @@ import pytest
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import beats
-from slackwater.snapshot.take.snapshots import list_snapshots
 from slackwater.snapshot.take.taking import try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.open import open_store

@@ -14,10 +14,11 @@ from slackwater.pipeline.kafka import channels
 from slackwater.snapshot.cut.in_flight import InFlight, in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.snapshots import list_snapshots, pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects import open as opening
 from slackwater.store.versions import apps, history

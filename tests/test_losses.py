@@ -19,11 +19,12 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import find_snapshot
 from slackwater.snapshot.gc.reachable import Known, StageKnown, reachable
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.snapshots import find_snapshot, pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore

@@ -12,7 +12,8 @@ from slackwater.pipeline.batch.progress import Progress, StateFigures
 from slackwater.pipeline.batch.task import Result
 from slackwater.pipeline.run.metrics import Metrics
 from slackwater.snapshot.status.lag import InputLag, StageLag
-from slackwater.store.versions.manifest import Input, Manifest, Output, Sst, Stats
+from slackwater.store.objects.stats import Stats
+from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
 
 DOCS = Path(__file__).parent.parent / "docs" / "tuning.md"
 

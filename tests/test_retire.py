@@ -11,6 +11,7 @@ from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.compact import plan
@@ -18,7 +19,7 @@ from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.retire import Retired, absent, bring_back, retire
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.snapshots import list_snapshots, pin
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore

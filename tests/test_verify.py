@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Usage
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.take.capture import Captured
-from slackwater.snapshot.take.snapshots import Snapshot, pin, read_snapshot
+from slackwater.snapshot.cut.stored import Captured, Snapshot, read_snapshot
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import codec, history, keys

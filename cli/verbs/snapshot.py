@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.in_flight import InFlight
     from ...snapshot.cut.requests import Request
-    from ...snapshot.take.snapshots import Snapshot, SnapshotKind
+    from ...snapshot.cut.stored import Snapshot, SnapshotKind
 
 __all__ = ["app"]
 
@@ -97,7 +97,7 @@ def take(
 def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
     """List the snapshots of an app, and those it was asked for."""
     from ...snapshot.cut.requests import open_requests
-    from ...snapshot.take.snapshots import list_snapshots
+    from ...snapshot.cut.stored import list_snapshots
 
     opened = load(store=store).open_store()
     taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
@@ -114,7 +114,7 @@ def show(app_name: options.App, name: Name, store: options.Store = None, as_json
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
     """
     from ...snapshot.cut.in_flight import in_flight
-    from ...snapshot.take.snapshots import of_snapshot, read_snapshot
+    from ...snapshot.cut.stored import of_snapshot, read_snapshot
 
     opened = load(store=store).open_store()
     snapshot = read_snapshot(opened, app_name, name)
@@ -139,12 +139,13 @@ def rm(
     The versions stay in the history; only the promise to keep them is gone.
     """
     from ...snapshot.cut import requests
+    from ...snapshot.cut.stored import find_snapshot
     from ...snapshot.take import snapshots
     from ...snapshot.take.audit_log import find_operation, record_once, whoami
 
     opened, output = load(store=store).open_store(), output_for(json=as_json)
     asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
-    found = snapshots.find_snapshot(opened, app_name, name)
+    found = find_snapshot(opened, app_name, name)
     if found is None and not asked:
         earlier = find_operation(opened, app_name, "snapshot rm", name.__eq__)
         if earlier is not None:

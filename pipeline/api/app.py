@@ -12,8 +12,8 @@ from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
 from ...store.versions.manifest import Policy
 from ...validation import whole
-from ..batch.write_stall import L0_SLOWDOWN, L0_STOP
 from ..state.protocol import State
+from .compaction_policy import L0_SLOWDOWN, L0_STOP
 from .ttl import lifetime_ms
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from ...store.versions.limits import AMPLIFICATION_MOST, FANOUT_LEAST, FANOUT_MO
 from ...store.versions.manifest import Policy
 from ...validation import finite, whole
 
-__all__ = ["leveled", "universal"]
+__all__ = ["L0_SLOWDOWN", "L0_STOP", "leveled", "universal"]
 
 _MIB = 1 << 20
 _UNIVERSAL = Policy()
@@ -102,3 +102,10 @@ def _checked(policy: Policy) -> Policy:
         **{knob: finite(what + knob, getattr(policy, knob), 0, AMPLIFICATION_MOST) for knob in ratios},
         fanout=finite(what + "fanout", policy.fanout, FANOUT_LEAST, FANOUT_MOST),
     )
+
+
+L0_SLOWDOWN = 20
+
+
+L0_STOP = 36
+"""RocksDB's defaults."""

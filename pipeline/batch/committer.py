@@ -25,9 +25,10 @@ from ...store.compaction.plan import Done
 from ...store.compaction.rebase import rebase
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
+from ...store.objects.stats import Stats
 from ...store.read.version_stats import charged
 from ...store.versions import commit, history, horizon
-from ...store.versions.manifest import Manifest, Stats
+from ...store.versions.manifest import Manifest
 from .meter import StageMeter
 
 __all__ = ["Change", "Committed", "Committer"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...store.objects.counting import CountingStore
 from ...store.objects.shared_counts import shared_stats
-from ...store.versions.manifest import Stats
+from ...store.objects.stats import Stats
 
 __all__ = ["StageMeter"]
 

@@ -7,8 +7,9 @@ from itertools import zip_longest
 from typing import Self
 
 from ...store.compaction.plan import Compaction
+from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
-from ...store.versions.manifest import Manifest, Stats
+from ...store.versions.manifest import Manifest
 from .task import Result
 
 __all__ = ["Progress", "StateFigures"]

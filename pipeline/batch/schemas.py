@@ -23,10 +23,11 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
-from ..source.data_source import TOPIC_SCHEMA, parse_ddl
+from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, nodes, plan_of
 from ..spark.user_errors import told_as_the_users
+from ..state.ddl import parse_ddl
 from ..state.multi_input import tag
 from ..state.protocol import BoundState
 

@@ -18,10 +18,11 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.objects.s3.settings import found_by
 from ...store.objects.spooled import SpooledStore
+from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions import commit
-from ...store.versions.manifest import Input, Manifest, Output, Stats
+from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Repartition, Stage
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint

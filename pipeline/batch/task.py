@@ -23,6 +23,7 @@ from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access, S3Place
 from ...store.objects.spooled import SpooledStore
+from ...store.objects.stats import Stats
 from ...store.read import multi_get
 from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
@@ -30,11 +31,11 @@ from ...store.read.version_stats import looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
-from ...store.versions.manifest import Sst, Stats, Table
+from ...store.versions.manifest import Sst, Table
 from ..api.app import Repartition
 from ..kafka.messages import split
 from ..kafka.records import send
-from ..spark.worker import settle_in
+from ..source.worker import configure_worker
 from ..state.multi_input import apart
 from ..state.protocol import BoundState, Groups
 
@@ -144,7 +145,7 @@ def _counted(
 
 def _attempt(writer: str, version: int) -> str:
     """Unique for ever: also a topic that outlived its app's store must not speak for the app made anew."""
-    settle_in()
+    configure_worker()
     context = TaskContext.get()
     assert context is not None  # noqa: S101  only Spark's workers call this
     return f"{writer}.{version}.{context.taskAttemptId()}"

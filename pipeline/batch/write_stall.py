@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-__all__ = ["L0_SLOWDOWN", "L0_STOP", "Compacting", "Stall", "Triggers"]
+from ..api.compaction_policy import L0_SLOWDOWN, L0_STOP
+
+__all__ = ["Compacting", "Stall", "Triggers"]
 
 Compacting = Literal["nothing", "under way", "finished"]
 """What this runner does about its L0 SSTs: `finished` is merged, and comes with the next batch."""
@@ -27,11 +29,6 @@ _LOOK_S = 0.1
 _GIVE_UP_S = 60.0
 
 _log = logging.getLogger("slackwater")
-
-
-L0_SLOWDOWN = 20
-L0_STOP = 36
-"""RocksDB's defaults."""
 
 
 @dataclass(frozen=True, slots=True)

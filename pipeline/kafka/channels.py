@@ -9,7 +9,7 @@ from ulid import ULID
 
 from ...errors import Refused
 from ...snapshot.cut.in_flight import InFlight
-from ...snapshot.take.capture import ADDRESS
+from ...snapshot.cut.stored import ADDRESS
 from . import records
 from . import topics as kafka_client
 from .consumer_groups import announce

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption
-from ...snapshot.take.capture import ADDRESS
+from ...snapshot.cut.stored import ADDRESS
 
 if TYPE_CHECKING:
     from confluent_kafka import Message

@@ -13,7 +13,7 @@ from .clients import GONE, POLL_S, Kafka, clients, kept, properties, server
 from .patience import Patience
 from .rights import lacking
 
-__all__ = ["Truncation", "read_range", "send"]
+__all__ = ["Message", "Truncation", "read_range", "send"]
 
 _CHUNK = 10_000
 _READING = {

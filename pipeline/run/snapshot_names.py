@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import Corruption, Unavailable
 from ...snapshot.cut.requests import open_requests
-from ...snapshot.take.snapshots import list_snapshots
+from ...snapshot.cut.stored import list_snapshots
 from ...store.objects.protocol import ObjectStore
 
 __all__ = ["SnapshotNames"]

@@ -4,7 +4,7 @@ Spark starts it by its setting `spark.python.daemon.module`. Without it, each wo
 a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS, jemalloc) belong
 to libraries that look after forks.
 
-It and its workers do not hear SIGTERM, which a service manager sends to every process of a run (`worker.settle_in`):
+It and its workers do not hear SIGTERM, which a service manager sends to every process of a run (`configure_worker`):
 Spark ends them by closing the daemon's standard input.
 """
 
@@ -22,6 +22,6 @@ __all__: list[str] = []
 if __name__ == "__main__":
     # Blocked, for pyspark sets a handler of its own here, and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    # Collections leave alone what all workers have, so that its memory stays shared (`worker.settle_in` says more).
+    # Collections leave alone what all workers have, so that its memory stays shared (`configure_worker`).
     gc.freeze()
     daemon.manager()

@@ -22,19 +22,18 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TOPIC_SCHEMA", "ChannelSource", "Private", "TopicSource", "open_stream", "parse_ddl"]
+__all__ = [
+    "TOPIC_SCHEMA",
+    "ChannelSource",
+    "Private",
+    "TopicSource",
+    "open_stream",
+]
 
 TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
 """The columns of Structured Streaming's Kafka source."""
-
-
-def parse_ddl(ddl: str) -> StructType:
-    """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""
-    columns = StructType.fromDDL(ddl)
-    assert isinstance(columns, StructType)  # noqa: S101  a list of columns is nothing else
-    return columns
 
 
 @dataclass(frozen=True, slots=True)

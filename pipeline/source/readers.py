@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import Message
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -25,11 +24,11 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
 from ..kafka.messages import check_count, decode
-from ..kafka.records import Truncation, read_range
+from ..kafka.records import Message, Truncation, read_range
 from ..kafka.topics import offsets
-from ..spark.worker import settle_in
 from .data_source import Private
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
+from .worker import configure_worker
 
 __all__ = ["ChannelReader", "TopicReader"]
 
@@ -162,7 +161,7 @@ class TopicReader(_Reader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Spark's hook."""
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
-        settle_in()
+        configure_worker()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         for messages in self._messages(partition):
             stamps = [message.timestamp() for message in messages]
@@ -203,7 +202,7 @@ class ChannelReader(_Reader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Spark's hook."""
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
-        settle_in()
+        configure_worker()
         schema = to_arrow_schema(self._schema, timezone="UTC")
         rows = 0
         truncation = Truncation() if partition.rows is not None else None

@@ -83,7 +83,7 @@ def _schema(ddl: Columns) -> pa.Schema:
     from pyspark.errors import ParseException
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from ..source.data_source import parse_ddl
+    from .ddl import parse_ddl
 
     try:
         return to_arrow_schema(parse_ddl(ddl), timezone="UTC")

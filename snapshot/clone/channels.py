@@ -11,8 +11,8 @@ from ...store.versions import limits as fits
 from ...store.versions.manifest import Input, Output
 from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
+from ..cut.stored import Snapshot
 from ..take.capture import read
-from ..take.snapshots import Snapshot
 
 __all__ = ["Carried", "Channels", "carried_input", "carried_output", "carry", "channel_topic"]
 

@@ -23,7 +23,8 @@ from ..cut.graph import Cut, channels, order, violations
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.refs import Ref, parse
 from ..cut.resolve import cut_at
-from ..take.snapshots import Snapshot, find_snapshot, of_snapshot, pin, read_snapshot, remove_pins_without_clone
+from ..cut.stored import Snapshot, find_snapshot, of_snapshot, read_snapshot
+from ..take.snapshots import pin, remove_pins_without_clone
 from .channels import Carried, Channels, carried_input, carried_output, carry, channel_topic
 
 __all__ = ["Channels", "ClonePlan", "channel_topic", "clone", "finish_clone", "has_run", "plan_clone", "unfinished"]

@@ -10,11 +10,11 @@ from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest
-from ..take.snapshots import of_snapshot, read_snapshot
 from .graph import Cut, carries_data
 from .line import newest_first
 from .moments import cut_around, cut_of_time, heads_of, newest_cut, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
+from .stored import of_snapshot, read_snapshot
 
 __all__ = ["cut_at", "resolve", "resolve_around", "telling_if_collected"]
 

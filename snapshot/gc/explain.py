@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import keys
-from ..take.snapshots import list_snapshots
+from ..cut.stored import list_snapshots
 from .collect import MARGIN_MS, look
 from .inventory import Survey, named
 from .orphans import last_word_ms, unnamed_records

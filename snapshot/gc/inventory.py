@@ -20,7 +20,7 @@ from ...store.versions import codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
-from ..take.snapshots import list_snapshots
+from ..cut.stored import list_snapshots
 from .reachable import Known, StageKnown
 
 __all__ = ["Survey", "many", "named", "survey"]

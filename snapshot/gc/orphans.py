@@ -20,7 +20,7 @@ from ...store.objects.leftovers import Leftover, Leftovers
 from ...store.objects.protocol import ObjectInfo
 from ...store.versions import keys
 from ..cut.requests import open_requests
-from ..take.snapshots import list_snapshots
+from ..cut.stored import list_snapshots
 from .inventory import Survey
 
 __all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]

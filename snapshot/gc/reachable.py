@@ -27,8 +27,8 @@ from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from ..cut.consistency import raise_senders
 from ..cut.graph import consumed, order
+from ..cut.stored import Snapshot
 from ..cut.timeline import newest_where
-from ..take.snapshots import Snapshot
 from .retention import Retention
 
 __all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]

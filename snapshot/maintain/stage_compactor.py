@@ -19,10 +19,11 @@ from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done, apply
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
+from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.read.version_stats import charged
 from ...store.versions import commit, history
-from ...store.versions.manifest import Manifest, Stats
+from ...store.versions.manifest import Manifest
 from ..gc.inventory import many
 
 __all__ = ["Compacted", "StageCompactor"]

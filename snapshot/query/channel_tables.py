@@ -15,9 +15,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, stretch
+from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
-from ..take.capture import ADDRESS, ChannelReader
-from ..take.snapshots import Snapshot, find_snapshot
+from ..take.capture import ChannelReader
 from .ddl import arrow_of
 
 __all__ = ["SCHEMA_NAME", "channel_tables", "names_channels"]

@@ -10,8 +10,8 @@ from ...store.versions.manifest import Kind, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, stages_of
+from ..cut.stored import list_snapshots
 from ..cut.timeline import before
-from ..take.snapshots import list_snapshots
 
 __all__ = ["Entry", "entries"]
 

@@ -4,7 +4,6 @@ An object holds the channel's own columns and each record's address: `_partition
 repartition topic) and `_row` (within the message).
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BytesIO
@@ -16,31 +15,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
-from msgspec import Struct
 from ulid import ULID
 
 from ...errors import Corruption, Gone, ObjectNotFound, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.whole_file import read_whole
-from ...store.versions import checks, keys, spark_ddl
-from ...store.versions import limits as fits
-from ...store.versions.checks import Wrong
+from ...store.versions import keys
 from ..cut.in_flight import InFlight
+from ..cut.stored import Captured, CapturedObject
 
 __all__ = [
-    "ADDRESS",
-    "Captured",
-    "CapturedObject",
     "ChannelReader",
     "capture",
-    "captured_is_wrong",
     "count_by_partition",
     "discard",
     "read",
 ]
 
-ADDRESS = ("_partition", "_offset", "_row")
-"""What an object holds besides the channel's columns: int32, int64, int32."""
 
 _OBJECT_BYTES = 64 << 20
 """Arrow bytes of the records in one object: what is held in memory at once."""
@@ -58,61 +49,6 @@ class ChannelReader(Protocol):
             Unavailable: Kafka did not answer.
         """
         ...
-
-
-class CapturedObject(Struct, frozen=True):
-    """One immutable Parquet object with captured records."""
-
-    key: fits.Key
-    rows: fits.Bytes
-    bytes: fits.Bytes
-    checksum: fits.Checksum
-    """xxh3_128 of the object's bytes, hexadecimal."""
-
-
-class Captured(Struct, frozen=True):
-    """The state of one channel for one receiver, as a snapshot keeps it."""
-
-    channel: fits.Topic
-    sender: fits.Name
-    receiver: fits.Name
-    topic: fits.Topic
-    starts: fits.Offsets
-    """The records' messages lay at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
-    ends: fits.Offsets
-    after: fits.Seq
-    """They were sent by the sender's versions `after` + 1 to `up_to`."""
-    up_to: fits.Seq
-    counts: fits.Counts
-    """Records by partition."""
-    schema: fits.Text
-    """The channel's columns as a Spark DDL string."""
-    objects: tuple[CapturedObject, ...]
-
-    @property
-    def rows(self) -> int:
-        """Number of records."""
-        return sum(each.rows for each in self.objects)
-
-
-def captured_is_wrong(at: str, kept: Captured, objects: re.Pattern[str]) -> Iterator[Wrong]:
-    """What is wrong between the fields of a captured channel; `objects` is what its objects' keys look like."""
-    if len(kept.ends) != len(kept.starts) or any(map(int.__gt__, kept.starts, kept.ends)):
-        yield Wrong(f"{at}.ends", kept.ends, "an offset for each of starts, not before it")
-    if kept.counts and len(kept.counts) != len(kept.starts):
-        yield Wrong(f"{at}.counts", kept.counts, f"as many numbers as starts, {len(kept.starts)}, or none")
-    if kept.after > kept.up_to:
-        yield Wrong(f"{at}.up_to", kept.up_to, f"not below after, {kept.after}")
-    try:
-        spark_ddl.parse(kept.schema)
-    except ValueError:
-        yield Wrong(f"{at}.schema", kept.schema, "a Spark DDL string")
-    for number, each in enumerate(kept.objects):
-        if not objects.fullmatch(each.key):
-            yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
-        if each.rows > each.bytes:
-            yield Wrong(f"{at}.objects[{number}].rows", each.rows, f"at most its bytes, {each.bytes}")
-        yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", each.checksum)
 
 
 def capture(

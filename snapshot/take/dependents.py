@@ -11,7 +11,8 @@ from ...errors import NotFound, Refused
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from .snapshots import Snapshot, clone_lives, list_snapshots, of_snapshot
+from ..cut.stored import Snapshot, list_snapshots, of_snapshot
+from .snapshots import clone_lives
 
 __all__ = ["check_pin_unused", "check_unused", "shared"]
 

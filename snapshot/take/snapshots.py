@@ -1,144 +1,28 @@
 """Snapshots: named, pinned cuts. One object each, written once, whatever the size of the state."""
 
-from collections.abc import Iterator
-from typing import Literal
-
-from msgspec import Struct
 from ulid import ULID
 
-from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused, SlackwaterError
+from ...errors import NotFound, ObjectExists, Refused, SlackwaterError
 from ...store.objects.open import open_store
-from ...store.objects.protocol import ObjectStore, documents, exists
-from ...store.versions import apps, checks, codec, history, horizon, keys
-from ...store.versions import limits as fits
+from ...store.objects.protocol import ObjectStore, exists
+from ...store.versions import apps, codec, history, horizon, keys
 from ..cut.graph import Cut, violations
-from ..cut.in_flight import InFlight, in_flight
+from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
-from ..cut.requests import check_not_asked, open_requests
-from .capture import Captured, ChannelReader, capture, captured_is_wrong, discard
+from ..cut.requests import check_not_asked
+from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot, list_snapshots, read_snapshot
+from .capture import ChannelReader, capture, discard
 
 __all__ = [
-    "Snapshot",
-    "SnapshotKind",
     "check_removable",
     "clone_lives",
     "create",
-    "find_snapshot",
-    "list_snapshots",
-    "of_snapshot",
     "pin",
-    "read_snapshot",
     "remove",
     "remove_pins_without_clone",
     "remove_records",
     "taken",
 ]
-
-SnapshotKind = Literal["markers", "instant", "clone"]
-"""How it came to be: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
-
-
-class Snapshot(Struct, frozen=True):
-    """A named cut. Nothing that it reaches is ever collected."""
-
-    name: fits.Name
-    id: fits.Ulid
-    app: fits.Name
-    created_ms: fits.TimeMs
-    """When it was asked for."""
-    completed_ms: fits.TimeMs
-    kind: SnapshotKind
-    stages: dict[fits.Name, fits.Version]
-    """The version of each stage in the cut."""
-    by: fits.Line
-    clone: fits.NameOrNone = ""
-    """The app that lives from it; empty unless `kind` is `clone`."""
-    clone_root: fits.Line = ""
-    """The store root of that app, empty for the snapshot's own."""
-    channels: tuple[Captured, ...] = ()
-    """The records in flight that it keeps."""
-
-    @property
-    def object_keys(self) -> frozenset[str]:
-        """The objects that hold these records."""
-        return frozenset(one.key for kept in self.channels for one in kept.objects)
-
-    def captured(self, flight: InFlight) -> Captured | None:
-        """What it keeps of these records in flight: all of them and perhaps more, or None."""
-        for kept in self.channels:
-            spans = kept.after <= flight.after and flight.up_to <= kept.up_to
-            # In a clone, readers may stand at different offsets before one version.
-            if kept.channel == flight.channel and spans and _reaches(kept, flight):
-                return kept
-        return None
-
-
-@checks.relations.register
-def _(value: Snapshot) -> Iterator[checks.Wrong]:
-    yield from checks.root_is_wrong("clone_root", value.clone_root)
-    if value.kind == "clone" and not value.clone:
-        yield checks.Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
-    objects = keys.captured_pattern(value.app)
-    for number, kept in enumerate(value.channels):
-        yield from captured_is_wrong(f"channels[{number}]", kept, objects)
-
-
-def _key(snapshot: Snapshot) -> str:
-    return keys.snapshot(snapshot.app, snapshot.name)
-
-
-def _reaches(kept: Captured, flight: InFlight) -> bool:
-    """Whether what is kept begins and ends where these records do, or beyond."""
-    begins = all(ours <= theirs for ours, theirs in zip(kept.starts, flight.starts, strict=True))
-    return begins and all(theirs <= ours for ours, theirs in zip(kept.ends, flight.ends, strict=True))
-
-
-def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
-    """The app's snapshots, oldest first; only those whose object was written at `since_ms` or later.
-
-    One listing, and one read for each.
-
-    Raises:
-        NotFound: there is no such app.
-    """
-    infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
-    if not infos:
-        apps.read_app(store, app)
-    found = (_read(store, info.key) for info in infos)
-    return tuple(sorted((s for s in found if s is not None), key=lambda s: (s.completed_ms, s.name)))
-
-
-def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
-    """A snapshot by name, or None when there is none."""
-    return _read(store, keys.snapshot(app, name))
-
-
-def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
-    """A snapshot by name.
-
-    Raises:
-        NotFound: there is no such app or snapshot; tells the nearest names.
-    """
-    snapshot = find_snapshot(store, app, name)
-    if snapshot is None:
-        apps.read_app(store, app)
-        asked = any(other.name == name for other in open_requests(store, app))
-        raise NotFound(
-            f"snapshot of app {app!r}",
-            name,
-            _names(store, app),
-            hint=f"{name!r} is asked for and not complete yet: is the app running?" if asked else "",
-        )
-    return snapshot
-
-
-def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
-    """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
-    return Cut(
-        snapshot.app,
-        {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},
-        snapshot.name,
-    )
 
 
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
@@ -325,7 +209,7 @@ def create(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
     try:
         store.put_if_absent(key, codec.encode(snapshot))
     except ObjectExists:
-        return codec.read(store, key, Snapshot, under=_key)
+        return read_snapshot(store, snapshot.app, snapshot.name)
     return snapshot
 
 
@@ -355,16 +239,3 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
         return False
     origin = info.origin
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
-
-
-def _names(store: ObjectStore, app: str) -> Iterator[str]:
-    prefix = keys.snapshots(app)
-    for info in documents(store, prefix):
-        yield info.key.removeprefix(prefix).removesuffix(".json")
-
-
-def _read(store: ObjectStore, key: str) -> Snapshot | None:
-    try:
-        return codec.read(store, key, Snapshot, under=_key)
-    except ObjectNotFound:
-        return None

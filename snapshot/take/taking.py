@@ -20,8 +20,9 @@ from ..cut.in_flight import InFlight, in_flight
 from ..cut.moments import retired_since
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import Request, cancel, check_not_asked, open_requests
-from .capture import Captured, ChannelReader, capture, discard
-from .snapshots import Snapshot, SnapshotKind, create, find_snapshot, taken
+from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot
+from .capture import ChannelReader, capture, discard
+from .snapshots import create, taken
 
 __all__ = ["REPEAT_MS", "Answer", "answers", "request", "taken_already", "try_complete"]
 

@@ -12,8 +12,7 @@ from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.whole_file import read_whole
 from ..cut.in_flight import InFlight
-from ..take.capture import ADDRESS, Captured, CapturedObject
-from ..take.snapshots import Snapshot
+from ..cut.stored import ADDRESS, Captured, CapturedObject, Snapshot
 from .channel_state import Flight
 from .report import Checked, noted
 

@@ -13,7 +13,8 @@ from ... import chandy_lamport as protocol
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
-from ..take.capture import Captured, ChannelReader, count_by_partition
+from ..cut.stored import Captured
+from ..take.capture import ChannelReader, count_by_partition
 from .captured import Reread
 from .channel_state import Flight
 from .report import Checked, as_sentence

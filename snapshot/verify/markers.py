@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ...errors import NotFound, Refused, Unavailable
 from ..cut.graph import Channel, Cut, channels
-from ..take.snapshots import Snapshot
+from ..cut.stored import Snapshot
 from .report import Checked
 
 __all__ = ["MarkerReader", "markers_of", "promised", "reread_markers"]

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ...errors import ObjectNotFound
-from ...store.objects.protocol import ObjectStore
-from ...store.versions.keys import check_key
+from ...store.objects.protocol import ObjectStore, check_key
 from ...store.versions.manifest import Manifest, Sst
 from .report import Checked, noted
 

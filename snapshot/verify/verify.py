@@ -20,8 +20,8 @@ from ..cut.in_flight import InFlight
 from ..cut.moments import stages_of
 from ..cut.refs import Named, Ref, parse
 from ..cut.resolve import cut_at
+from ..cut.stored import Snapshot, read_snapshot
 from ..take.capture import ChannelReader
-from ..take.snapshots import Snapshot, read_snapshot
 from . import captured as kept
 from . import ledger, objects, version_chain
 from . import markers as marked

@@ -6,8 +6,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from ..versions.manifest import Stats
 from .protocol import ObjectInfo, ObjectStore
+from .stats import Stats
 
 __all__ = ["VERBS", "CountingStore"]
 

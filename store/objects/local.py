@@ -10,9 +10,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
-from ..versions.keys import check_key
 from .leftovers import Leftover
-from .protocol import ObjectInfo, check_range
+from .protocol import ObjectInfo, check_key, check_range
 
 __all__ = ["LocalStore"]
 

@@ -9,8 +9,7 @@ from time import time_ns
 from typing import NamedTuple
 
 from ...errors import ObjectExists, ObjectNotFound
-from ..versions.keys import check_key
-from .protocol import ObjectInfo, check_range
+from .protocol import ObjectInfo, check_key, check_range
 
 __all__ = ["MemoryStore"]
 

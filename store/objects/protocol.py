@@ -1,12 +1,24 @@
 """The one narrow seam to storage. S3, a local folder and memory offer the same guarantees through it."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ...errors import ObjectNotFound
+from ...errors import ObjectNotFound, Refused
 
-__all__ = ["ObjectInfo", "ObjectStore", "check_range", "documents", "exists"]
+__all__ = [
+    "ObjectInfo",
+    "ObjectStore",
+    "check_key",
+    "check_range",
+    "documents",
+    "exists",
+]
+
+# Listings are XML, which cannot say control characters; lone surrogates are not text.
+_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_MAX_SEGMENT_BYTES = 255
 
 
 class ObjectInfo(NamedTuple):
@@ -87,3 +99,18 @@ def exists(store: ObjectStore, key: str) -> bool:
 def documents(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
     """The JSON objects under a prefix. Some servers also list an upload under way, by a name of its own."""
     return (info for info in store.list(prefix) if info.key.endswith(".json"))
+
+
+def check_key(key: str) -> str:
+    """Return `key` if every store can hold it and it stays under the root.
+
+    Raises:
+        Refused: it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment longer
+            than file systems take; a manifest that was tampered with is one way to meet such a key.
+    """
+    segments = key.split("/")
+    if _UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
+        raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
+    if len(key) * 4 > _MAX_SEGMENT_BYTES and any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
+        raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")
+    return key

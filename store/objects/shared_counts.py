@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from threading import Lock
 
-from ..versions.manifest import Stats
 from .counting import VERBS
+from .stats import Stats
 
 __all__ = ["SharedCounts", "shared_stats"]
 

@@ -7,7 +7,8 @@ nothing (a clone, a rescale) has no `stats`; the `totals` go on from it.
 
 from msgspec.structs import replace
 
-from ..versions.manifest import Manifest, Stats
+from ..objects.stats import Stats
+from ..versions.manifest import Manifest
 from .read_stats import Reads
 
 __all__ = ["charged", "looked_up"]

@@ -11,7 +11,7 @@ bit lost in one would hide a row.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +28,6 @@ from .bloom import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
-
-if TYPE_CHECKING:
-    from ..read.cache import SstCache
 
 __all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
 
@@ -154,9 +151,17 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     return rows if in_order else rows.take(pa.array(order))
 
 
+class RowsCache(Protocol):
+    """What writing needs of the cache on this machine."""
+
+    def add(self, sst: Sst, rows: pa.Table, /) -> object:
+        """Keep the rows of an SST that was written."""
+        ...
+
+
 def write(
     store: ObjectStore,
-    cache: "SstCache | None",
+    cache: RowsCache | None,
     *,
     app: str,
     stage: str,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ...errors import Refused, Usage
+from ...errors import Usage
 
 __all__ = [
     "COLUMN",
@@ -22,7 +22,6 @@ __all__ = [
     "captured_pattern",
     "channels",
     "check_columns",
-    "check_key",
     "check_name",
     "check_topic",
     "collection",
@@ -60,9 +59,6 @@ RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_expires_at", "file_index", "file_r
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
 _FILE = r"[0-9A-Za-z_-]{1,64}+\.parquet"
-# Listings are XML, which cannot say control characters; lone surrogates are not text.
-_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_MAX_SEGMENT_BYTES = 255
 
 REMOVING = "_removing"
 """The folder among an app's stages that says that it is being removed: no stage can have this name."""
@@ -101,21 +97,6 @@ def check_columns(what: str, names: Iterable[str]) -> None:
         other = seen.setdefault(name.casefold(), name)
         if other is not name:
             raise Usage(f"{what}: columns {other!r} and {name!r} have one name for DuckDB; rename one of them")
-
-
-def check_key(key: str) -> str:
-    """Return `key` if every store can hold it and it stays under the root.
-
-    Raises:
-        Refused: it is empty, absolute, has an empty, '.' or '..' segment, a control character, or a segment longer
-            than file systems take; a manifest that was tampered with is one way to meet such a key.
-    """
-    segments = key.split("/")
-    if _UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
-        raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
-    if len(key) * 4 > _MAX_SEGMENT_BYTES and any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
-        raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")
-    return key
 
 
 def app_info(app: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ..objects.stats import Sum
 from . import keys
 
 __all__ = [
@@ -100,8 +101,6 @@ def _from(least: float, most: float, description: str) -> Meta:
 
 
 Count = Annotated[int, _from(0, _COUNT, "a count from 0 to 2^53")]
-Sum = Annotated[int, _from(0, 1 << 62, "a sum from 0 to 2^62")]
-"""A count that is summed up for as long as a stage lives."""
 Version = Annotated[int, _from(1, _COUNT, "a version's number, from 1 to 2^53")]
 Epoch = Annotated[int, _from(1, _COUNT, "an epoch, from 1 to 2^53")]
 Seq = Annotated[int, _from(0, _COUNT, "the number of a version, from 0 to 2^53")]

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import astuple
 
+from ..objects.stats import Stats
 from . import limits as fits
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Policy",
     "Span",
     "Sst",
-    "Stats",
     "Table",
     "Ttl",
 ]
@@ -190,49 +189,6 @@ class Span(Struct, frozen=True):
 
     after: fits.Seq
     up_to: fits.Seq
-
-
-class Stats(Struct, frozen=True, omit_defaults=True):
-    """What versions of a stage took, over all processes that worked for it: `store.metering` says what is counted."""
-
-    ms: fits.Sum = 0
-    """How long was counted: while the stage stood still for want of a runner, nothing was."""
-    gets: fits.Sum = 0
-    puts: fits.Sum = 0
-    lists: fits.Sum = 0
-    """Listings, one for each 1,000 entries."""
-    deletes: fits.Sum = 0
-    bytes_read: fits.Sum = 0
-    bytes_written: fits.Sum = 0
-    keys: fits.Sum = 0
-    """Keys that batches looked up."""
-    searched: fits.Sum = 0
-    """Probes: pairs of such a key and an SST that could have it."""
-    filtered: fits.Sum = 0
-    """Of these, what a filter ruled out."""
-    cache_hits: fits.Sum = 0
-    """SSTs looked into that the machine had."""
-    cache_misses: fits.Sum = 0
-    row_groups: fits.Sum = 0
-    """Row groups read from the store by pieces."""
-    flushed_bytes: fits.Sum = 0
-    """SSTs of level 0: what batches wrote."""
-    compacted_bytes: fits.Sum = 0
-    """SSTs of other levels that a version names for the first time: what compactions wrote."""
-    commits: fits.Sum = 0
-    """Puts of manifests that `commit_ms` is the time of."""
-    commit_ms: fits.Sum = 0
-
-    def __add__(self, other: "Stats") -> "Stats":
-        return Stats(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: "Stats") -> "Stats":
-        return Stats(*(mine - theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
-
-    @property
-    def requests(self) -> int:
-        """Requests of all verbs."""
-        return self.gets + self.puts + self.lists + self.deletes
 
 
 class Manifest(Struct, frozen=True):

@@ -7,7 +7,7 @@ S3 and machines of the same region, and all traffic in.
 
 from msgspec import Struct
 
-from .manifest import Stats
+from ..objects.stats import Stats
 
 __all__ = ["HOURS_A_MONTH", "Cost", "Prices", "monthly_cost"]
 

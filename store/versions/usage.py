@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from msgspec.structs import astuple
 
 from ..objects.protocol import ObjectStore
+from ..objects.stats import Stats
 from . import history, keys
-from .manifest import Manifest, Stats
+from .manifest import Manifest
 
 __all__ = ["StageUsage", "hourly", "recent", "usage_since"]
 

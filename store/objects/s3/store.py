@@ -11,9 +11,8 @@ import msgspec
 from botocore.exceptions import ClientError
 
 from ....errors import ObjectExists, ObjectNotFound
-from ...versions.keys import check_key
 from ..leftovers import Leftover
-from ..protocol import ObjectInfo, check_range
+from ..protocol import ObjectInfo, check_key, check_range
 from ..retry import Retry
 from .access import S3Access, S3Place
 from .client import Connection, Options, connection, error_code, hand_over, translated, without_credentials

@@ -7,11 +7,11 @@ import signal
 import threading
 from functools import cache
 
-__all__ = ["settle_in"]
+__all__ = ["configure_worker"]
 
 
 @cache
-def settle_in() -> None:
+def configure_worker() -> None:
     """Let this worker survive signals, and its garbage collections pass over what it has imported. Once a process.
 
     A terminal sends Ctrl-C to every process, a service manager SIGTERM, and the batch under way shall end: who started

@@ -1,0 +1,208 @@
+"""Snapshots as they are stored, with the records in flight that they keep: named, pinned cuts, and reading them."""
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from ...errors import NotFound, ObjectNotFound
+from ...store.objects.protocol import ObjectStore, documents
+from ...store.versions import apps, checks, codec, history, keys, spark_ddl
+from ...store.versions import limits as fits
+from ...store.versions.checks import Wrong
+from .graph import Cut
+from .in_flight import InFlight
+from .requests import open_requests
+
+__all__ = [
+    "ADDRESS",
+    "Captured",
+    "CapturedObject",
+    "Snapshot",
+    "SnapshotKind",
+    "captured_is_wrong",
+    "find_snapshot",
+    "list_snapshots",
+    "of_snapshot",
+    "read_snapshot",
+]
+
+
+ADDRESS = ("_partition", "_offset", "_row")
+"""What an object holds besides the channel's columns: int32, int64, int32."""
+
+
+class CapturedObject(Struct, frozen=True):
+    """One immutable Parquet object with captured records."""
+
+    key: fits.Key
+    rows: fits.Bytes
+    bytes: fits.Bytes
+    checksum: fits.Checksum
+    """xxh3_128 of the object's bytes, hexadecimal."""
+
+
+class Captured(Struct, frozen=True):
+    """The state of one channel for one receiver, as a snapshot keeps it."""
+
+    channel: fits.Topic
+    sender: fits.Name
+    receiver: fits.Name
+    topic: fits.Topic
+    starts: fits.Offsets
+    """The records' messages lay at offsets `starts[p]` to `ends[p]` - 1 of partition p."""
+    ends: fits.Offsets
+    after: fits.Seq
+    """They were sent by the sender's versions `after` + 1 to `up_to`."""
+    up_to: fits.Seq
+    counts: fits.Counts
+    """Records by partition."""
+    schema: fits.Text
+    """The channel's columns as a Spark DDL string."""
+    objects: tuple[CapturedObject, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of records."""
+        return sum(each.rows for each in self.objects)
+
+
+def captured_is_wrong(at: str, kept: Captured, objects: re.Pattern[str]) -> Iterator[Wrong]:
+    """What is wrong between the fields of a captured channel; `objects` is what its objects' keys look like."""
+    if len(kept.ends) != len(kept.starts) or any(map(int.__gt__, kept.starts, kept.ends)):
+        yield Wrong(f"{at}.ends", kept.ends, "an offset for each of starts, not before it")
+    if kept.counts and len(kept.counts) != len(kept.starts):
+        yield Wrong(f"{at}.counts", kept.counts, f"as many numbers as starts, {len(kept.starts)}, or none")
+    if kept.after > kept.up_to:
+        yield Wrong(f"{at}.up_to", kept.up_to, f"not below after, {kept.after}")
+    try:
+        spark_ddl.parse(kept.schema)
+    except ValueError:
+        yield Wrong(f"{at}.schema", kept.schema, "a Spark DDL string")
+    for number, each in enumerate(kept.objects):
+        if not objects.fullmatch(each.key):
+            yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
+        if each.rows > each.bytes:
+            yield Wrong(f"{at}.objects[{number}].rows", each.rows, f"at most its bytes, {each.bytes}")
+        yield from checks.checksum_is_wrong(f"{at}.objects[{number}].checksum", each.checksum)
+
+
+SnapshotKind = Literal["markers", "instant", "clone"]
+"""How it came to be: taken by a running app with markers, pinned after the fact, or pinned for a clone."""
+
+
+class Snapshot(Struct, frozen=True):
+    """A named cut. Nothing that it reaches is ever collected."""
+
+    name: fits.Name
+    id: fits.Ulid
+    app: fits.Name
+    created_ms: fits.TimeMs
+    """When it was asked for."""
+    completed_ms: fits.TimeMs
+    kind: SnapshotKind
+    stages: dict[fits.Name, fits.Version]
+    """The version of each stage in the cut."""
+    by: fits.Line
+    clone: fits.NameOrNone = ""
+    """The app that lives from it; empty unless `kind` is `clone`."""
+    clone_root: fits.Line = ""
+    """The store root of that app, empty for the snapshot's own."""
+    channels: tuple[Captured, ...] = ()
+    """The records in flight that it keeps."""
+
+    @property
+    def object_keys(self) -> frozenset[str]:
+        """The objects that hold these records."""
+        return frozenset(one.key for kept in self.channels for one in kept.objects)
+
+    def captured(self, flight: InFlight) -> Captured | None:
+        """What it keeps of these records in flight: all of them and perhaps more, or None."""
+        for kept in self.channels:
+            spans = kept.after <= flight.after and flight.up_to <= kept.up_to
+            # In a clone, readers may stand at different offsets before one version.
+            if kept.channel == flight.channel and spans and _reaches(kept, flight):
+                return kept
+        return None
+
+
+@checks.relations.register
+def _(value: Snapshot) -> Iterator[checks.Wrong]:
+    yield from checks.root_is_wrong("clone_root", value.clone_root)
+    if value.kind == "clone" and not value.clone:
+        yield checks.Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
+    objects = keys.captured_pattern(value.app)
+    for number, kept in enumerate(value.channels):
+        yield from captured_is_wrong(f"channels[{number}]", kept, objects)
+
+
+def _key(snapshot: Snapshot) -> str:
+    return keys.snapshot(snapshot.app, snapshot.name)
+
+
+def _reaches(kept: Captured, flight: InFlight) -> bool:
+    """Whether what is kept begins and ends where these records do, or beyond."""
+    begins = all(ours <= theirs for ours, theirs in zip(kept.starts, flight.starts, strict=True))
+    return begins and all(theirs <= ours for ours, theirs in zip(kept.ends, flight.ends, strict=True))
+
+
+def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
+    """The app's snapshots, oldest first; only those whose object was written at `since_ms` or later.
+
+    One listing, and one read for each.
+
+    Raises:
+        NotFound: there is no such app.
+    """
+    infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
+    if not infos:
+        apps.read_app(store, app)
+    found = (_read(store, info.key) for info in infos)
+    return tuple(sorted((s for s in found if s is not None), key=lambda s: (s.completed_ms, s.name)))
+
+
+def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
+    """A snapshot by name, or None when there is none."""
+    return _read(store, keys.snapshot(app, name))
+
+
+def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
+    """A snapshot by name.
+
+    Raises:
+        NotFound: there is no such app or snapshot; tells the nearest names.
+    """
+    snapshot = find_snapshot(store, app, name)
+    if snapshot is None:
+        apps.read_app(store, app)
+        asked = any(other.name == name for other in open_requests(store, app))
+        raise NotFound(
+            f"snapshot of app {app!r}",
+            name,
+            _names(store, app),
+            hint=f"{name!r} is asked for and not complete yet: is the app running?" if asked else "",
+        )
+    return snapshot
+
+
+def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
+    """The cut that a snapshot pins. Raises `NotFound` when a manifest it names is gone."""
+    return Cut(
+        snapshot.app,
+        {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},
+        snapshot.name,
+    )
+
+
+def _names(store: ObjectStore, app: str) -> Iterator[str]:
+    prefix = keys.snapshots(app)
+    for info in documents(store, prefix):
+        yield info.key.removeprefix(prefix).removesuffix(".json")
+
+
+def _read(store: ObjectStore, key: str) -> Snapshot | None:
+    try:
+        return codec.read(store, key, Snapshot, under=_key)
+    except ObjectNotFound:
+        return None
