@@ -16,7 +16,7 @@ from statistics import median
 
 from slackwater.pipeline.dev.s3 import EmbeddedBucket
 
-from tests.s3_proxy import s3_proxy
+from tests.support.s3_proxy import s3_proxy
 
 from . import side
 from .events import TOPIC, cycles, fill

@@ -18,9 +18,9 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 
-from .profiles import PROFILE
-from .s3_proxy import S3Proxy, s3_proxy
-from .s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
+from tests.models.profiles import PROFILE
+from tests.support.s3_proxy import S3Proxy, s3_proxy
+from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
 
 # Where the tests run in the background of a shell they inherit a SIGINT that is ignored, and so would the programs
 # whose Ctrl-C is tested.
@@ -104,7 +104,7 @@ def one_spark() -> Iterator[None]:
     """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
     from slackwater.pipeline.spark.session import spark_session  # what tests without Spark need not wait for
 
-    from .running import SHORT_LIVED
+    from tests.support.running import SHORT_LIVED
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)

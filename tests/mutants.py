@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .fault import Fault
-from .planted import FAULTS
+from tests.fault import Fault
+from tests.planted import FAULTS
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 120

@@ -3,10 +3,10 @@
 A fault that does no harm is none: where a line may as well read otherwise, it is not here.
 """
 
-from .fault import Fault
-from .planted_metering import METERING_FAULTS
-from .planted_snapshots import SNAPSHOT_FAULTS
-from .planted_store import STORE_FAULTS
+from tests.fault import Fault
+from tests.planted_metering import METERING_FAULTS
+from tests.planted_snapshots import SNAPSHOT_FAULTS
+from tests.planted_store import STORE_FAULTS
 
 __all__ = ["FAULTS"]
 

@@ -1,6 +1,6 @@
 """Faults in counting what versions take, for `planted.py`."""
 
-from .fault import Fault
+from tests.fault import Fault
 
 __all__ = ["METERING_FAULTS"]
 

@@ -1,6 +1,6 @@
 """Faults in completing snapshots, keeping records in flight, and finding moments, for `planted.py`."""
 
-from .fault import Fault
+from tests.fault import Fault
 
 __all__ = ["SNAPSHOT_FAULTS"]
 

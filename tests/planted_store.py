@@ -1,6 +1,6 @@
 """Faults in committing, merging, rescaling, reading and collecting, for `planted.py`."""
 
-from .fault import Fault
+from tests.fault import Fault
 
 __all__ = ["STORE_FAULTS"]
 

@@ -1,0 +1,382 @@
+"""A network of real processes and the real injector, run by a schedule.
+
+It keeps the promises that the runner makes to the protocol (atomic commits, logs with partitions, readers
+that skip what no commit names, batches that end at markers) and knows nothing of the protocol itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
+from zlib import crc32
+
+from slackwater.chandy_lamport import (
+    Action,
+    BatchArrived,
+    Cancel,
+    Capture,
+    Channel,
+    Complete,
+    Cut,
+    Event,
+    Finished,
+    Forgotten,
+    Injector,
+    InjectorAction,
+    MarkerArrived,
+    Process,
+    RecordState,
+    Request,
+    Requested,
+    SendMarker,
+    Stage,
+    StageFinished,
+    Take,
+)
+
+from tests.chandy_lamport.bank import Account, Bank, Transfer
+
+MOST_SNAPSHOTS = 4
+BUDGETS = (-1, 0, 0, 0, 1, 1, 2, 4)
+"""How many transfers a batch may read from a partition; below 0 means all there are."""
+
+Offsets = tuple[int, ...]
+"""One for each partition."""
+Records = tuple[tuple[Transfer, ...], ...]
+"""Of each partition, in order."""
+
+
+class Schedule:
+    """Choices from a string of bytes. When they are used up every choice is 0, which is always a fair one."""
+
+    def __init__(self, choices: bytes) -> None:
+        self._choices = iter(choices)
+        self.ended = not choices
+
+    def choose(self, num_options: int) -> int:
+        choice = next(self._choices, None)
+        self.ended = choice is None
+        return (choice or 0) % num_options
+
+
+class Marker(NamedTuple):
+    snapshot: str
+
+
+class Message(NamedTuple):
+    attempt: int
+    content: Transfer | Marker
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a manifest holds."""
+
+    version: int
+    attempt: int
+    account: Account
+    num_deposits: int
+    positions: Mapping[str, Offsets]
+    ends: Mapping[str, Offsets]
+    recorded: Mapping[str, int]
+    awaited: Mapping[str, frozenset[str]]
+    finished: frozenset[str]
+    captures: tuple[Capture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One channel to one reader, as a cut found it."""
+
+    channel: str
+    reader: str
+    sent: Records
+    consumed: Records
+    captured: Records
+
+    def counted(self, writer: str) -> Channel:
+        counts = (tuple(map(len, records)) for records in (self.sent, self.consumed, self.captured))
+        return Channel(self.channel, writer, self.reader, *counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A complete snapshot."""
+
+    snapshot: str
+    cut: Cut
+    commits: Mapping[str, Commit]
+    flows: tuple[Flow, ...]
+
+    def in_flight(self) -> list[Transfer]:
+        """The captured transfers. Readers that share a channel all see each, but each is for one of them."""
+        return [
+            transfer
+            for flow in self.flows
+            for transfer in chain.from_iterable(flow.captured)
+            if transfer.receiver == flow.reader
+        ]
+
+
+class Network:
+    """`run` follows the schedule, and then goes on fairly until nothing is left to do."""
+
+    def __init__(self, stages: Mapping[str, Stage], num_partitions: int, choices: bytes) -> None:
+        none = (0,) * num_partitions
+        self.stages = stages
+        self.names = sorted(stages)
+        self.bank = Bank(stages)
+        self.schedule = Schedule(choices)
+        self.num_attempts = 0
+        self.committed: set[int] = set()
+        self.logs: dict[str, tuple[list[Message], ...]] = {
+            channel: tuple([] for _ in none) for channel in self.bank.writer
+        }
+        self.processes = {name: Process(stage.inputs, stage.outputs) for name, stage in stages.items()}
+        self.history = {
+            name: [
+                Commit(
+                    version=0,
+                    attempt=0,
+                    account=Account(),
+                    num_deposits=0,
+                    positions=dict.fromkeys(stage.inputs, none),
+                    ends=dict.fromkeys(stage.outputs, none),
+                    recorded={},
+                    awaited={},
+                    finished=frozenset(),
+                    captures=(),
+                )
+            ]
+            for name, stage in stages.items()
+        }
+        self.injector = Injector(stages)
+        self.requests: dict[str, list[str]] = {name: [] for name in stages}
+        self.seen_requests: dict[str, list[str]] = {name: [] for name in stages}
+        self.taken: list[str] = []
+        self.open: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.recordings: list[Recording] = []
+
+    def head(self, name: str) -> Commit:
+        return self.history[name][-1]
+
+    def run(self) -> "Network":
+        operations = [self.batch] * 10 + [self.report] * 2
+        operations += [self.take, self.take_again, self.cancel, self.zombie]
+        while not self.schedule.ended:
+            operations[self.schedule.choose(len(operations))](self.any_stage())
+        if not self.taken:
+            self.take()
+        for _ in range(100):
+            before = [self.head(name).version for name in self.names], self.open.copy()
+            for name in self.names:
+                self.batch(name)
+                self.report(name)
+            if before == ([self.head(name).version for name in self.names], self.open):
+                return self
+        raise AssertionError("the network does not come to rest")
+
+    def any_stage(self) -> str:
+        return self.names[self.schedule.choose(len(self.names))]
+
+    def any_snapshot(self) -> str:
+        return f"s{self.schedule.choose(MOST_SNAPSHOTS)}"
+
+    # What happens to snapshots.
+
+    def take(self, _: str = "") -> None:
+        if len(self.taken) < MOST_SNAPSHOTS:
+            snapshot = f"s{len(self.taken)}"
+            self.taken.append(snapshot)
+            self.open.add(snapshot)
+            self.follow(self.injector.receive(Take(snapshot)))
+
+    def take_again(self, _: str) -> None:
+        """A request said twice, perhaps to an injector that has just been started and knows nothing."""
+        if self.schedule.choose(2):
+            self.injector = Injector(self.stages)
+        for snapshot in sorted(self.open):
+            self.follow(self.injector.receive(Take(snapshot)))
+        assert self.injector.open == self.open
+
+    def cancel(self, _: str) -> None:
+        snapshot = self.any_snapshot()
+        if self.schedule.choose(2):
+            self.follow(self.injector.receive(Cancel(snapshot)))
+            if snapshot in self.open:
+                self.open.remove(snapshot)
+                self.cancelled.add(snapshot)
+
+    def report(self, name: str) -> None:
+        """Tell the injector what a stage's head says, also what it was told before."""
+        head = self.head(name)
+        for snapshot in sorted(head.finished):
+            self.follow(self.injector.receive(StageFinished(snapshot, name, head.recorded[snapshot])))
+            assert name not in self.injector.waiting(snapshot)
+
+    def follow(self, actions: tuple[InjectorAction, ...]) -> None:
+        for action in actions:
+            match action:
+                case Request(snapshot, stage):
+                    self.requests[stage].append(snapshot)
+                case Complete(snapshot, versions):
+                    self.open.remove(snapshot)
+                    self.recordings.append(self.recording(snapshot, versions))
+
+    def recording(self, snapshot: str, versions: Mapping[str, int]) -> Recording:
+        none = (0,) * len(next(iter(self.logs.values()), ()))
+        commits = {name: self.history[name][version] for name, version in versions.items()}
+        flows: list[Flow] = []
+        for channel, writer in self.bank.writer.items():
+            for reader in self.bank.readers[channel]:
+                captured: Records = tuple(() for _ in none)
+                for commit in self.history[reader][versions[reader] :]:
+                    for capture in commit.captures:
+                        if (capture.snapshot, capture.channel) == (snapshot, channel):
+                            late = self.read(channel, *capture.records)
+                            captured = tuple(a + b for a, b in zip(captured, late, strict=True))
+                sent = self.read(channel, none, commits[writer].ends[channel])
+                consumed = self.read(channel, none, commits[reader].positions[channel])
+                flows.append(Flow(channel, reader, sent, consumed, captured))
+        channels = tuple(flow.counted(self.bank.writer[flow.channel]) for flow in flows)
+        return Recording(snapshot, Cut(versions, channels), commits, tuple(flows))
+
+    # What happens to a stage.
+
+    def zombie(self, name: str) -> None:
+        """A writer that lost its stage still writes transfers and markers; no commit ever names them."""
+        self.num_attempts += 1
+        marker = Marker(self.any_snapshot())
+        for channel in sorted(self.stages[name].outputs):
+            for log in self.logs[channel][self.schedule.choose(2) :]:
+                log.append(Message(self.num_attempts, Transfer("bogus", name, 1)))
+                log.append(Message(self.num_attempts, marker))
+
+    def batch(self, name: str) -> None:
+        """One micro-batch: read, compute, ask the process, write, and commit unless it crashes before."""
+        stage, head, process = self.stages[name], self.head(name), self.processes[name]
+        choose = self.schedule.choose
+        forgotten: list[str] = []
+        if not choose(4):
+            self.seen_requests[name] = [snapshot for snapshot in self.requests[name] if snapshot in self.open]
+            forgotten = [snapshot for snapshot in process.recorded if snapshot not in self.open]
+        num_deposits = head.num_deposits + (0 if stage.inputs else choose(4))
+        transfers = self.bank.deposits(name, head.num_deposits, num_deposits)
+        positions = dict(head.positions)
+        arrived: list[Event] = []
+        markers: list[Event] = []
+        for channel in sorted(stage.inputs):
+            start = positions[channel]
+            end, marker = self.plan(channel, start)
+            records = chain.from_iterable(self.read(channel, start, end))
+            transfers += (transfer for transfer in records if transfer.receiver == name)
+            if end != start:
+                arrived.append(BatchArrived(channel, (start, end)))
+            if marker:
+                markers.append(MarkerArrived(marker.snapshot, channel))
+            positions[channel] = tuple(offset + 1 for offset in end) if marker else end
+        if choose(2):
+            markers.reverse()
+        if stage.inputs and choose(4) == 3:
+            # A marker of what nobody asks for any more may come at any time.
+            late = [known for known in self.taken if known not in self.open | process.recorded.keys()]
+            markers += (MarkerArrived(snapshot, min(stage.inputs)) for snapshot in late)
+        requests = [Requested(snapshot) for snapshot in self.seen_requests[name]]
+        events = [*map(Forgotten, forgotten), *arrived, *markers, *requests]
+        actions = tuple(action for event in events for action in process.receive(event))
+        self.repeat(process, [*markers, *requests])
+        if not (transfers or arrived or markers or forgotten or actions):
+            return
+
+        self.num_attempts += 1
+        account, sent = self.bank.apply(head.account, transfers)
+        for channel, transfer in sent:
+            partition = crc32(transfer.name.encode()) % len(self.logs[channel])
+            self.logs[channel][partition].append(Message(self.num_attempts, transfer))
+        draft = replace(
+            head,
+            version=head.version + 1,
+            attempt=self.num_attempts,
+            account=account,
+            num_deposits=num_deposits,
+            positions=positions,
+            recorded={known: version for known, version in head.recorded.items() if known not in forgotten},
+            finished=head.finished.difference(forgotten),
+        )
+        commit = self.obey(actions, draft, process)
+        if choose(8) == 7:
+            self.processes[name] = Process.restore(stage.inputs, stage.outputs, recorded=head.awaited)
+        else:
+            self.committed.add(self.num_attempts)
+            self.history[name].append(commit)
+
+    def repeat(self, process: Process, events: list[Event]) -> None:
+        """Said again, requests and markers change nothing."""
+        before = process.recorded
+        for event in events:
+            assert process.receive(event) == (), event
+        assert process.recorded == before
+
+    def obey(self, actions: tuple[Action, ...], draft: Commit, process: Process) -> Commit:
+        """Write the markers behind the records, and put everything else into the commit."""
+        recorded, finished, captures = dict(draft.recorded), set(draft.finished), []
+        for action in actions:
+            match action:
+                case RecordState(snapshot):
+                    assert snapshot not in recorded, f"{snapshot} was recorded twice"
+                    recorded[snapshot] = draft.version
+                case SendMarker(snapshot, channel):
+                    assert recorded.get(snapshot) == draft.version, f"{snapshot}: marker before state"
+                    for log in self.logs[channel]:
+                        log.append(Message(draft.attempt, Marker(snapshot)))
+                case Capture():
+                    captures.append(action)
+                case Finished(snapshot):
+                    assert snapshot not in finished, f"{snapshot} was finished twice"
+                    finished.add(snapshot)
+        assert recorded.keys() == process.recorded.keys()
+        assert finished == {snapshot for snapshot, awaited in process.recorded.items() if not awaited}
+        return replace(
+            draft,
+            ends={channel: tuple(map(len, self.logs[channel])) for channel in draft.ends},
+            recorded=recorded,
+            awaited=process.recorded,
+            finished=frozenset(finished),
+            captures=tuple(captures),
+        )
+
+    # What lies in a channel.
+
+    def plan(self, channel: str, start: Offsets) -> tuple[Offsets, Marker | None]:
+        """Where a batch ends: never past a marker. The marker, once every partition has come to it."""
+        limits = self.head(self.bank.writer[channel]).ends[channel]
+        end: list[int] = []
+        markers: set[Marker | None] = set()
+        for log, first, limit in zip(self.logs[channel], start, limits, strict=True):
+            budget = BUDGETS[self.schedule.choose(len(BUDGETS))]
+            offset, marker = first, None
+            while offset < limit and budget and not marker:
+                attempt, content = log[offset]
+                if attempt not in self.committed:
+                    offset += 1
+                elif isinstance(content, Marker):
+                    marker = content
+                else:
+                    offset += 1
+                    budget -= 1
+            end.append(offset)
+            markers.add(marker)
+        assert len(markers - {None}) <= 1, "the partitions of a channel are at different markers"
+        return tuple(end), None if None in markers else markers.pop()
+
+    def read(self, channel: str, start: Offsets, end: Offsets) -> Records:
+        """The transfers in a range of offsets, without those that no commit names."""
+        return tuple(
+            tuple(
+                content
+                for attempt, content in log[first:limit]
+                if attempt in self.committed and isinstance(content, Transfer)
+            )
+            for log, first, limit in zip(self.logs[channel], start, end, strict=True)
+        )

@@ -1,0 +1,156 @@
+"""`slackwater compact`, through typer's runner and as a process."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slackwater.cli import main
+from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import history
+from typer.testing import CliRunner, Result
+
+from tests.support.histories import Clock, FlightsApp, Kafka, flights, rows_of
+
+pytestmark = pytest.mark.usefixtures("isolated", "priorities")
+
+
+@pytest.fixture
+def priorities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the process was given instead of a lower priority: it goes on with other tests."""
+    given: list[int] = []
+    monkeypatch.setattr(os, "setpriority", lambda _which, _who, priority: given.append(priority))
+    return given
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def app(store: ObjectStore) -> FlightsApp:
+    app = FlightsApp(store, Kafka(), clock=Clock())
+    app.run(flights(80))
+    return app
+
+
+def compact(*args: str) -> Result:
+    return CliRunner().invoke(main.app, ["compact", *args])
+
+
+def shown(*args: str) -> Any:
+    result = compact(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.usefixtures("app")
+def test_a_dry_run_says_what_would_be_merged_and_changes_nothing(store: ObjectStore, priorities: list[int]) -> None:
+    before = list(store.list(""))
+    assert compact("flights", "--dry-run").stdout.splitlines()[:2] == [
+        "would merge in flights",
+        "stage     partition  SSTs     size  of levels  into level",
+    ]
+    found = shown("flights", "--dry-run", "--stage", "carriers")
+    assert [(merge["stage"], merge["partition"], merge["inputs"]) for merge in found["merges"]] == [
+        ("carriers", 0, 8),
+        ("carriers", 1, 8),
+    ]
+    assert list(store.list("")) == before
+    assert priorities == []
+
+
+def test_what_is_due_is_merged_and_stands_in_the_log(
+    app: FlightsApp, store: ObjectStore, priorities: list[int]
+) -> None:
+    result = compact("flights", "--threads", "2")
+    assert result.exit_code == 0, result.output
+    assert "compacted flights" in result.stdout
+    assert re.search(r"aircraft +v10", result.stdout)
+    head = history.head(store, "flights", "aircraft")
+    assert head is not None
+    assert (head.kind, len(head.ssts), rows_of(store, head)) == ("compaction", 2, app.state["aircraft"])
+    (noted,) = list_operations(store, "flights")
+    assert (noted.verb, noted.detail) == ("compact", "aircraft@v10, carriers@v10")
+    assert priorities == [10]
+    again = compact("flights").stdout
+    assert re.fullmatch(
+        r"done already: nothing to merge in flights; merged aircraft by v10, .*; carriers by v10, .*\n", again
+    )
+    assert compact("flights", "--dry-run").stdout == "nothing to merge in flights\n"
+    assert len(list_operations(store, "flights")) == 1
+
+
+def test_all_of_a_table_is_merged_when_asked_for(app: FlightsApp, store: ObjectStore) -> None:
+    app.run(flights(3))
+    app.delete("carriers", "C1")
+    found = shown("flights", "--stage", "carriers", "--full")
+    assert [(version["stage"], version["merges"]) for version in found["versions"]] == [("carriers", 2)]
+    assert [noted.detail for noted in list_operations(store, "flights")] == ["--full, carriers@v12"]
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("args", "code", "expected"),
+    [
+        (("flight",), 1, "flights"),
+        (("flights", "--stage", "carrier"), 1, "carriers"),
+        (("flights", "--stage", "legs"), 1, "keeps no table"),
+        (("flights", "--watch", "--full"), 2, "--full"),
+        (("flights", "--watch", "--dry-run"), 2, "--dry-run"),
+        (("flights", "--watch", "--stage", "legs"), 1, "keeps no table"),
+    ],
+)
+def test_what_cannot_be_compacted_is_told(args: tuple[str, ...], code: int, expected: str) -> None:
+    result = compact(*args)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert expected in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_watching_merges_what_becomes_due_until_it_is_stopped(
+    app: FlightsApp, store: ObjectStore, number: signal.Signals
+) -> None:
+    words = [sys.executable, "-m", "slackwater.cli.main", "compact", "flights", "--watch", "--every", "0.1", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        first = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        assert [(each["stage"], each["version"]) for each in first] == [("aircraft", 10), ("carriers", 10)]
+        for stage in ("aircraft", "carriers"):
+            head = history.head(store, "flights", stage)
+            assert head is not None
+            app.heads[stage] = head
+        app.run(flights(70))
+        assert json.loads(watching.stdout.readline())["stage"] == "aircraft"
+        watching.send_signal(number)
+        _, said = watching.communicate(timeout=30)
+    assert (watching.returncode, said) == (0, "")
+    assert [noted.detail for noted in list_operations(store, "flights")] == ["--watch, all tables"]
+
+
+def test_watching_goes_on_with_the_other_tables_when_one_cannot_be_merged(app: FlightsApp, store: ObjectStore) -> None:
+    broken = app.heads["aircraft"].ssts[0].object
+    whole = store.get(broken)
+    store.put(broken, b"")
+    words = [sys.executable, "-m", "slackwater.cli.main", "compact", "flights", "--watch", "--every", "0.1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stderr is not None
+        # Its other state partition is merged, too.
+        for begins in ("aircraft v10", "carriers v10"):
+            assert watching.stdout.readline().startswith(begins)
+        assert watching.stderr.readline() == "compaction of flights/aircraft put off; trying again in 0.1 s\n"
+        assert broken in watching.stderr.readline()
+        store.put(broken, whole)
+        assert watching.stdout.readline().startswith("aircraft v11")
+        watching.send_signal(signal.SIGTERM)
+        watching.communicate(timeout=30)
+    assert watching.returncode == 0

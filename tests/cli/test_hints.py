@@ -1,0 +1,113 @@
+"""Words that are nearly right: what the command line makes of them, and that what it says to type next works."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slackwater.cli import main
+from slackwater.pipeline.kafka import channels
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from typer.testing import CliRunner, Result
+
+from tests.support.histories import Clock, Flight, FlightsApp, Kafka, flights
+
+pytestmark = pytest.mark.usefixtures("isolated", "app")
+
+BAD = "SELECT carrier FROM carriers WHERE delay > 1000"
+KAFKA = ("--kafka", "in-memory:9092")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def app(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    """Two good batches, a compaction, and a batch that is wrong; clones find its topics."""
+    app = FlightsApp(store, Kafka(), clock=Clock())
+    app.run(flights(20))
+    app.compact("carriers")
+    app.run([Flight("N001", "C1", 5000)])
+    monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
+    return app
+
+
+def slackwater(*words: str) -> Result:
+    return CliRunner().invoke(main.app, words)
+
+
+def done(*words: str) -> str:
+    result = slackwater(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_clone_that_bisect_proposes_can_be_made_again_and_again() -> None:
+    for free in ("flights-staging", "flights-staging-2", "flights-staging-3"):
+        proposed = done("bisect", "flights", "--where", BAD).splitlines()[-1]
+        assert proposed.split()[-1] == free
+        done(*shlex.split(proposed)[1:], *KAFKA)
+
+
+@pytest.mark.parametrize("verb", ["query", "get", "verify", "clone"])
+def test_a_time_still_to_come_is_refused_by_every_verb_that_takes_a_ref(verb: str) -> None:
+    others = {"query": ["FROM carriers"], "get": ["carriers", "C1"], "clone": ["copy", *KAFKA], "verify": []}[verb]
+    result = slackwater(verb, "flights@9000-01-01", *others)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "9000-01-01 is still to come" in result.stderr
+    assert "flights@now" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("bisect", "flights", "--where", BAD, "--good", "before-release"), 1, "did you mean flights@before-release"),
+        (("bisect", "flights@good", "--where", BAD), 2, "write `slackwater bisect flights`, and --good flights@good"),
+        (("bisect", "flights", "--where", "delay > 1000"), 2, "SELECT KEY FROM TABLE WHERE delay > 1000"),
+        (("query", "flights", "FROM 'x.parquet'"), 1, "a query sees the app's tables only"),
+        (("query", "flights", "FROM carriers", "--out", "nowhere/x.csv"), 1, "no folder nowhere\n"),
+    ],
+)
+def test_an_error_says_what_was_nearly_right(words: tuple[str, ...], code: int, said: str) -> None:
+    result = slackwater(*words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert said in result.stderr
+
+
+def test_a_misspelled_query_is_not_taken_for_a_condition() -> None:
+    assert "SELECT KEY" not in slackwater("bisect", "flights", "--where", "SELEC 1 FROM carriers").stderr
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert f"no folder {tmp_path}/nope;" in done("status", "--store", "nope")
+    assert f"no folder {tmp_path}/nope;" in done("status", "--cost", "--store", "nope")
+    (tmp_path / "empty").mkdir()
+    assert "no folder" not in done("status", "--store", "empty")
+
+
+def test_dev_down_names_the_folder_without_servers(tmp_path: Path) -> None:
+    assert done("dev", "down") == f"no server of {tmp_path}/.slackwater runs; --folder names another\n"
+
+
+def test_log_tells_no_work_of_versions_that_read_nothing() -> None:
+    lines = [line.split() for line in done("log", "flights", "--stage", "carriers").splitlines()]
+    (compaction,) = [line for line in lines if "compaction" in line]
+    assert compaction[-2:] == ["-", "-"]
+    commits: Any = json.loads(done("log", "flights", "--stage", "carriers", "--json"))
+    assert {commit["rows_in"] for commit in commits if commit["kind"] == "compaction"} == {0}
+
+
+def test_status_of_a_clone_names_the_topic_that_it_reads(app: FlightsApp) -> None:
+    app.kafka.send("flights-corrected", flights(40))
+    done("clone", "flights", "copy", "--topic", "flights=flights-corrected", *KAFKA)
+    assert "flights-corrected ?" in done("status", "copy").splitlines()[2]
+
+
+def test_gc_without_rules_does_not_speak_of_retention_as_a_rule() -> None:
+    said = done("gc", "flights", "--dry-run")
+    assert "that no rule lets go" in said
+    assert " retention," not in said

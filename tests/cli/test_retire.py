@@ -1,0 +1,205 @@
+"""Retiring stages and removing apps as a user types it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from slackwater.cli import main
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.requests import Request
+from slackwater.snapshot.take.taking import request
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import codec, keys
+from typer.testing import CliRunner, Result
+
+from tests.support.histories import FlightsApp, Kafka, flights
+from tests.support.running import eventually
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def app(store: ObjectStore) -> FlightsApp:
+    """An app whose program has lost its last stage: the others go on."""
+    app = FlightsApp(store, Kafka())
+    app.run(flights(40))
+    for _ in range(3):
+        app.send(*flights(5))
+        app.step("legs")
+        app.step("aircraft")
+    return app
+
+
+def slackwater(*args: str) -> Result:
+    return CliRunner().invoke(main.app, args)
+
+
+def done(*args: str) -> str:
+    result = slackwater(*args)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def from_json(*args: str) -> Any:
+    return json.loads(done(*args, "--json"))
+
+
+def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after_it(app: FlightsApp) -> None:
+    nothing_runs = slackwater("snapshot", "take", "flights", "before", "--timeout", "0.2")
+    assert nothing_runs.exit_code == 1
+    assert "no answer from" in nothing_runs.stderr
+    assert "retire" not in nothing_runs.stderr
+    asked = request(app.store, "flights", "before", "ada@host")
+    app.step("legs")
+    app.step("aircraft")
+    app.store.put(keys.request("flights", asked.id), codec.encode(long_ago(asked)))
+    for verb in (("status",), ("snapshot", "list", "flights")):
+        result = slackwater(*verb)
+        assert result.exit_code == 0
+        told = "is carriers still in the program? if it is gone for good: `slackwater retire flights/carriers`"
+        assert told in result.stderr
+        assert "legs" not in result.stderr
+    would = done("retire", "flights/carriers", "--dry-run")
+    assert would.startswith("would retire flights/carriers with v6\n")
+    assert "snapshots under way do not wait for it then: before" in would
+    assert "it has not read 4 versions of aircraft, which gc keeps no longer for it" in would
+    said = done("retire", "flights/carriers")
+    assert said.startswith("retired flights/carriers with v6; its history stays, and so does its table (")
+    assert "a runner that has it stops within seconds" in said
+    assert done("retire", "flights/carriers") == "flights/carriers is retired since v6: done already\n"
+    assert "retire" not in slackwater("status").stderr
+
+
+def long_ago(asked: Request) -> Request:
+    """As if it had been asked for a minute ago, and after everything that is committed."""
+    return Request(asked.id, asked.name, asked.created_ms - 60_000, asked.by)
+
+
+@pytest.mark.usefixtures("app")
+def test_a_retired_stage_is_shown_as_such_and_can_be_looked_into() -> None:
+    before = from_json("query", "flights", "FROM carriers ORDER BY carrier")["rows"]
+    done("retire", "flights/carriers")
+    (line,) = (line for line in done("status").splitlines() if line.startswith("carriers"))
+    assert line.endswith("retired")
+    (stage,) = (one for one in from_json("status", "flights")[0]["stages"] if one["stage"] == "carriers")
+    assert (stage["retired"], stage["inputs"][0]["lag"]) == (True, None)
+    (newest,) = from_json("log", "flights", "--limit", "1")
+    assert (newest["stage"], newest["kind"], newest["version"]) == ("carriers", "retire", 6)
+    for ref in ("flights/carriers", "flights/carriers@v5"):
+        assert from_json("query", ref, "FROM carriers ORDER BY carrier")["rows"] == before
+    lost = slackwater("query", "flights", "FROM carriers")
+    assert lost.exit_code == 1
+    assert "hint: its stage is retired: flights/carriers is the moment when it was" in lost.stderr
+    assert done("verify", "flights", "--deep")
+    assert "flights/carriers" not in done("gc", "flights", "--versions", "1", "--dry-run")
+    refused = slackwater("rescale", "flights/carriers", "--partitions", "3")
+    assert (refused.exit_code, "is retired since v6" in refused.stderr) == (1, True)
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("retire", "flights"), 2, "expected APP/STAGE"),
+        (("retire", "flights/carrier"), 1, "carriers"),
+        (("retire", "flight/carriers"), 1, "flights"),
+        (("retire", "flights/legs"), 1, "aircraft reads what it writes"),
+        (("app", "rm", "flight"), 1, "flights"),
+        (("app", "rm", "Flights"), 2, "not usable"),
+        (("app", "rm", "flights", "--topics"), 2, "--kafka"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], code: int, told: str) -> None:
+    result = slackwater(*words)
+    assert (result.exit_code, told in result.stderr) == (code, True), result.output
+
+
+def test_gc_asks_whether_a_stage_that_holds_it_up_is_still_there(app: FlightsApp, tmp_path: Path) -> None:
+    aged(tmp_path)
+    said = done("gc", "flights", "--versions", "1", "--dry-run")
+    assert "aircraft keeps versions for carriers, which has not committed for an hour or more" in said
+    assert "`slackwater retire flights/carriers`" in said
+    done("retire", "flights/carriers")
+    assert "retire" not in done("gc", "flights", "--versions", "1", "--dry-run")
+
+
+def aged(tmp_path: Path) -> None:
+    """Let all that is in the store be old."""
+    for path in (tmp_path / "store").rglob("*.*"):
+        os.utime(path, (1, 1))
+
+
+@pytest.mark.usefixtures("app")
+def test_an_app_is_removed_and_then_its_name_is_free(store: ObjectStore, tmp_path: Path) -> None:
+    for stage in ("carriers", "aircraft", "legs"):
+        done("retire", f"flights/{stage}")
+    aged(tmp_path)
+    before = {info.key for info in store.list("")}
+    would = done("app", "rm", "flights", "--dry-run")
+    assert would.startswith("would remove flights: 3 stages, 24 versions, ")
+    assert "left in Kafka are its topics flights-by-aircraft-repartition, flights-by-carrier-repartition" in would
+    assert "consumer groups slackwater-flights-aircraft" in would
+    assert {info.key for info in store.list("")} == before
+    assert done("app", "rm", "flights").startswith("removed flights: 3 stages, 24 versions, ")
+    assert [info.key for info in store.list("")] == ["flights/removed.json"]
+    assert "no app in this store" in done("status")
+    assert "done already" in done("app", "rm", "flights")
+    again = slackwater("query", "flights", "FROM carriers")
+    assert (again.exit_code, "no app named 'flights'" in again.stderr) == (1, True)
+    FlightsApp(store, Kafka()).run(flights(5))
+    assert "flights  created" in done("status")
+
+
+def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: Path) -> None:
+    from slackwater.snapshot.clone.clone import clone
+
+    clone(app.store, "flights", "staging", topics={}, channels=app.kafka, by="ada@host")
+    result = slackwater("app", "rm", "flights", "--dry-run")
+    assert result.exit_code == 1
+    assert "app 'staging' lives from flights" in result.stderr
+
+
+@pytest.mark.kafka
+def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
+    kafka: EmbeddedKafka, app: FlightsApp, tmp_path: Path
+) -> None:
+    from slackwater.pipeline.kafka import topics as client
+    from slackwater.pipeline.kafka.consumer_groups import announce
+
+    brokers = {"bootstrap.servers": kafka.bootstrap}
+    topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
+    for topic in (*topics, "flights"):
+        client.create_topic(brokers, topic, 1)
+    for stage in app.heads:
+        announce(brokers, "flights", stage, {"flights": (0,)})
+    assert groups(kafka) >= {f"slackwater-flights-{stage}" for stage in app.heads}
+    done("retire", "flights/carriers", "--kafka", kafka.bootstrap)
+    assert "slackwater-flights-carriers" not in groups(kafka)
+    for stage in ("aircraft", "legs"):
+        done("retire", f"flights/{stage}")
+    aged(tmp_path)
+    assert "left in Kafka" in done("app", "rm", "flights", "--kafka", kafka.bootstrap)
+    assert topics <= client.topics(brokers).keys()
+    # It is not too late for that.
+    for _ in range(2):
+        said = done("app", "rm", "flights", "--topics", "--kafka", kafka.bootstrap)
+        assert "done already" in said
+        assert "removed from Kafka its topics flights-by-aircraft-repartition" in said
+    eventually(lambda: not topics & client.topics(brokers).keys(), "the topics are gone")
+    assert "flights" in client.topics(brokers)
+    client.delete_topics(brokers, ["flights"])  # the broker is others' too
+    assert not {group for group in groups(kafka) if group.startswith("slackwater-flights-")}
+
+
+def groups(kafka: EmbeddedKafka) -> set[str]:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    return {one.group_id for one in admin.list_consumer_groups().result().valid}

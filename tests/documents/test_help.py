@@ -1,0 +1,83 @@
+"""No verb without help, an example in it, and a section in docs/cli.md."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slackwater.cli.main import app
+from typer.main import get_command
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def verbs(group: Any, path: str = "slackwater") -> Iterator[tuple[str, Any]]:
+    """Every command under a group, by the words that call it; groups themselves are not among them."""
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if hasattr(command, "list_commands"):
+            yield from verbs(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+VERBS = dict(verbs(get_command(app)))
+
+
+def section(words: str) -> str:
+    """The text under the heading of a verb in the documentation, empty without one."""
+    pattern = rf"^##+ `?{re.escape(words)}`?\n(.*?)(?=^##+ |\Z)"
+    found = re.search(pattern, DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def test_all_the_verbs_are_looked_at() -> None:
+    expected = {"run", "status", "log", "snapshot take", "query", "get", "bisect", "clone", "rescale", "dev up"}
+    assert {f"slackwater {verb}" for verb in expected} <= VERBS.keys()
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_a_verb_has_help_that_is_a_sentence(words: str) -> None:
+    first = (VERBS[words].help or "").strip().partition("\n\n")[0]
+    assert first.endswith("."), f"{words}: {first!r}"
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_the_help_of_a_verb_has_an_example_that_calls_it(words: str) -> None:
+    command = VERBS[words]
+    assert words in f"{command.help}\n{command.epilog}"
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_every_parameter_of_a_verb_has_help(words: str) -> None:
+    silent = [parameter.name for parameter in VERBS[words].params if not getattr(parameter, "help", "")]
+    assert silent == []
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_every_verb_prints_json(words: str) -> None:
+    assert any("--json" in parameter.opts for parameter in VERBS[words].params)
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_the_documentation_has_a_section_with_an_example_for_every_verb(words: str) -> None:
+    assert f"$ {words}" in section(words)
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_the_documentation_of_a_verb_names_its_own_options(words: str) -> None:
+    shared = {"--store", "--kafka", "--json", "--help"}
+    own = {
+        option
+        for parameter in VERBS[words].params
+        for option in parameter.opts
+        if option.startswith("--") and option not in shared
+    }
+    missing = sorted(option for option in own if option not in section(words))
+    assert missing == []
+
+
+def test_the_documentation_has_no_section_for_a_verb_that_is_gone() -> None:
+    headings = re.findall(r"^##+ `?(slackwater [a-z ]+)`?$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(headings) <= VERBS.keys()

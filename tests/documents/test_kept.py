@@ -1,0 +1,195 @@
+"""What earlier versions wrote stays readable, answers as it did, and can be gone on from. See `keep.py`."""
+
+import json
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from slackwater.snapshot.clone.clone import clone
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain.removal import remove_app
+from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.status.roster import beats
+from slackwater.snapshot.take.taking import try_complete
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.versions import history, horizon
+
+from tests.documents.answering import KEPT, ask, comparable, lasts
+from tests.support.histories import STAGES, FlightsApp, Kafka, Message, flights, rows_of
+
+LATER_MS = 2_000_000_000_000
+VERSIONS = sorted(folder.name for folder in KEPT.iterdir())
+ANSWERS = {version: json.loads((KEPT / version / "answers.json").read_text(encoding="utf-8")) for version in VERSIONS}
+ASKED = [
+    pytest.param(version, then, id=f"{version}: {' '.join(then['words'])}")
+    for version, answers in ANSWERS.items()
+    for then in answers
+]
+SINCE_FORMAT_2 = [version for version in VERSIONS if (KEPT / version / "store" / "lossy").exists()]
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(params=VERSIONS)
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of what a version wrote, to be changed."""
+    return shutil.copytree(KEPT / request.param, tmp_path / "kept") / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> ObjectStore:
+    return open_store(str(root))
+
+
+def kafka_of(root: Path) -> Kafka:
+    kafka = Kafka()
+    held = (root.parent / "kafka.json").read_bytes()
+    kafka.topics = msgspec.json.decode(held, type=dict[str, list[list[Message]]])
+    # Attempts of before must not come again.
+    while kafka.attempt() != "attempt-1000":
+        pass
+    return kafka
+
+
+def rows(store: ObjectStore, cache: SstCache, ref: str) -> dict[str, list[dict[str, Any]]]:
+    cut = resolve(store, ref, now_ms=LATER_MS)
+    with closing(connect(store, cache, cut)) as con:
+        return {table: run_query(con, f"SELECT * FROM {table} ORDER BY ALL").to_pylist() for table in cut.tables}
+
+
+@pytest.mark.parametrize(("version", "then"), ASKED)
+def test_every_verb_answers_as_it_did(version: str, then: dict[str, Any], shared_cache: Path) -> None:
+    found = ask(KEPT / version / "store", then["words"], shared_cache)
+    assert found["exit"] == then["exit"]
+    assert lasts(*(comparable(then["words"], each["answer"]) for each in (then, found))) == []
+
+
+@pytest.mark.parametrize(("app", "table"), [("flights", "aircraft"), ("flights", "carriers"), ("types", "rows")])
+def test_look_ups_find_what_a_query_finds(store: ObjectStore, tmp_path: Path, app: str, table: str) -> None:
+    cut = resolve(store, app, now_ms=LATER_MS)
+    manifest = cut.tables[table]
+    declared = manifest.table
+    assert declared is not None
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache, closing(connect(store, cache, cut)) as con:
+        found = run_query(con, f"FROM {table}")
+        asked = found.select([column.name for column in declared.key])
+        hashes = hash_keys(asked, asked.column_names)
+        visible = [column.name for column in declared.values if not column.name.startswith("_")]
+        expected = found.select(visible).to_pylist()
+        values, present = multi_get(store, cache, manifest.ssts, declared, hashes, asked)
+        assert present.all()
+        assert values.select(visible).to_pylist() == expected
+        point = point_get(store, manifest.ssts, declared, hashes, asked)
+        assert point.values.select(visible).to_pylist() == expected
+
+
+def test_an_app_goes_on_from_what_an_earlier_version_wrote(root: Path, store: ObjectStore, tmp_path: Path) -> None:
+    kafka = kafka_of(root)
+    (asked,) = open_requests(store, "flights")
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        before = {each.name: rows(store, cache, f"flights@{each.name}") for each in list_snapshots(store, "flights")}
+        app = FlightsApp(store, kafka)
+        app.clock.now_ms = app.heads["legs"].time_ms
+        app.run(flights(30))
+        assert try_complete(store, "flights", asked) is not None
+        app.rescale("aircraft", 5)
+        app.run(flights(10))
+        app.compact("aircraft")
+        for stage in STAGES:
+            assert rows_of(store, app.heads[stage]) == app.state[stage]
+        assert {name: rows(store, cache, f"flights@{name}") for name in before} == before
+    for ref in ("flights", "flights@under-way", "staging"):
+        assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("moment", ["at-noon", "before-deploy"])
+def test_a_snapshot_of_an_earlier_version_is_cloned(
+    root: Path, store: ObjectStore, tmp_path: Path, moment: str
+) -> None:
+    kafka = kafka_of(root)
+    clone(store, f"flights@{moment}", "again", topics={}, channels=kafka, by="test")
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        assert rows(store, cache, "again") == rows(store, cache, f"flights@{moment}")
+    copy = FlightsApp(store, kafka, "again")
+    copy.step_all()
+    assert sum(num for num, _, _ in copy.state["aircraft"].values()) > 0
+    assert verify(store, "again", now_ms=LATER_MS, deep=True).differences == ()
+
+
+def test_collecting_what_an_earlier_version_wrote_keeps_its_snapshots(
+    root: Path, store: ObjectStore, tmp_path: Path
+) -> None:
+    for path in root.rglob("*.*"):
+        os.utime(path, (1, 1))
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        moments = [f"flights@{each.name}" for each in list_snapshots(store, "flights")]
+        before = {ref: rows(store, cache, ref) for ref in (*moments, "flights", "staging")}
+        for app in ("flights", "staging"):
+            assert collect(store, app, Retention(versions=1), by="test").objects
+    with closing(SstCache(tmp_path / "cold", 1 << 30)) as cache:
+        assert {ref: rows(open_store(str(root)), cache, ref) for ref in before} == before
+    for ref in before:
+        assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_2, indirect=True)
+def test_what_came_with_format_2_is_there_and_is_read(root: Path, store: ObjectStore) -> None:
+    for stage, name, rows_lost in (("legs", "flights", False), ("aircraft", "by-aircraft", True)):
+        versions = list(history.after(store, "lossy", stage, 0))
+        (at,) = [number for number, version in enumerate(versions) if version.lost]
+        assert bool(sum(versions[at].lost[name].rows)) is rows_lost
+        assert versions[at + 1].kind == "batch"
+        assert versions[-1].inputs[name].lost == versions[at].inputs[name].lost != ()
+    assert [each.kind for each in history.after(store, "lossy", "carriers", 0)][-1] == "retire"
+    thinned = horizon.newest(store, "flights")
+    assert thinned is not None
+    assert any(moment.until_ms for moment in thinned.moments)
+    (alive,) = beats(store, "types", 0)
+    assert alive.stages == {"rows": 1}
+    gone = remove_app(store, "gone", by="test", now_ms=LATER_MS)
+    assert (gone.already, gone.removal.stages) == (True, ("aircraft", "carriers", "legs"))
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_2, indirect=True)
+def test_an_app_goes_on_behind_what_it_lost_and_brings_a_retired_stage_back(root: Path, store: ObjectStore) -> None:
+    app = FlightsApp(store, kafka_of(root), "lossy")
+    app.clock.now_ms = LATER_MS - 100_000
+    app.run(flights(20))
+    for stage in STAGES:
+        assert rows_of(store, app.heads[stage]) == app.state[stage]
+    assert resolve(store, "lossy", now_ms=LATER_MS).versions.keys() == set(STAGES)
+    for ref in ("lossy", "lossy@after-losses"):
+        assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_2, indirect=True)
+def test_collecting_beside_a_retired_stage_and_losses_keeps_the_snapshot(
+    root: Path, store: ObjectStore, tmp_path: Path
+) -> None:
+    for path in root.rglob("*.*"):
+        os.utime(path, (1, 1))
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        before = {ref: rows(store, cache, ref) for ref in ("lossy", "lossy@after-losses")}
+        retired = rows(store, cache, "lossy/carriers")["carriers"]
+        assert collect(store, "lossy", Retention(versions=1), by="test").objects
+    with closing(SstCache(tmp_path / "cold", 1 << 30)) as cache:
+        assert {ref: rows(open_store(str(root)), cache, ref) for ref in before} == before
+        assert rows(open_store(str(root)), cache, "lossy/carriers")["carriers"] == retired
+    for ref in (*before, "lossy/carriers"):
+        assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()

@@ -1,0 +1,121 @@
+"""A standalone cluster of Spark on this machine: a master, and workers that are told nothing of S3 or Kafka."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pyspark
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jars import find_java
+from slackwater.pipeline.dev.process import Leash, last_words
+
+from tests.support.running import SHORT_LIVED
+
+_START_PATIENCE_S = 60.0
+_STOP_PATIENCE_S = 10.0
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_KEPT = ("PATH", "JAVA_HOME", "LANG", "LC_ALL", "TMPDIR", "NO_PROXY", "no_proxy")
+"""All that a worker is told of this process's environment."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A master and its workers.
+
+    Attributes:
+        url: What `--master` takes.
+        folder: Logs, and the workers' folders of executors.
+        pids: The servers' processes.
+    """
+
+    url: str
+    folder: Path
+    pids: tuple[int, ...]
+
+    def processes(self) -> list[psutil.Process]:
+        """The servers, their executors, and the executors' Python workers."""
+        found: list[psutil.Process] = []
+        for pid in self.pids:
+            try:
+                server = psutil.Process(pid)
+                found += [server, *server.children(recursive=True)]
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    def executors(self) -> list[psutil.Process]:
+        """The JVMs in which tasks run, oldest first."""
+        found = [process for process in self.processes() if _EXECUTOR in words_of(process)]
+        return sorted(found, key=lambda process: process.create_time())
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """The words of a process's command line; none of one that has ended."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+@contextmanager
+def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
+    """A running cluster whose workers have one core each. Nothing of it is left when the block is, however it is."""
+    folder.mkdir()
+    port, web = ports.choose(), ports.choose()
+    url = f"spark://{ports.HOST}:{port}"
+    address = ("--host", ports.HOST, "--webui-port")
+    leashes: list[Leash] = []
+    try:
+        leashes.append(_server(folder, "master", *address, str(web), "--port", str(port)))
+        for n in range(workers):
+            room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{n}"))
+            leashes.append(_server(folder, "worker", *address, "0", *room, url))
+        deadline = time.monotonic() + _START_PATIENCE_S
+        while _workers(web) < workers:
+            assert time.monotonic() < deadline, f"no cluster in time:\n{last_words(folder / 'master.log', 0, 20)}"
+            time.sleep(0.1)
+        yield Cluster(url, folder, tuple(leash.pid for leash in leashes))
+    finally:
+        everything = Cluster(url, folder, tuple(leash.pid for leash in leashes)).processes()
+        for leash in reversed(leashes):
+            leash.terminate(_STOP_PATIENCE_S)
+        for process in everything:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(everything, timeout=_STOP_PATIENCE_S)
+
+
+def _server(folder: Path, kind: str, *words: str) -> Leash:
+    """A master or a worker, in an environment as another user has it on another machine."""
+    home = Path(pyspark.__file__).parent
+    environment = {
+        **{name: os.environ[name] for name in _KEPT if name in os.environ},
+        "HOME": str(folder),
+        "JDK_JAVA_OPTIONS": SHORT_LIVED,
+        "SPARK_HOME": str(home),
+        # As Spark's own scripts say it.
+        "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].partition("-")[0],
+        "SPARK_LOCAL_IP": ports.HOST,
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+    }
+    started = ("env", "-i", *(f"{name}={value}" for name, value in environment.items()))
+    java = (find_java("Spark"), "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*")
+    main = f"org.apache.spark.deploy.{kind}.{kind.capitalize()}"
+    return Leash((*started, *java, main, *words), folder=folder, log=folder / f"{kind}.log")
+
+
+def _workers(web: int) -> int:
+    """How many workers the master knows."""
+    try:
+        with urlopen(f"http://{ports.HOST}:{web}/json/", timeout=2) as answer:
+            return int(json.load(answer)["aliveworkers"])
+    except OSError:
+        return 0

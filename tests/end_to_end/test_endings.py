@@ -1,0 +1,90 @@
+"""How processes of the command line end: whatever threads Arrow, DuckDB and librdkafka have, with the verb's own code.
+
+Arrow's threads used to let go of Python's memory while the interpreter ended, and the process aborted after the right
+output, one time in thirty on a machine that had much to do.
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import messages as wire
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.store.objects.open import open_store
+
+from tests.support.histories import CAPTURED, FlightsApp, Kafka, flights
+
+pytestmark = pytest.mark.kafka
+
+AT_ONCE = 4
+"""Twice as many as the cores that there are at least: a thread that is late is later."""
+
+
+@pytest.fixture(scope="module")
+def app(kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> FlightsApp:
+    """An app with sixty records in flight, in Kafka, and kept with the snapshot `kept`."""
+    store = open_store(str(tmp_path_factory.mktemp("endings")))
+    app = FlightsApp(store, Kafka(), f"endings-{uuid4().hex[:8]}")
+    app.run(flights(60))
+    for _ in range(3):
+        app.send(*flights(20))
+        app.step("legs")
+    pin(store, resolve(store, app.name, now_ms=app.clock.now_ms), "kept", reader=app.kafka)
+    _mirror(app, {"bootstrap.servers": kafka.bootstrap})
+    return app
+
+
+def _mirror(app: FlightsApp, kafka: dict[str, str]) -> None:
+    """Bring the repartition topics to the broker, each message at its own offset."""
+    columns = CAPTURED.names[:3]
+    for topic, partitions in app.kafka.topics.items():
+        if not topic.endswith("-repartition"):  # the broker is others' too
+            continue
+        kafka_client.create_topic(kafka, topic, len(partitions))
+        for number, messages in enumerate(partitions):
+            for message in messages:
+                rows = pa.RecordBatch.from_pylist(
+                    [dict(zip(columns, flight, strict=True)) for flight in message.flights],
+                    pa.schema([CAPTURED.field(name) for name in columns]),
+                )
+                records.send(kafka, topic, [(number, wire.encode(rows))], message.attempt.encode(), patience_s=30)
+
+
+LONG = (pytest.mark.soak, pytest.mark.timeout(3600))
+
+
+@pytest.mark.parametrize(
+    ("moment", "runs"),
+    [
+        pytest.param("", 3, id="from-kafka"),
+        pytest.param("", 200, id="from-kafka-200-times", marks=LONG),
+        pytest.param("@kept", 200, id="kept-200-times", marks=LONG),
+    ],
+)
+@pytest.mark.parametrize("verb", ["verify", "query"])
+def test_a_verb_ends_with_its_own_code(
+    app: FlightsApp, kafka: EmbeddedKafka, tmp_path: Path, verb: str, moment: str, runs: int
+) -> None:
+    asked = {
+        "verify": ("verify", f"{app.name}{moment}", "--deep"),
+        "query": ("query", f"{app.name}{moment}", "SELECT count(*) AS rows FROM inflight('by-aircraft')"),
+    }[verb]
+    words = (sys.executable, "-m", "slackwater.cli.main", *asked, "--store", app.store.url, "--kafka", kafka.bootstrap)
+    environment = os.environ | {"SLACKWATER_CACHE": str(tmp_path / "cache")}
+
+    def ended(_number: int) -> tuple[int, str]:
+        run = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+        assert ("consistent (" if verb == "verify" else "60") in run.stdout, run.stderr
+        return run.returncode, run.stderr if run.returncode else ""
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        assert set(pool.map(ended, range(runs))) == {(0, "")}

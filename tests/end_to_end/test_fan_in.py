@@ -1,0 +1,115 @@
+"""Several inputs to one stage, on the real thing: a diamond, its snapshots, and what may not be declared."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from slackwater.errors import Refused, Usage
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
+
+from tests.support.running import DIAMOND, EXPECTED, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+@pytest.fixture
+def diamond(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
+    return Ledger(kafka.bootstrap, tmp_path, program=DIAMOND)
+
+
+def test_a_diamond_counts_every_record_once_and_knows_where_each_input_stands(diamond: Ledger) -> None:
+    diamond.send(5_000)
+    diamond.catch_up(max_records=900)
+    diamond.check_tables()
+    store = open_store(diamond.store)
+    head = history.head(store, diamond.app, "branches")
+    assert head is not None
+    for channel, writer in (("debited", "debits"), ("credited", "deposits")):
+        upstream = history.head(store, diamond.app, writer)
+        assert upstream is not None
+        assert head.inputs[channel].upstream == writer
+        assert head.inputs[channel].offsets == upstream.outputs[channel].ends
+        assert head.inputs[channel].consumed == upstream.outputs[channel].sent
+    assert sum(sum(read.consumed) for read in head.inputs.values()) == 5_000
+    diamond.send(1_000)
+    diamond.catch_up()
+    diamond.check_tables()
+
+
+@pytest.mark.parametrize(
+    ("variant", "error", "said"),
+    [
+        ("stream-stream join", Refused, "uses a Join of two streams"),
+        ("an input unused", Refused, "reads 'credited', but nothing it returns comes from there"),
+        ("other type", Usage, "key column 'branch' is int32 in 'debited', string in 'credited'"),
+        ("other key", Usage, r"keyed differently: 'debited' by \(branch\), 'credited' by \(account\)"),
+    ],
+)
+def test_inputs_that_do_not_come_together_are_refused(
+    diamond: Ledger, variant: str, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        diamond.catch_up(variant=variant)
+    assert not history.list_stages(open_store(diamond.store), diamond.app)
+
+
+def test_a_clone_of_a_diamond_goes_on_with_what_its_snapshot_kept(diamond: Ledger, tmp_path: Path) -> None:
+    diamond.send(2_000)
+    diamond.catch_up(max_records=700)
+    diamond.send(1_500)
+    # The last stage lags: what the others send it is in flight.
+    diamond.catch_up("moves", "debits", "deposits", max_records=400)
+    diamond.slackwater("snapshot", "take", diamond.app, "lagging", "--instant")
+    snapshot = diamond.check_snapshot("lagging")
+    assert sum(kept.rows for kept in snapshot.channels) == 1_500
+    # Kafka forgets them; the snapshot does not.
+    admin = AdminClient(diamond.kafka)
+    for kept in snapshot.channels:
+        doomed = [TopicPartition(kept.topic, partition, end) for partition, end in enumerate(kept.ends)]
+        for deleted in admin.delete_records(doomed).values():
+            deleted.result()
+    copy = replace(diamond, app=f"{diamond.app}-staging", folder=tmp_path / "staging")
+    copy.folder.mkdir()
+    diamond.slackwater("clone", f"{diamond.app}@lagging", copy.app)
+    copy.send(700)
+    copy.catch_up(max_records=400)
+    copy.check_tables()
+    late = diamond.slackwater("query", f"{diamond.app}@lagging", "SELECT count(*) n FROM inflight('debited')", "--json")
+    assert json.loads(late.stdout)["rows"][0] in ({"n": snapshot.channels[0].rows}, [snapshot.channels[0].rows])
+
+
+def test_markers_alone_make_the_snapshots_of_a_stage_that_reads_a_topic_beside_a_channel(diamond: Ledger) -> None:
+    # The topic's source of such a stage must not bring the request before the marker comes.
+    diamond.variant = "topic beside channel"
+    with diamond.fed(), diamond.running("--max-records", "400") as app:
+        app.await_commit("branches")
+        for name in ("first",):
+            diamond.slackwater("snapshot", "take", diamond.app, name)
+    for name in ("first",):
+        cut = resolve(open_store(diamond.store), f"{diamond.app}@{name}", now_ms=0)
+        moved = diamond.raw(cut.stages["moves"].inputs[diamond.topic].offsets)
+        direct = diamond.raw(cut.stages["branches"].inputs[diamond.topic].offsets)
+        with duckdb.connect() as con:
+            con.register("moved", moved)
+            con.register("direct", direct)
+            con.sql(
+                "CREATE VIEW raw AS "
+                "SELECT * FROM moved WHERE amount < 0 UNION ALL SELECT * FROM direct WHERE amount >= 0"
+            )
+            expected = con.sql(EXPECTED[DIAMOND]["branches"]).to_arrow_table()
+        found = diamond.table("branches", f"{diamond.app}@{name}").select(expected.column_names)
+        assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
+
+
+def test_the_order_of_the_frames_is_the_functions_own(diamond: Ledger) -> None:
+    diamond.send(500)
+    diamond.catch_up(variant="swapped")
+    found = diamond.table("branches")
+    assert min(found["debited"].to_pylist()) >= 0 > max(found["credited"].to_pylist())

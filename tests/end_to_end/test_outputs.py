@@ -1,0 +1,197 @@
+"""Several outputs of one stage: each gets rows of its own, from one pass over the input."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slackwater as sw
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from slackwater.errors import NotFound, Refused, SlackwaterError
+from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.spark.fan_out import once
+from slackwater.pipeline.state.multi_input import tag
+from slackwater.snapshot.take.taking import request
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
+
+from tests.support.running import SPLIT, Ledger, eventually
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+@pytest.fixture
+def spark(one_spark: None) -> SparkSession:
+    session = SparkSession.getActiveSession()
+    assert session is not None
+    return session
+
+
+class Reads(StreamingQueryListener):
+    """How many records Spark has read, by the name of the query."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[str] = Counter()
+
+    def onQueryStarted(self, event: object) -> None: ...  # noqa: N802  Spark's names
+
+    def onQueryProgress(self, event: object) -> None:  # noqa: N802
+        progress = event.progress  # type: ignore[attr-defined]
+        self.rows[progress.name] += progress.numInputRows
+
+    def onQueryTerminated(self, event: object) -> None: ...  # noqa: N802
+
+    def onQueryIdle(self, event: object) -> None: ...  # noqa: N802
+
+
+@pytest.fixture
+def reads(spark: SparkSession) -> Iterator[Reads]:
+    listener = Reads()
+    spark.streams.addListener(listener)
+    yield listener
+    spark.streams.removeListener(listener)
+
+
+@pytest.mark.kafka
+def test_each_receiver_gets_its_own_rows_and_the_input_is_read_once(
+    kafka: EmbeddedKafka, reads: Reads, tmp_path: Path
+) -> None:
+    split = Ledger(kafka.bootstrap, tmp_path, program=SPLIT)
+    store = open_store(split.store)
+    split.send(2_000)
+    split.catch_up(max_records=900)
+    request(store, split.app, "between", "test")
+    split.send(1_500, raw=(b"no entry",))
+    split.catch_up(max_records=900)
+    split.check_tables()
+    # The request makes a batch of its own before the other records are read.
+    snapshot = split.check_snapshot("between")
+    assert sum(split.table("earned", f"{split.app}@between")["n"].to_pylist()) < 2_000
+    assert not snapshot.channels
+    split.verify(split.app)
+    eventually(lambda: reads.rows["moves"] >= 3_501, "Spark tells what it has read")
+
+    # Only the first stage runs: what it sends is in flight, to each receiver by itself.
+    split.send(800)
+    split.catch_up("moves")
+    eventually(lambda: reads.rows["moves"] >= 4_301, "Spark tells what it has read")
+    assert reads.rows["moves"] == 4_301, "each record once, not once for each output"
+    split.slackwater("snapshot", "take", split.app, "lagging", "--instant")
+    split.verify(f"{split.app}@lagging")
+    columns = {"debited": {"seq", "account", "amount"}, "credited": {"branch", "paid", "who"}}
+    for channel, names in columns.items():
+        late = split.slackwater("query", f"{split.app}@lagging", f"FROM inflight('{channel}')", "--json").stdout
+        assert names <= {column["name"] for column in json.loads(late)["columns"]}
+    head = history.head(store, split.app, "moves")
+    assert head is not None
+    counts = {name: sum(output.sent) for name, output in head.outputs.items()}
+    assert sum(counts.values()) == 4_300
+    assert {name: output.schema for name, output in head.outputs.items()} == {
+        "debited": "`seq` bigint, `account` string, `amount` bigint",
+        "credited": "`branch` int, `paid` struct<amount:bigint,seq:bigint>, `who` array<string>",
+    }
+    split.catch_up()
+    split.check_tables()
+
+
+def test_frames_that_part_at_different_places_read_each_stream_once(spark: SparkSession, tmp_path: Path) -> None:
+    def stream() -> DataFrame:
+        rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).option("numPartitions", 2)
+        return rate.load().selectExpr("value % 100 n", "timestamp at", "map('n', value) m")
+
+    left, right = stream(), stream()
+    both = left.unionByName(right).withColumn("twice", F.col("n") * 2)
+    even = F.udf(lambda n: n % 2 == 0, "boolean")
+    frames = once(
+        (
+            both.where(even("n")).select("twice"),
+            both.where("n < 10").select(F.explode(F.array("n", "twice")).alias("n")),
+            right.where("n >= 90").select("n", "m"),
+        )
+    )
+    found: list[list[dict[str, object]]] = []
+
+    def keep(rows: DataFrame, _batch: int) -> None:
+        found.append([row.asDict() for row in rows.collect()])
+
+    checkpoint = str(tmp_path / "checkpoint")
+    query = tag(frames, ()).writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint).start()
+    eventually(lambda: any(done.numInputRows for done in query.recentProgress), "a batch")
+    query.stop()
+    rows = found[0]
+    assert Counter(row["_0_twice"] for row in rows if row["_input"] == 0) == Counter([*range(0, 200, 4)] * 2)
+    assert Counter(row["_1_n"] for row in rows if row["_input"] == 1) == Counter([*range(10), *range(0, 20, 2)] * 2)
+    assert sorted(row["_2_n"] for row in rows if row["_input"] == 2) == [*range(90, 100)]  # type: ignore[type-var]
+    assert {done.numInputRows for done in query.recentProgress} <= {0, 200}
+
+
+def app_of(returned: object, **declared: object) -> sw.App:
+    """A stage that reads a topic, writes `a` by `key` and `b` by `value`, and returns what `returned` makes of it."""
+    app = sw.App("s")
+    writes = (sw.repartition("a", "key"), sw.repartition("b", "value"))
+    arguments: dict[str, object] = {"reads": sw.topic("t"), "writes": writes} | declared
+    app.stage(name="s", **arguments)(returned)  # type: ignore[arg-type]
+    return app
+
+
+def emitting(*emits: str) -> object:
+    return sw.update(lambda rows, state: state, state="n long", emits=emits)
+
+
+@pytest.mark.parametrize(
+    ("returned", "declared", "error", "said"),
+    [
+        (
+            lambda t: (t, t, t),
+            {},
+            Refused,
+            "returned 3 DataFrames; expected one, .* or one for each of these: 'a', 'b'",
+        ),
+        (lambda t: (t, "b"), {}, Refused, "returned str; expected a DataFrame"),
+        (lambda t: {"a": t, "b": t}, {}, Refused, "returned dict; expected a DataFrame"),
+        (lambda t: (t, t.select("key")), {}, NotFound, "no key column named 'value'"),
+        (lambda t: (t.union(t), t), {}, Refused, "uses its stream 2 times"),
+        (lambda t, u: (t, t), {"reads": (sw.topic("t"), sw.topic("u"))}, Refused, "reads 'u', but nothing it returns"),
+        (lambda t: (t, t), {"writes": sw.repartition("a", "key")}, Refused, "returned 2 DataFrames; expected one$"),
+        (
+            lambda t: (t, t),
+            {"state": sw.upsert(by="offset"), "key": "key"},
+            Refused,
+            "returned 2 DataFrames; expected one, or one for each of its 1 inputs",
+        ),
+        (
+            lambda t: t,
+            {"state": emitting("key binary", "value binary", "key binary"), "key": "key"},
+            Refused,
+            "its state emits rows for 3 outputs, and it writes 2",
+        ),
+        (
+            lambda t: t,
+            {"state": emitting("key binary", "key binary"), "key": "key"},
+            NotFound,
+            "no key column named 'value'",
+        ),
+    ],
+)
+def test_rows_that_fit_no_output_are_refused(
+    spark: SparkSession, returned: object, declared: dict[str, object], error: type[SlackwaterError], said: str
+) -> None:
+    with pytest.raises(error, match=said) as refused:
+        shapes(app_of(returned, **declared), spark)
+    assert len(refused.value.message.splitlines()) == 1
+
+
+def test_each_output_has_columns_of_its_own_and_one_dataframe_is_for_all(spark: SparkSession) -> None:
+    (shape,) = shapes(app_of(lambda t: (t.select("key", "offset"), t.select("value"))), spark).values()
+    assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "offset"], "b": ["value"]}
+    assert [rows.names for rows in shape.rows] == [["key", "offset"], ["value"]]
+    (shape,) = shapes(app_of(lambda t: t.select("key", "value")), spark).values()
+    assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "value"], "b": ["key", "value"]}
+    assert shape.rows == ()
+    state = {"state": emitting("key binary, n long", "value binary"), "key": "key"}
+    (shape,) = shapes(app_of(lambda t: t, **state), spark).values()
+    assert {name: rows.names for name, rows in shape.emits.items()} == {"a": ["key", "n"], "b": ["value"]}

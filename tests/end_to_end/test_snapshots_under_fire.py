@@ -1,0 +1,76 @@
+"""Snapshots of running apps under load, overlapping, with stages killed and rescaled on the way: every cut is whole.
+
+The laws of tests/chandy_lamport/test_laws.py on the real thing: broker, Spark, store. Every table of every snapshot,
+with what was kept of records in flight, equals SQL over the input that the cut's first stage had read.
+"""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.take.taking import request
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
+
+from tests.support.running import DIAMOND, LEDGER, Ledger, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+
+def elsewhere(app: Ledger, name: str) -> Ledger:
+    """The same app on a machine that has nothing of it: with a cache of its own."""
+    folder = app.folder / name
+    folder.mkdir()
+    return replace(app, folder=folder)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("program", "killed", "count"),
+    [
+        pytest.param(DIAMOND, ("debits",), 6, id="diamond"),
+        pytest.param(LEDGER, ("entries", "accounts"), 15, id="chain and fan-out, long", marks=pytest.mark.soak),
+        pytest.param(DIAMOND, ("moves", "debits", "deposits"), 15, id="diamond, long", marks=pytest.mark.soak),
+    ],
+)
+def test_snapshots_are_whole_though_stages_are_killed(
+    kafka: EmbeddedKafka, tmp_path: Path, program: Path, killed: tuple[str, ...], count: int
+) -> None:
+    app = Ledger(kafka.bootstrap, tmp_path, program=program)
+    store = open_store(app.store)
+    app.send(3_000)
+    with app.fed():
+        for stage in killed:
+            with elsewhere(app, stage).running("--max-records", "500", sabotage=stage) as running:
+                # It may die of the request before, which is open still.
+                running.await_commit()
+                request(store, app.app, f"killed-{stage}", "tests")
+                assert running.process.wait(120) == -signal.SIGKILL
+            # Who takes over finds the request, and the snapshot completes; also when the state was rescaled meanwhile.
+            assert [asked.name for asked in open_requests(store, app.app)][-1] == f"killed-{stage}"
+            app.slackwater("rescale", f"{app.app}/{app.last_stage}", "--partitions", str(3 + len(stage) % 3))
+        with elsewhere(app, "at last").running("--max-records", "500") as running:
+            running.await_commit(app.last_stage)
+            for number in range(count - len(killed)):
+                # Two and three at a time: they overlap.
+                request(store, app.app, f"under-load-{number}", "tests")
+                running.await_commit(app.last_stage)
+            eventually(lambda: not open_requests(store, app.app), "every snapshot completes")
+            running.interrupt()
+    taken = list_snapshots(store, app.app)
+    assert len(taken) == count
+    for snapshot in taken:
+        app.check_snapshot(snapshot.name)
+    for stage in history.list_stages(store, app.app):
+        # A snapshot's marker is written once by each stage: news only once, also after a restart.
+        marked = [
+            name
+            for version in history.after(store, app.app, stage, 0)
+            for output in list(version.outputs.values())[:1]
+            for name in output.markers
+        ]
+        assert len(marked) == len(set(marked))

@@ -1,0 +1,171 @@
+"""Spark on other machines: what the driver was given reaches the tasks, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+import boto3
+import psutil
+import pyspark
+import pytest
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.spark.interpreter import _script
+
+from tests.end_to_end.spark_cluster import standalone, words_of
+from tests.support.running import APPS, PAIR, Ledger, eventually
+from tests.support.s3_servers import BUCKET, signed
+
+ACCESS_KEY, SECRET_KEY, PASSWORD = "AKIA7HUSHHUSHKEYID", "hush7hush7secretkey", "hush7hush7password"
+SECRETS = (ACCESS_KEY, SECRET_KEY, PASSWORD)
+_ENTRIES = 3_000
+
+
+class GuardedKafka(EmbeddedKafka):
+    """A broker with a second door, which wants a password."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.guarded_port = ports.choose()
+
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
+        main = super()._prepare(java, classpath)
+        settings = self.folder / main[-1]
+        lines = settings.read_text().splitlines()
+        door = f",SASL_PLAINTEXT://{ports.HOST}:{self.guarded_port}"
+        more = {
+            "listeners": door,
+            "advertised.listeners": door,
+            "listener.security.protocol.map": ",SASL_PLAINTEXT:SASL_PLAINTEXT",
+        }
+        lines = [line + more.get(line.partition("=")[0], "") for line in lines]
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        lines += [
+            "sasl.enabled.mechanisms=PLAIN",
+            f'listener.name.sasl_plaintext.plain.sasl.jaas.config={module} required user_app="{PASSWORD}";',
+        ]
+        settings.write_text("\n".join(lines))
+        return main
+
+
+@dataclass
+class Guarded(Ledger):
+    """An app whose brokers and whose store both want a password."""
+
+    guarded: str = ""
+
+    def environment(self) -> dict[str, str]:
+        properties = {
+            "SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "SASL_MECHANISMS": "PLAIN",
+            "SASL_USERNAME": "app",
+            "SASL_PASSWORD": PASSWORD,
+        }
+        return {
+            **super().environment(),
+            # On the one machine that all these are, the Python of local masters will do; it starts sooner.
+            "PYSPARK_PYTHON": _script(self.folder, Path(pyspark.__file__).parent),
+            "SLACKWATER_KAFKA": self.guarded,
+            **{f"SLACKWATER_KAFKA_PROPERTIES_{name}": value for name, value in properties.items()},
+        }
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, aws_environment: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    (tmp_path / "s3").mkdir()
+    broker = GuardedKafka(tmp_path / "kafka")
+    with signed(tmp_path / "s3", ACCESS_KEY, SECRET_KEY) as endpoint, broker:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        boto3.Session().client("s3").create_bucket(Bucket=BUCKET)
+        folder = tmp_path / "app"
+        folder.mkdir()
+        door = f"{ports.HOST}:{broker.guarded_port}"
+        yield Guarded(broker.bootstrap, folder, f"s3://{BUCKET}/state", program=PAIR, guarded=door)
+
+
+def shown_by_spark(ui: int) -> dict[str, str]:
+    """What Spark's UI tells of the app that runs: its settings, plans, queries, jobs, and their pages."""
+
+    def ask(path: str) -> str:
+        with urlopen(f"http://{ports.HOST}:{ui}/{path}", timeout=20) as answer:
+            return str(answer.read(), "utf-8", "replace")
+
+    api = "api/v1/applications"
+    app = f"{api}/{json.loads(ask(api))[0]['id']}"
+    plans = "sql?details=true&planDescription=true&length=1000"
+    paths = [f"{app}/{part}" for part in ("environment", plans, "stages?details=true", "jobs", "allexecutors")]
+    return {path: ask(path) for path in [*paths, "environment/", "SQL/", "StreamingQuery/", "SQL/execution/?id=1"]}
+
+
+def said_to_processes(processes: list[psutil.Process]) -> dict[str, str]:
+    """The command line and the environment of each."""
+    said = {}
+    for process in processes:
+        try:
+            said[f"{process.pid}"] = f"{process.cmdline()} {process.environ()}"
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+    return said
+
+
+def telling(said: dict[str, str]) -> list[str]:
+    """Where a secret stands."""
+    return [where for where, text in said.items() if any(secret in text for secret in SECRETS)]
+
+
+def written_in(*folders: Path) -> dict[str, str]:
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return {str(file): file.read_bytes().decode("latin-1") for file in files}
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.s3
+def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhere(
+    guarded: Guarded, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.zip"
+    with zipfile.ZipFile(rules, "w") as packed:
+        packed.write(APPS / "rules" / "pair_rules.py", "pair_rules.py")
+    events, ui = tmp_path / "events", ports.choose()
+    events.mkdir()
+    conf = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.ui.port": ui,
+        "spark.executor.memory": "512m",
+        "spark.driver.host": ports.HOST,
+    }
+    words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    guarded.send(_ENTRIES)
+    with standalone(tmp_path / "cluster", workers=2) as cluster:
+        words += ["--master", cluster.url, "--py-files", str(rules), "--max-records", "500"]
+        with guarded.running(*words) as app:
+            app.await_commit("branches")
+            victim, other = cluster.executors()
+            victim.kill()
+            eventually(lambda: other in cluster.executors() and len(cluster.executors()) == 2, "a new executor")
+            eventually(guarded.has_caught_up, "all is read")
+            driver = psutil.Process(app.process.pid)
+            assert telling(shown_by_spark(ui)) == []
+            mine = [driver, *driver.children(recursive=True)]
+            assert telling({str(one.pid): str(words_of(one)) for one in mine}) == []
+            assert telling(said_to_processes(cluster.processes())) == []
+            everything = [*mine, *cluster.processes()]
+            assert app.interrupt()[0] == 0, app.errors.read_text()
+        shipped = [file.name for file in cluster.folder.rglob("slackwater-*.zip")]
+    assert [words_of(process) for process in everything if words_of(process)] == []
+    guarded.check_tables()
+    written = written_in(events, cluster.folder, guarded.folder)
+    assert telling(written) == []
+    assert any("SparkListenerSQLExecutionStart" in text for text in written.values())
+    assert len(set(shipped)) == 1
+    assert len(shipped) >= 2

@@ -1,0 +1,324 @@
+"""The store's model: what it knows, what its rules are made of, and what must hold after each of them.
+
+The rules are in `test_state_model.py`.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from threading import Event
+
+import duckdb
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+from msgspec.structs import replace
+from slackwater.errors import Fenced
+from slackwater.snapshot.cut.requests import Request
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain.rescale import rescale
+from slackwater.snapshot.maintain.stage_compactor import StageCompactor
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.snapshot.verify.version_chain import differences
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.sorted_runs import by_partition, sorted_runs, touched
+from slackwater.store.sst.ttl import may_have_expired, seen_clock_ms
+from slackwater.store.versions import apps, history, horizon, keys
+from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
+
+from tests.models.checks import check_grace, check_reads, check_what_stays, expired_objects
+from tests.models.states import Shown, State, moment
+from tests.models.tables import TABLES, VALUES, Form, same_form, values
+from tests.models.writers import STAGE, STEP_MS, Writer, patiently
+from tests.support.collecting import AgingStore, fresh
+from tests.support.state_rows import Hashes, Key, Values
+
+__all__ = ["StateMachine"]
+
+
+@cache
+def connection() -> duckdb.DuckDBPyConnection:
+    """One for all examples: it takes longer to make than most of what an example does."""
+    con = duckdb.connect()
+    con.execute("SET TimeZone = 'UTC'")
+    return con
+
+
+class StateMachine(RuleBasedStateMachine):
+    """One app, its clones, and for each of their versions the dictionary that it must be."""
+
+    focus: tuple[str, ...] = ()
+    """Which rules there are, besides those of writing."""
+
+    def begin(
+        self,
+        name: str,
+        partitions: int,
+        hashes: Hashes,
+        lifetime: Ttl | None,
+        column: str,
+        cached: bool,
+    ) -> None:
+        """A table of these keys, and its writer; `column` is what any time to live counts from, empty for the write."""
+        key, self.keys = TABLES[name]
+        self.column = column
+        self.table = Table(key, VALUES, partitions, "test", lifetime)
+        """As all programs declare it that start from now on."""
+        self.hashes = hashes
+        self.folder = Path(tempfile.mkdtemp())
+        self.cache_bytes = 1 << 30 if cached else 0
+        self.store, self.cache = AgingStore(), SstCache(self.folder, self.cache_bytes)
+        self.con = connection()
+        self.written: dict[Form, Key] = {}
+        self.writers: dict[str, Writer] = {}
+        self.zombies: list[Writer] = []
+        self.heads: dict[str, int] = {}
+        self.states: dict[tuple[str, int], State] = {}
+        """What each version that was ever committed held."""
+        self.pending: dict[str, dict[Form, tuple[Key, Values | None]]] = {}
+        """What was put and deleted and is not committed yet, by app."""
+        self.pins: dict[tuple[str, str], int] = {}
+        """The version of each snapshot, by app and name; what clones live from among them."""
+        self.asked: dict[tuple[str, str], Request] = {}
+        self.clones: dict[str, str] = {}
+        """The app that each clone lives from."""
+        self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
+        """What was read by which clock and found right: what it showed, and the objects that it was read from."""
+        self.reopened: dict[str, int] = {}
+        """The heads when everything was read anew for the last time."""
+        apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
+        self.take_over("app")
+
+    def any_app(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.writers)), "app")
+
+    def any_version(self, data: st.DataObject, app: str) -> int:
+        return data.draw(st.sampled_from(history.versions(self.store, app, STAGE)), "version")
+
+    # Writing.
+
+    def put_some(self, data: st.DataObject, app: str) -> None:
+        rows = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
+        self.change(app, ((key, row and (*row[:-1], self.in_minutes(row[-1]))) for key, row in rows))
+
+    def in_minutes(self, minutes: int | None) -> object:
+        return None if minutes is None else moment(self.store.clock_ms + minutes * 60_000)
+
+    def commit_some(self, data: st.DataObject, app: str) -> None:
+        self.put_some(data, app)
+        if "expiring" in self.focus and data.draw(st.booleans(), "later"):
+            self.let_expire(data, app)
+        writer = self.writers[app]
+        self.try_to_commit(writer, self.batch(writer, into_cache=data.draw(st.booleans(), "into cache")))
+
+    def change(self, app: str, changes: Iterable[tuple[Key, Values | None]]) -> None:
+        for key, row in changes:
+            self.written[same_form(key)] = key
+            # A batch has each key once.
+            self.pending[app][same_form(key)] = (key, row)
+
+    def batch(self, writer: Writer, *, into_cache: bool = False) -> Manifest:
+        return writer.batch(dict(self.pending[writer.app].values()), self.cache if into_cache else None)
+
+    def try_to_commit(self, writer: Writer, manifest: Manifest) -> None:
+        try:
+            patiently(lambda: writer.commit(manifest))
+        except Fenced:
+            assert writer.fenced
+            self.take_over(writer.app)
+        else:
+            assert not writer.fenced
+            self.committed(writer.head, writer.began_ms)
+
+    def committed(self, manifest: Manifest, began_ms: int) -> None:
+        state = self.states[manifest.app, self.heads[manifest.app]]
+        if manifest.kind == "batch":
+            state = state.after(self.pending[manifest.app], began_ms)
+            self.pending[manifest.app] = {}
+        self.follows(manifest.app, manifest.version, state)
+
+    def follows(self, app: str, version: int, state: State) -> None:
+        assert version == self.heads[app] + 1
+        self.states[app, version], self.heads[app] = state, version
+
+    # Dying, and taking over.
+
+    def take_over(self, app: str, behind_ms: int = 0) -> None:
+        self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms)
+        before = self.states.get((app, self.heads.setdefault(app, 0)), State())
+        self.follows(app, self.writers[app].head.version, before.claimed(self.table.ttl))
+        self.pending.setdefault(app, {})
+
+    def rescale_to(self, app: str, partitions: int) -> None:
+        done = rescale(fresh(self.store), app, STAGE, partitions, by="test", now_ms=self.store.clock_ms)
+        if done.before != partitions:
+            self.follows(app, done.version, self.states[app, self.heads[app]])
+            self.writers[app].fenced = True
+
+    # Merging.
+
+    def with_something_to_merge(self, data: st.DataObject) -> Writer:
+        """After some batches, perhaps a rescale, and some more."""
+        app = self.any_app(data)
+        for partitions in data.draw(st.lists(st.sampled_from([None, None, 1, 2, 3, 5]), max_size=4), "rescaled to"):
+            self.commit_some(data, app)
+            if partitions:
+                self.rescale_to(app, partitions)
+        if self.writers[app].fenced:
+            self.take_over(app)
+        return self.writers[app]
+
+    def due(
+        self, writer: Writer, policy: Policy, *, full: bool = False, only: Callable[[int], bool] = lambda _: True
+    ) -> tuple[Compaction, ...]:
+        """What the product picks where the table has this policy."""
+        assert writer.head.table is not None
+        head = replace(writer.head, table=replace(writer.head.table, compaction=policy))
+        return pick_for(head, full=full, only=only)
+
+    def compaction(
+        self, writer: Writer, partition: int, inputs: tuple[Sst, ...], *, drops_tombstones: bool
+    ) -> Compaction:
+        """By the clock of the head that it is picked from."""
+        return Compaction(partition, writer.partitions, inputs, drops_tombstones, clock_ms=writer.head.clock_ms)
+
+    def compact_outside(self, app: str) -> None:
+        """As `slackwater compact --full` does it."""
+        store = fresh(self.store)
+        head = history.read(store, app, STAGE, self.heads[app])
+        compactor = StageCompactor(
+            store, self.cache, head, by="test", threads=1, now_ms=self.writers[app].tick, stop=Event()
+        )
+        for done in compactor.until_done(full=True):
+            self.follows(app, done.version, self.states[app, self.heads[app]])
+
+    def merge_everything(self, app: str) -> None:
+        writer = self.writers[app]
+        for partition, mine in by_partition(writer.head.ssts, writer.partitions).items():
+            inputs = tuple(entry for run in sorted_runs(mine) for entry in run)
+            self.merge(writer, self.compaction(writer, partition, inputs, drops_tombstones=True))
+
+    def merge(self, writer: Writer, one: Compaction) -> None:
+        table = writer.head.table
+        assert table is not None
+        done = run(writer.view, self.cache, writer.app, STAGE, table, one)
+        assert all(len(touched(output, one.partitions)) == 1 for output in done.outputs)
+        if one.drops_tombstones and one.clock_ms is not None:
+            for output in done.outputs:
+                assert output.partition != one.partition or not may_have_expired(output, one.clock_ms)
+        # Nothing has come between: it fits.
+        assert apply(writer.head.ssts, [done]) != writer.head.ssts
+        writer.merges.append(done)
+
+    def check_nothing_is_stored_that_expired(self, app: str) -> None:
+        """By the bytes of the head's SSTs, after all of them were merged."""
+        head = history.read(fresh(self.store), app, STAGE, self.heads[app])
+        assert expired_objects(self.store, app, head.clock_ms).isdisjoint(sst.object for sst in head.ssts)
+
+    # Expiring.
+
+    def let_expire(self, data: st.DataObject, app: str) -> None:
+        """Let the next batch begin at the moment at which some row expires, to the millisecond, or bring it about."""
+        state = self.states[app, self.heads[app]]
+        if moments := state.to_come():
+            at_ms = data.draw(st.sampled_from(moments), "expires") + data.draw(st.sampled_from([0, -1, 1]), "late")
+            if state.by_write_time:
+                self.wait_until(at_ms + self.writers[app].behind_ms - STEP_MS)
+            else:
+                self.change(app, [(data.draw(self.keys), (0, None, moment(at_ms)))])
+
+    def check_as_seen_now(self, app: str) -> None:
+        """By write time, rows of the head expire also while nothing is committed."""
+        manifest, state = (
+            history.read(fresh(self.store), app, STAGE, self.heads[app]),
+            self.states[app, self.heads[app]],
+        )
+        clock_ms = seen_clock_ms(manifest, self.store.clock_ms)
+        assert clock_ms == state.seen(self.store.clock_ms)
+        self.check_reads(manifest, clock_ms, state.shown(clock_ms))
+
+    # Naming moments, and collecting.
+
+    def pin_version(self, app: str, name: str, version: int) -> None:
+        if (app, name) not in self.pins and (app, name) not in self.asked:
+            store = fresh(self.store)
+            pin(store, resolve(store, f"{app}/{STAGE}@v{version}", now_ms=self.store.clock_ms), name)
+            self.pins[app, name] = version
+
+    def wait_until(self, clock_ms: int) -> None:
+        self.store.clock_ms = max(self.store.clock_ms, clock_ms)
+        for writer in (*self.writers.values(), *self.zombies):
+            writer.sleep()
+
+    def gc_of(self, app: str, retention: Retention) -> None:
+        store = fresh(self.store)
+        written = {info.key: info.modified_ms for info in store.list(keys.manifests(app, STAGE))}
+        before = {
+            version: (history.read(store, app, STAGE, version).time_ms, written[keys.manifest(app, STAGE, version)])
+            for version in history.versions(store, app, STAGE)
+        }
+        limit = next((each for each in reversed(horizon.all_of(store, app)) if each.final), None)
+        whole = limit.first.get(STAGE, 1) if limit else 1
+        collect(store, app, retention, by="test")
+        pinned = {version for (of, _), version in self.pins.items() if of == app}
+        check_what_stays(self.store, app, retention, before, whole, pinned)
+        check_grace(self.store, app)
+
+    # What must hold whatever was done.
+
+    @invariant()
+    def every_version_that_is_there_shows_what_it_showed(self) -> None:
+        for app, head in getattr(self, "heads", {}).items():
+            store = fresh(self.store)
+            versions = history.versions(store, app, STAGE)
+            assert versions[-1] == head
+            assert {version for (of, _), version in self.pins.items() if of == app} <= set(versions)
+            for version in versions:
+                manifest, state = history.read(store, app, STAGE, version), self.states[app, version]
+                assert manifest.table is not None
+                assert (manifest.clock_ms, manifest.table.ttl) == (state.clock_ms, state.lifetime)
+                found = {sst.object: self.store.get(sst.object) for sst in manifest.ssts}
+                # The same bytes read the same: most versions are looked at again without reading them again.
+                right = (state.shown(), found)
+                if self.proven.get((manifest.ssts, manifest.table, manifest.clock_ms)) != right:
+                    self.check_reads(manifest, manifest.clock_ms, state.shown())
+                    self.proven[manifest.ssts, manifest.table, manifest.clock_ms] = right
+
+    def check_reads(self, manifest: Manifest, clock_ms: int, shown: Shown) -> None:
+        written = self.written.values()
+        check_reads(self.con, self.store, self.cache, manifest, clock_ms, self.hashes, written, shown)
+
+    @invariant()
+    def snapshots_are_those_that_were_taken_and_not_removed(self) -> None:
+        for app in getattr(self, "heads", {}):
+            found = {(app, each.name): each.stages[STAGE] for each in list_snapshots(fresh(self.store), app)}
+            assert found == {place: version for place, version in self.pins.items() if place[0] == app}
+
+    @invariant()
+    def each_version_follows_from_the_one_before(self) -> None:
+        for app in getattr(self, "heads", {}):
+            store = fresh(self.store)
+            manifests = [history.read(store, app, STAGE, version) for version in history.versions(store, app, STAGE)]
+            for earlier, later in pairwise(manifests):
+                if later.version == earlier.version + 1:
+                    assert list(differences(earlier, later)) == []
+
+    @invariant()
+    def ssts_that_share_hashes_share_no_seq(self) -> None:
+        for app, head in getattr(self, "heads", {}).items():
+            for one, other in combinations(history.read(self.store, app, STAGE, head).ssts, 2):
+                if one.hash_min <= other.hash_max and other.hash_min <= one.hash_max:
+                    assert one.seq_max < other.seq_min or other.seq_max < one.seq_min
+
+    def teardown(self) -> None:
+        if hasattr(self, "cache"):
+            self.cache.close()
+            shutil.rmtree(self.folder, ignore_errors=True)

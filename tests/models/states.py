@@ -1,0 +1,95 @@
+"""The dictionary that a version must be: entries, each with the moment at which it expires, and a clock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from slackwater.store.sst.ttl import BEFORE_ALL_MS
+from slackwater.store.versions.manifest import Ttl
+
+from tests.models.tables import Form
+from tests.support.state_rows import Key, Values
+
+__all__ = ["Changes", "Entry", "Shown", "State", "moment"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+Changes = Mapping[Form, tuple[Key, Values | None]]
+"""Of each key's one form: the key as it is to be written, and its values; None deletes."""
+Shown = dict[Form, Values]
+"""What is to be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a key holds until it expires; never, where that is None."""
+
+    values: Values
+    expires_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A version of a table, worked out anew: nothing here asks `store.ttl` or `store.stamps`."""
+
+    entries: Mapping[Form, Entry] = field(default_factory=dict)
+    """Those that have expired, too, until their keys are written again."""
+    clock_ms: int = 0
+    lifetime: Ttl | None = None
+
+    @property
+    def by_write_time(self) -> bool:
+        """Whether rows expire as the wall clock goes on."""
+        return self.lifetime is not None and self.lifetime.ms > 0 and not self.lifetime.column
+
+    def shown(self, clock_ms: int | None = None) -> Shown:
+        """What is to be seen, by default at the version's own clock."""
+        at_ms = self.clock_ms if clock_ms is None else clock_ms
+        return {
+            form: entry.values
+            for form, entry in self.entries.items()
+            if entry.expires_ms is None or entry.expires_ms > at_ms
+        }
+
+    def seen(self, now_ms: int) -> int:
+        """The clock of somebody who looks now, while this is the head; and of the batch that begins now."""
+        return max(now_ms, self.clock_ms) if self.by_write_time else self.clock_ms
+
+    def to_come(self) -> list[int]:
+        """The moments at which something that is to be seen will expire, ascending."""
+        moments = {entry.expires_ms for entry in self.entries.values() if entry.expires_ms is not None}
+        return sorted(moment_ms for moment_ms in moments if moment_ms > self.clock_ms)
+
+    def after(self, changes: Changes, now_ms: int) -> "State":
+        """After a batch that began now."""
+        clock_ms = latest_ms = self.seen(now_ms)
+        entries = dict(self.entries)
+        for form, (_, values) in changes.items():
+            entries.pop(form, None)
+            if values is None:
+                continue
+            expires_ms = None
+            if self.lifetime is not None and self.lifetime.ms:
+                written_ms = _ms(values[-1]) if self.lifetime.column else clock_ms
+                if written_ms is not None:
+                    expires_ms = written_ms + self.lifetime.ms
+                    latest_ms = max(latest_ms, written_ms)
+            entries[form] = Entry(values, expires_ms)
+        return State(entries, latest_ms, self.lifetime)
+
+    def claimed(self, declared: Ttl | None) -> "State":
+        """After a claim by a program that says so: what was stamped stays so, and a clock once begun goes on."""
+        if self.lifetime is None:
+            begun = declared is None or not declared.column
+            return replace(self, lifetime=declared, clock_ms=self.clock_ms if begun else BEFORE_ALL_MS)
+        return replace(self, lifetime=declared or Ttl(0, self.lifetime.column))
+
+
+def moment(at_ms: int) -> datetime:
+    """As a row has it."""
+    return _EPOCH + at_ms * _MS
+
+
+def _ms(at: object) -> int | None:
+    return (at - _EPOCH) // _MS if isinstance(at, datetime) else None

@@ -1,0 +1,100 @@
+"""What the store's model draws its tables from: keys that torture, values, times to live, and policies."""
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal
+
+from hypothesis import strategies as st
+from slackwater.store.versions.manifest import Column, Policy
+
+from tests.support.state_rows import Key
+
+__all__ = ["LIFETIMES_MS", "POLICIES", "TABLES", "VALUES", "Form", "same_form", "values"]
+
+NAN = float("nan")
+STRINGS = (None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "null", "x" * 40)
+DOUBLES = (None, 0.0, -0.0, NAN, -NAN, float("inf"), 5e-324, 1.0)
+DECIMALS = (None, Decimal(0), Decimal("0.01"), Decimal("-0.01"), Decimal("9" * 36 + ".99"), Decimal("-" + "9" * 36))
+MOMENTS = (
+    None,
+    datetime(1970, 1, 1, tzinfo=UTC),
+    datetime(1, 1, 1, tzinfo=UTC),
+    datetime(2013, 1, 31, 1, 2, 3, 4, UTC),
+)
+BYTES = (None, b"", b"\0", b"\0\0", b"\xff", b"a")
+NUMBERS = (None, 0, 1, -1, 127, -128)
+
+TABLES: dict[str, tuple[tuple[Column, ...], st.SearchStrategy[Key]]] = {
+    "string, double": (
+        (Column("s", "string"), Column("x", "double")),
+        st.tuples(st.sampled_from(STRINGS), st.sampled_from(DOUBLES)),
+    ),
+    "decimal, timestamp": (
+        (Column("d", "decimal128(38, 2)"), Column("t", "timestamp[us, tz=UTC]")),
+        st.tuples(st.sampled_from(DECIMALS), st.sampled_from(MOMENTS)),
+    ),
+    "binary, byte, boolean, float": (
+        (Column("b", "binary"), Column("i", "int8"), Column("f", "bool"), Column("y", "float")),
+        st.tuples(
+            st.sampled_from(BYTES),
+            st.sampled_from(NUMBERS),
+            st.sampled_from((None, True, False)),
+            st.sampled_from((None, 0.0, -0.0, NAN)),
+        ),
+    ),
+    "long": ((Column("n", "int64"),), st.tuples(st.integers(0, 20))),
+    "long text, date": (
+        (Column("t", "string"), Column("day", "date32[day]")),
+        st.tuples(
+            st.sampled_from(("m" * (1 << 20), "m" * ((1 << 20) - 1) + "n")),
+            st.sampled_from((None, date(1, 1, 1))),
+        ),
+    ),
+    "timestamp without zone": (
+        (Column("t", "timestamp[us]"),),
+        st.tuples(st.sampled_from((None, *(datetime(1969, 12, 31, 23, 59, 59, us) for us in range(6))))),  # noqa: DTZ001
+    ),
+}
+"""Key columns, and keys of them: few, so that they are written again and again."""
+VALUES = (Column("v", "int64"), Column("w", "string"), Column("at", "timestamp[us, tz=UTC]"))
+"""The last is what rows may expire by."""
+values = st.none() | st.tuples(
+    st.none() | st.integers(-5, 5), st.sampled_from(STRINGS), st.sampled_from((None, -300, -20, -2, 0, 0, 5))
+)
+"""None deletes. The event time is minutes from now: late, long late, on time, early."""
+
+Form = tuple[object, ...]
+"""A key in its one form."""
+
+
+def same_form(key: Key) -> Form:
+    """Keys that are one key compare equal as Python values."""
+    return tuple(map(_one_form, key))
+
+
+def _one_form(part: object) -> object:
+    match part:
+        case float():
+            return "NaN" if math.isnan(part) else part + 0.0
+        case datetime():
+            return part.astimezone(UTC) if part.tzinfo else part
+        case Decimal():
+            return part.quantize(Decimal("0.01"), context=Context(prec=38))
+        case _:
+            return part
+
+
+LIFETIMES_MS = tuple(minutes * 60_000 for minutes in (0, 3, 30, 180))
+"""A batch takes a minute; 0 for none."""
+
+# Files and levels of a few rows: an SST of one has 2 to 3 kB.
+POLICIES = st.builds(
+    Policy,
+    kind=st.sampled_from(["universal", "leveled"]),
+    l0_trigger=st.integers(2, 4),
+    max_merge_width=st.sampled_from([2, 64]),
+    max_space_amplification=st.sampled_from([0.5, 100.0]),
+    level_base_bytes=st.sampled_from([256, 4000, 16_000]),
+    fanout=st.sampled_from([2.0, 3.0]),
+    target_file_bytes=st.sampled_from([500, 4000, 64 << 20]),
+)

@@ -1,0 +1,467 @@
+"""The store beside a dictionary.
+
+Whatever is put, deleted, committed, merged, rescaled, pinned, cloned, dropped and collected, whatever expires, whoever
+dies over it, and whenever it is looked at: every version that must stay shows what it showed, and what nobody needs
+goes in time.
+
+The model is icechunk's `test_stateful_repo_ops.py`: rules for every operation, invariants after each step. Where the
+choice is the store's own (did the commit of a writer that died get through?), it is asked, and held to its answer.
+"""
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from msgspec.structs import replace
+from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.snapshot.clone.clone import clone
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.taking import request, try_complete
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.manifest import Policy, Ttl
+
+from tests.models.checks import expired_objects
+from tests.models.profiles import scaled
+from tests.models.state_machine import StateMachine
+from tests.models.tables import LIFETIMES_MS, POLICIES, TABLES
+from tests.models.writers import STAGE, patiently
+from tests.support.collecting import HOUR_MS, Killed, fresh, keys_of
+from tests.support.histories import Kafka
+from tests.support.state_rows import Hashes
+
+RULES = st.sampled_from(
+    [
+        Retention(versions=1),
+        Retention(versions=2),
+        Retention(),
+        Retention(versions=3),
+        Retention(all_ms=HOUR_MS),
+        Retention(all_ms=2 * HOUR_MS, hourly_ms=8 * HOUR_MS),
+        Retention(all_ms=0, daily_ms=100 * HOUR_MS),
+    ]
+)
+
+BEHIND_MS = st.sampled_from([HOUR_MS // 2, 0])
+"""How far the clock of a machine is behind."""
+FOCUS = (
+    ("merging",),
+    ("merging", "dying"),
+    ("collecting",),
+    ("racing",),
+    ("collecting", "copying", "racing"),
+    ("merging", "dying", "collecting", "copying"),
+    ("merging", "expiring"),
+    ("merging", "dying", "expiring"),
+    ("collecting", "expiring"),
+    ("dying", "collecting", "copying", "expiring"),
+)
+"""What examples are about, besides writing: with all rules at once, few of them come to much."""
+
+
+def about(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A rule of examples that are about this."""
+    return precondition(lambda self: what in self.focus)
+
+
+class StateModel(StateMachine):
+    """What may be done, at any time; what must hold after it is in `StateMachine`."""
+
+    @initialize(
+        name=st.sampled_from(sorted(TABLES)),
+        partitions=st.sampled_from([1, 3]),
+        modulus=st.sampled_from([0, 2, 7]),
+        cached=st.booleans(),
+        lifetime_ms=st.sampled_from(LIFETIMES_MS),
+        column=st.sampled_from(["", "at"]),
+    )
+    def start(
+        self,
+        name: str,
+        partitions: int,
+        modulus: int,
+        cached: bool,
+        lifetime_ms: int,
+        column: str,
+    ) -> None:
+        lifetime = Ttl(lifetime_ms, column) if lifetime_ms else None
+        self.begin(name, partitions, Hashes(modulus), lifetime, column, cached)
+
+    # Writing.
+
+    @rule(data=st.data(), batches=st.integers(1, 4))
+    def put(self, data: st.DataObject, batches: int) -> None:
+        """Some batches, and rows that wait for the next one."""
+        app = self.any_app(data)
+        for _ in range(batches):
+            self.commit_some(data, app)
+        self.put_some(data, app)
+
+    @precondition(lambda self: self.written)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        some = st.lists(st.sampled_from(sorted(self.written, key=repr)), min_size=1, max_size=6, unique=True)
+        self.change(self.any_app(data), [(self.written[form], None) for form in data.draw(some)])
+
+    @rule(data=st.data(), into_cache=st.booleans())
+    def commit(self, data: st.DataObject, into_cache: bool) -> None:
+        writer = self.writers[self.any_app(data)]
+        self.try_to_commit(writer, self.batch(writer, into_cache=into_cache))
+
+    @about("dying")
+    @rule(data=st.data(), seed=st.integers(0, 1000))
+    def commit_in_bad_weather(self, data: st.DataObject, seed: int) -> None:
+        """Requests are refused, lost, late and repeated; the writer goes on until it hears that it is done."""
+        writer = self.writers[self.any_app(data)]
+        storm = FaultyStore(writer.view, seed, refused=0.2, lost=0.2, late=0.2, echoed=0.2)
+        calm, writer.view = writer.view, storm
+        self.try_to_commit(writer, patiently(lambda: self.batch(writer)))
+        storm.settle()
+        writer.view = calm
+
+    @about("dying")
+    @rule(data=st.data(), requests=st.integers(0, 12))
+    def die_while_committing(self, data: st.DataObject, requests: int) -> None:
+        """Between any two requests: all of a batch is there, or nothing; storage says which."""
+        writer, manifest = self.writers[self.any_app(data)], None
+        with suppress(Killed, Fenced), self.store.death_after(requests):
+            manifest = self.batch(writer)
+            writer.commit(manifest)
+        if manifest and history.find(fresh(self.store), writer.app, STAGE, manifest.version) == manifest:
+            self.committed(manifest, writer.began_ms)
+        self.take_over(writer.app)
+
+    # Taking over, and being taken over.
+
+    @about("dying")
+    @rule(data=st.data(), behind_ms=BEHIND_MS)
+    def take_over_from_one_that_lives(self, data: st.DataObject, behind_ms: int) -> None:
+        """On a machine whose clock may be behind."""
+        app = self.any_app(data)
+        self.zombies = [*self.zombies, self.writers[app]][-3:]
+        self.take_over(app, behind_ms)
+
+    @precondition(lambda self: self.zombies)
+    @about("collecting")
+    @rule(data=st.data())
+    def a_zombie_commits(self, data: st.DataObject) -> None:
+        zombie = data.draw(st.sampled_from(self.zombies))
+        with pytest.raises(Fenced):
+            zombie.commit(self.batch(zombie))
+
+    @about("merging")
+    @rule(data=st.data(), partitions=st.integers(1, 6))
+    def rescale(self, data: st.DataObject, partitions: int) -> None:
+        self.rescale_to(self.any_app(data), partitions)
+
+    @precondition(lambda self: self.heads != self.reopened)
+    @about("dying")
+    @rule(empty=st.booleans())
+    def reopen(self, empty: bool) -> None:
+        """Other processes, on a machine that may have lost its disk: everything is read again."""
+        self.cache.close()
+        if empty:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.cache = SstCache(self.folder, self.cache_bytes)
+        self.proven.clear()
+        self.reopened = dict(self.heads)
+        for writer in (*self.writers.values(), *self.zombies):
+            writer.sleep()
+
+    # Merging.
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES, batches=st.integers(0, 2))
+    def merge_what_is_picked(self, data: st.DataObject, policy: Policy, batches: int) -> None:
+        """Slowly: batches are committed before it lands."""
+        writer = self.with_something_to_merge(data)
+        for one in self.due(writer, policy):
+            self.merge(writer, one)
+        slow, writer.merges = writer.merges, []
+        for _ in range(batches):
+            self.commit_some(data, writer.app)
+        writer.merges = slow
+
+    @about("merging")
+    @rule(data=st.data(), merges=st.integers(1, 2))
+    def merge_any_neighbours(self, data: st.DataObject, merges: int) -> None:
+        """Two merges may want the same SST: the one that lands first has it."""
+        writer = self.with_something_to_merge(data)
+        found = by_partition(writer.head.ssts, writer.partitions)
+        for _ in range(merges if found else 0):
+            partition, mine = data.draw(st.sampled_from(sorted(found.items(), key=repr)))
+            runs = sorted_runs(mine)
+            start = data.draw(st.integers(0, len(runs) - 1))
+            end = data.draw(st.integers(start + 1, len(runs)))
+            inputs = tuple(entry for run in runs[start:end] for entry in run)
+            self.merge(writer, self.compaction(writer, partition, inputs, drops_tombstones=end == len(runs)))
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES)
+    def merge_until_nothing_is_picked(self, data: st.DataObject, policy: Policy) -> None:
+        app = self.with_something_to_merge(data).app
+        for _ in range(200):
+            writer = self.writers[app]
+            writer.merges.clear()
+            for one in self.due(writer, policy):
+                self.merge(writer, one)
+            if not writer.merges:
+                if policy.kind == "universal":
+                    for mine in by_partition(writer.head.ssts, writer.partitions).values():
+                        assert sum(map(depth, sorted_runs(mine))) < policy.l0_trigger
+                return
+            self.try_to_commit(writer, writer.landing())
+        raise AssertionError("merging does not come to an end")
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES)
+    def merge_all(self, data: st.DataObject, policy: Policy) -> None:
+        """One partition after the other, as an SST may reach into several."""
+        app = self.with_something_to_merge(data).app
+        for partition in range(self.writers[app].partitions):
+            writer = self.writers[app]
+            writer.merges.clear()
+            for one in self.due(writer, policy, full=True, only=partition.__eq__):
+                self.merge(writer, one)
+            self.try_to_commit(writer, writer.landing())
+        writer = self.writers[app]
+        if not writer.fenced:
+            for mine in by_partition(writer.head.ssts, writer.partitions).values():
+                assert len(sorted_runs(mine)) == 1
+                assert not any(sst.tombstones for sst in mine)
+            self.check_nothing_is_stored_that_expired(app)
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES, requests=st.integers(0, 6))
+    def die_while_merging(self, data: st.DataObject, policy: Policy, requests: int) -> None:
+        writer = self.with_something_to_merge(data)
+        with suppress(Killed), self.store.death_after(requests):
+            for one in self.due(writer, policy):
+                self.merge(writer, one)
+        self.take_over(writer.app)
+
+    @about("merging")
+    @rule(data=st.data(), policy=POLICIES, merging=st.booleans())
+    def commit_behind_a_compaction(self, data: st.DataObject, policy: Policy, merging: bool) -> None:
+        """Another process merges while a batch is under way, which may bring merges of its own: the batch follows."""
+        writer = self.with_something_to_merge(data)
+        if merging:
+            for one in self.due(writer, policy):
+                self.merge(writer, one)
+        self.put_some(data, writer.app)
+        batch = self.batch(writer)
+        self.compact_outside(writer.app)
+        self.try_to_commit(writer, batch)
+
+    @about("merging")
+    @rule(data=st.data())
+    def land(self, data: st.DataObject) -> None:
+        """Put what was merged in its place by a version of its own, not with the next batch."""
+        writer = self.writers[self.any_app(data)]
+        self.try_to_commit(writer, writer.landing())
+
+    # Expiring.
+
+    @about("expiring")
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        """A row has had its time, or nearly: who looks sees it, and then a batch tells."""
+        app = self.any_app(data)
+        self.commit_some(data, app)
+        self.let_expire(data, app)
+        self.check_as_seen_now(app)
+        self.try_to_commit(self.writers[app], self.batch(self.writers[app]))
+
+    @about("expiring")
+    @rule(data=st.data(), lifetime_ms=st.sampled_from(LIFETIMES_MS), behind_ms=BEHIND_MS)
+    def turn_the_knob(self, data: st.DataObject, lifetime_ms: int, behind_ms: int) -> None:
+        """Another program takes over, by which rows live for another time, or for ever."""
+        app = self.any_app(data)
+        self.commit_some(data, app)
+        self.table = replace(self.table, ttl=Ttl(lifetime_ms, self.column) if lifetime_ms else None)
+        self.take_over(app, behind_ms)
+        self.commit_some(data, app)
+
+    @about("collecting")
+    @about("expiring")
+    @rule(data=st.data())
+    def forget_what_expired(self, data: st.DataObject) -> None:
+        """What had expired before all was merged is in storage only where an older version has it that must stay."""
+        app = self.any_app(data)
+        for _ in range(2):
+            self.commit_some(data, app)
+        expired = expired_objects(self.store, app, self.states[app, self.heads[app]].clock_ms)
+        self.compact_outside(app)
+        merged = self.heads[app]
+        self.check_nothing_is_stored_that_expired(app)
+        self.commit_some(data, app)
+        for _ in range(2):
+            self.wait(70)
+            self.commit_some(data, app)
+        self.wait(70)
+        self.gc_of(app, Retention(versions=1))
+        older = [version for version in history.versions(fresh(self.store), app, STAGE) if version < merged]
+        held = {sst.object for version in older for sst in history.read(self.store, app, STAGE, version).ssts}
+        assert expired & keys_of(self.store, keys.ssts(app, STAGE)) <= held
+
+    # Naming moments, and copying them.
+
+    @about("collecting")
+    @rule(data=st.data(), number=st.integers(0, 2))
+    def pin(self, data: st.DataObject, number: int) -> None:
+        app, name = self.any_app(data), f"s{number}"
+        self.pin_version(app, name, self.any_version(data, app))
+
+    @about("collecting")
+    @rule(data=st.data(), number=st.integers(0, 2))
+    def ask_for_a_snapshot(self, data: st.DataObject, number: int) -> None:
+        app, name = self.any_app(data), f"s{number}"
+        if (app, name) not in self.pins and (app, name) not in self.asked:
+            self.asked[app, name] = request(fresh(self.store), app, name, "test")
+
+    @precondition(lambda self: self.asked)
+    @about("collecting")
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        app, name = data.draw(st.sampled_from(sorted(self.asked)))
+        asked = self.asked[app, name]
+        head = history.read(fresh(self.store), app, STAGE, self.heads[app])
+        snapshot = try_complete(fresh(self.store), app, asked)
+        assert (snapshot.stages[STAGE] if snapshot else None) == head.recorded.get(asked.id)
+        if snapshot:
+            self.pins[app, name] = snapshot.stages[STAGE]
+            del self.asked[app, name]
+
+    @precondition(lambda self: self.pins)
+    @about("collecting")
+    @rule(data=st.data())
+    def remove_a_snapshot(self, data: st.DataObject) -> None:
+        app, name = data.draw(st.sampled_from(sorted(self.pins)))
+        if name.startswith("clone-"):
+            with pytest.raises(Refused, match="is a clone that lives from"):
+                remove(fresh(self.store), app, name)
+        else:
+            remove(fresh(self.store), app, name)
+            del self.pins[app, name]
+
+    @precondition(lambda self: len(self.clones) < 2)
+    @about("copying")
+    @rule(data=st.data())
+    def clone(self, data: st.DataObject) -> None:
+        source, store = self.any_app(data), fresh(self.store)
+        version, name = self.any_version(data, source), f"copy{len(self.states)}"
+        clone(store, f"{source}/{STAGE}@v{version}", name, topics={}, channels=Kafka(), by="test", now_ms=0)
+        self.pins[source, f"clone-{name}"] = version
+        self.clones[name] = source
+        self.heads[name], self.states[name, version] = version, self.states[source, version]
+        self.take_over(name)
+
+    @about("copying")
+    @rule(data=st.data())
+    def drop_a_clone(self, data: st.DataObject) -> None:
+        # A clone's clone lives from it.
+        ends = sorted(self.clones.keys() - set(self.clones.values()))
+        if ends:
+            name = data.draw(st.sampled_from(ends))
+            for key in keys_of(self.store, f"{name}/"):
+                self.store.delete(key)
+            source = self.clones.pop(name)
+            remove(fresh(self.store), source, f"clone-{name}")
+            del self.pins[source, f"clone-{name}"], self.writers[name], self.heads[name], self.pending[name]
+            self.zombies = [zombie for zombie in self.zombies if zombie.app != name]
+            for mine in (self.pins, self.asked):
+                for place in [place for place in mine if place[0] == name]:
+                    del mine[place]
+
+    # Time, and collecting.
+
+    @about("collecting")
+    @rule(data=st.data(), versions=st.integers(1, 3))
+    def gc_of_few(self, data: st.DataObject, versions: int) -> None:
+        """Of what was written in the last hour nothing goes, however few versions are to stay."""
+        app = self.any_app(data)
+        for _ in range(3):
+            self.commit_some(data, app)
+        self.gc_of(app, Retention(versions=versions))
+
+    @about("collecting")
+    @rule(minutes=st.sampled_from([10, 70, 200]))
+    def wait(self, minutes: int) -> None:
+        self.wait_until(self.store.clock_ms + minutes * 60_000)
+
+    @about("collecting")
+    @rule(data=st.data(), retention=RULES, merging=st.booleans())
+    def gc(self, data: st.DataObject, retention: Retention, merging: bool) -> None:
+        """Amid the writing: of young versions, and of a merge that the next batch takes along, nothing goes."""
+        app = self.any_app(data)
+        for _ in range(2):
+            self.commit_some(data, app)
+        if merging:
+            self.merge_everything(app)
+        self.gc_of(app, retention)
+        if merging:
+            self.commit_some(data, app)
+
+    @about("collecting")
+    @rule(data=st.data(), retention=RULES, merged=st.booleans(), pinned=st.booleans())
+    def gc_long_after(self, data: st.DataObject, retention: Retention, merged: bool, pinned: bool) -> None:
+        """All that is there has had its time, and two batches have come since; old SSTs may be in old versions."""
+        app = self.any_app(data)
+        if pinned:
+            self.commit_some(data, app)
+            self.pin_version(app, "s0", self.heads[app])
+        for _ in range(2):
+            if merged:
+                self.merge_everything(app)
+            self.wait(70)
+            self.commit_some(data, app)
+        self.wait(70)
+        self.gc_of(app, retention)
+
+    @about("collecting")
+    @rule(data=st.data(), retention=RULES, requests=st.integers(1, 60))
+    def die_while_collecting(self, data: st.DataObject, retention: Retention, requests: int) -> None:
+        app = self.any_app(data)
+        with suppress(Killed), self.store.death_after(requests):
+            collect(fresh(self.store), app, retention, by="test")
+
+    @about("racing")
+    @rule(data=st.data(), retention=RULES, number=st.integers(0, 2), before=st.integers(1, 2))
+    def collect_while_somebody_pins(self, data: st.DataObject, retention: Retention, number: int, before: int) -> None:
+        """Before the first boundary or the second. One of the two sees the other: it stays, or is not pinned."""
+        app, name = self.any_app(data), f"s{number}"
+        self.wait(70)
+        self.commit_some(data, app)
+        self.wait(70)
+        if (app, name) in self.pins or (app, name) in self.asked:
+            return
+        store, left = fresh(self.store), before
+        version = self.any_version(data, app)
+        cut = resolve(store, f"{app}/{STAGE}@v{version}", now_ms=self.store.clock_ms)
+
+        def pin_between(verb: str, key: str) -> None:
+            nonlocal left
+            left -= verb == "put_if_absent" and "/boundaries/" in key
+            if not left:
+                self.store.before = lambda _verb, _key: None
+                with suppress(NotFound):
+                    pin(store, cut, name)
+                    self.pins[app, name] = version
+
+        self.store.before = pin_between
+        collect(fresh(self.store), app, retention, by="test")
+        self.store.before = lambda _verb, _key: None
+
+
+@pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
+def test_every_version_shows_what_it_showed_and_what_nobody_needs_goes(focus: tuple[str, ...]) -> None:
+    # A class of its own, with a name of its own, has failures of its own in Hypothesis's database.
+    run_state_machine_as_test(type("_".join(focus), (StateModel,), {"focus": focus}), settings=scaled(5, 25))

@@ -1,0 +1,118 @@
+"""Writers of one stage over the real store: each a process of its own, with what it has seen and not committed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
+
+from msgspec.structs import replace
+from slackwater.errors import Unavailable
+from slackwater.pipeline.api import ttl as lifetime
+from slackwater.pipeline.batch.committer import Change, Committer
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst import expiry, ttl
+from slackwater.store.versions.commit import claim, successor
+from slackwater.store.versions.manifest import Kind, Manifest, Table
+
+from tests.support.collecting import AgingStore, fresh
+from tests.support.state_rows import Hashes, Key, Values, state_rows, write_version
+
+__all__ = ["STAGE", "STEP_MS", "Writer", "patiently"]
+
+STAGE = "stage"
+STEP_MS = 60_000
+"""What a commit takes."""
+
+T = TypeVar("T")
+_numbers = count(1)
+
+
+@dataclass
+class Writer:
+    """Claims the stage when made; as the runner does it, a batch puts SSTs first, then the manifest that names them."""
+
+    store: AgingStore
+    app: str
+    table: Table
+    """As its program declares it; once the table is born, that has a say in its time to live alone."""
+    hashes: Hashes
+    behind_ms: int = 0
+    """How far this machine's clock is behind storage's."""
+    merges: list[Done] = field(default_factory=list)
+    """Carried out, and not yet in the place of their inputs: the next batch takes them along."""
+    fenced: bool = False
+    """Whether somebody has taken the stage over."""
+    began_ms: int = 0
+    """When its last batch began, by its machine's clock."""
+
+    def __post_init__(self) -> None:
+        self.name = f"writer-{next(_numbers)}"
+        self.view: ObjectStore = fresh(self.store)
+        self.head = claim(
+            self.view, self.app, STAGE, writer=self.name, by=self.name, now_ms=self.tick(), build=self._declared
+        )
+
+    def _declared(self, draft: Manifest) -> Manifest:
+        table = self.table
+        if draft.table is not None:
+            table = replace(draft.table, ttl=lifetime.agree(STAGE, draft.table.ttl, self.table.ttl))
+        return replace(draft, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
+
+    @property
+    def partitions(self) -> int:
+        """State partitions, as far as this writer knows."""
+        return self.head.table.partitions if self.head.table else 0
+
+    def tick(self) -> int:
+        """What a commit takes goes by."""
+        self.store.clock_ms += STEP_MS
+        return self.store.clock_ms - self.behind_ms
+
+    def sleep(self) -> None:
+        """Be away for so long that nothing this process has seen of the store counts any more."""
+        self.view = fresh(self.store)
+
+    def batch(self, changes: Mapping[Key, Values | None], cache: SstCache | None) -> Manifest:
+        """Put the SSTs of a batch, and return the manifest that is to be committed."""
+        self.began_ms = self.tick()
+        draft = self._draft("batch", self.began_ms)
+        table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
+        assert table is not None
+        parts = write_version(self.view, cache, table, changes, draft.version, self.hashes, self.app, clock_ms=clock_ms)
+        latest_ms = expiry.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
+        asked = {request.id for request in open_requests(self.view, self.app)}
+        recorded = {asked_for: draft.recorded.get(asked_for, draft.version) for asked_for in sorted(asked)}
+        return replace(
+            draft,
+            clock_ms=clock_ms if latest_ms is None else max(clock_ms, latest_ms),
+            ssts=(*parts, *apply(draft.ssts, self.merges)),
+            recorded=recorded,
+        )
+
+    def landing(self) -> Manifest:
+        """A version that puts merges in the place of their inputs, and nothing else."""
+        draft = self._draft("compaction", self.tick())
+        return replace(draft, ssts=apply(draft.ssts, self.merges))
+
+    def commit(self, manifest: Manifest) -> None:
+        """Under its number, or behind the compactions of others that have it."""
+        committer = Committer(self.view, self.head)
+        committer.submit(Change(self.head, manifest, tuple(self.merges), 0.0, lambda _done: None))
+        self.head = committer.head
+        self.merges.clear()
+
+    def _draft(self, kind: Kind, now_ms: int) -> Manifest:
+        head = self.head
+        return successor(head, kind=kind, epoch=head.epoch, writer=self.name, by=self.name, now_ms=now_ms)
+
+
+def patiently(do: Callable[[], T]) -> T:
+    """Try again while storage does not answer."""
+    while True:
+        try:
+            return do()
+        except Unavailable:
+            continue

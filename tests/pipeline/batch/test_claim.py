@@ -1,0 +1,148 @@
+"""Claiming a stage whose topics were changed behind the app's back."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.errors import Gone, Refused
+from slackwater.pipeline.batch.claim import Claimer
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.maintain.retire import absent, retire
+from slackwater.snapshot.query import log
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.manifest import AppInfo, Lost
+
+from tests.support.running import eventually
+
+pytestmark = pytest.mark.kafka
+
+ROWS = StructType([StructField("n", LongType())])
+
+
+def same(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    app = sw.App(f"a{uuid4().hex[:8]}")
+    events = f"events-{app.name}"
+    app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
+    sender = app.stages["same"]
+    for name in ("early", "late"):
+        app.stages[name] = replace(sender, name=name, reads=("by-n",), writes=())
+    kafka_client.create_topic(client, events, 1)
+    claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    shape = Shape({}, {"by-n": ROWS}, (), None, None)
+    claimer.create_channels((sender,))
+    claimer.claim(sender, shape, 1)
+    early = claimer.claim(app.stages["early"], shape, 1)
+    topic = early.inputs["by-n"].topic
+
+    admin = AdminClient(client)
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
+    eventually(lambda: len(kafka_client.offsets(client, topic)[1]) == 5, "the new partitions")
+    again = claimer.claim(app.stages["early"], shape, 2)
+    late = claimer.claim(app.stages["late"], shape, 2)
+    assert claimer.claim(sender, shape, 2).outputs["by-n"].ends == (0, 0)
+    for claimed in (early, again, late):
+        assert (claimed.inputs["by-n"].offsets, claimed.inputs["by-n"].consumed) == ((0, 0), (0, 0))
+
+
+def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new_stage_says_what_it_will_not_see(
+    kafka: EmbeddedKafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    app = sw.App(f"a{uuid4().hex[:8]}")
+    events = f"events-{app.name}"
+    app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
+    old = app.stages["same"]
+    new = app.stages["new"] = replace(old, name="new", writes=())
+    kafka_client.create_topic(client, events, 2)
+    admin = AdminClient(client)
+
+    def delete(*before: int) -> None:
+        doomed = [TopicPartition(events, partition, offset) for partition, offset in enumerate(before)]
+        for deleted in admin.delete_records(doomed).values():
+            deleted.result()
+        eventually(lambda: kafka_client.offsets(client, events)[0] == before, "the records to be gone")
+
+    refusing = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    accepting = replace(refusing, accept_loss=True)
+    shape = Shape({}, {"by-n": ROWS}, (), None, None)
+    ensure_app(refusing.store, AppInfo(app.name, 1))
+    refusing.create_channels((old,))
+    refusing.claim(old, shape, 1)
+    records.send(client, events, [(partition, b"x") for partition in (0, 1) for _ in range(5)], b"", patience_s=30)
+    delete(3, 0)
+
+    with pytest.raises(Gone, match=rf"would go on at offsets that are gone from Kafka: {events}\[0\] 0\.\.3$"):
+        refusing.check(old, shape)
+    claimed = accepting.claim(old, shape, 2)
+    assert claimed.lost == {events: Lost(events, (0, 0), (3, 0))}
+    assert (claimed.inputs[events].offsets, claimed.inputs[events].lost) == ((3, 0), (3, 0))
+    delete(3, 2)
+    again = accepting.claim(old, shape, 3)
+    assert (again.lost, again.inputs[events].lost) == ({events: Lost(events, (3, 0), (3, 2))}, (3, 2))
+    newest, before, _ = log.entries(refusing.store, app.name, stage="same")
+    assert (newest.windows, newest.lost, before.lost) == ((), again.lost, claimed.lost)
+    assert accepting.claim(old, shape, 4).lost == {}
+
+    # For a new stage nothing was lost on its way; it says what it begins without, before anything is claimed.
+    refusing.check(new, shape)
+    unseen = f"stage 'new' is new and begins on {events}: it will not see {events}[0] 0..3, {events}[1] 0..2, gone from"
+    assert [message for message in caplog.messages if unseen in message]
+    begun = refusing.claim(new, shape, 5)
+    assert (begun.inputs[events].offsets, begun.lost) == ((3, 2), {})
+
+    # A topic that was made again is no loss to be accepted: offsets mean other records now.
+    admin.delete_topics([events])[events].result()
+    eventually(lambda: kafka_client.end_offsets(client, events) is None, "the topic to be gone")
+    kafka_client.create_topic(client, events, 2)
+    for claimer in (refusing, accepting):
+        with pytest.raises(Refused, match=rf"further than the topic goes: {events}\[0\] 0\.\.3, .* made again") as no:
+            claimer.check(old, shape)
+        assert "accept-loss" not in no.value.hint
+
+
+def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    app, store = sw.App(f"a{uuid4().hex[:8]}"), LocalStore(tmp_path)
+    events = f"events-{app.name}"
+    app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
+    sender = app.stages["same"]
+    reader = app.stages["reader"] = replace(sender, name="reader", reads=("by-n",), writes=())
+    kafka_client.create_topic(client, events, 1)
+    ensure_app(store, AppInfo(app.name, 1))
+    claimer = Claimer(store, client, app, {}, "w", "test", accept_loss=False)
+    shape = Shape({}, {"by-n": ROWS}, (), None, None)
+    claimer.create_channels((sender,))
+    for stage in (sender, reader):
+        claimer.claim(stage, shape, 1)
+    retire(store, app.name, "reader", by="ada@host", now_ms=2)
+    assert absent(store, app.name, {"same"}) == ()
+    back = claimer.claim(reader, shape, 3)
+    assert (back.kind, back.retired, back.epoch) == ("claim", False, 3)
+    retire(store, app.name, "reader", by="ada@host", now_ms=4)
+    for now_ms in range(5, 9):
+        claimer.claim(sender, shape, now_ms)
+    for path in tmp_path.rglob("*.json"):
+        os.utime(path, (1, 1))
+    assert collect(store, app.name, Retention(versions=1), by="test").objects
+    with pytest.raises(Refused, match=r"'reader' was retired when it had read same up to v0, and the history of same"):
+        claimer.check(reader, shape)

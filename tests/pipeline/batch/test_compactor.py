@@ -1,0 +1,251 @@
+"""Compaction beside a running stage, and how a program says what it wants of it."""
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+import slackwater as sw
+from msgspec.structs import replace
+from slackwater.errors import Refused, Usage
+from slackwater.pipeline.api.app import App, topic
+from slackwater.pipeline.batch.claim import _agreed
+from slackwater.pipeline.batch.compactor import Compactor
+from slackwater.store.compaction import merge
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.sorted_runs import by_partition
+from slackwater.store.versions.manifest import Manifest, Policy, Sst, Table
+
+from tests.support.running import eventually
+from tests.support.state_rows import ROUTES, manifest_of, write_version
+
+TWO = replace(ROUTES, partitions=2, compaction=Policy(l0_trigger=3))
+
+
+class Slow(MemoryStore):
+    """Puts wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.waiting = 0
+
+    def put(self, key: str, data: bytes) -> None:
+        self.waiting += 1
+        assert self.may_go_on.wait(30)
+        super().put(key, data)
+
+
+class Odd(MemoryStore):
+    """While it is told to, raises at puts what no store promises."""
+
+    odd = True
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.odd:
+            raise ZeroDivisionError(key)
+        super().put(key, data)
+
+
+class Stage:
+    """A stage whose batches are written at once, and its compactor."""
+
+    def __init__(self, store: MemoryStore, folder: Path, *, threads: int, table: Table = TWO) -> None:
+        self.store, self.cache = store, SstCache(folder, 1 << 30)
+        self.head = manifest_of(table, ())
+        self.compactor = Compactor(store, self.cache, self.head, threads=threads)
+
+    def batch(self) -> Manifest:
+        """Commit a version with changes in every partition."""
+        assert self.head.table is not None
+        version = self.head.version + 1
+        rows = {(str(n), "x"): (version, None, None) for n in range(20)}
+        ssts = (*write_version(self.store, self.cache, self.head.table, rows, version), *self.head.ssts)
+        self.head = manifest_of(self.head.table, self.compactor.fold(ssts), version)
+        return self.head
+
+    def until_folded(self, ssts: int) -> tuple[Sst, ...]:
+        eventually(lambda: len(self.compactor.fold(self.head.ssts)) == ssts, f"{ssts} SSTs")
+        return self.compactor.fold(self.head.ssts)
+
+
+def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tmp_path: Path) -> None:
+    store = Slow()
+    stage = Stage(store, tmp_path, threads=2)
+    for _ in range(3):
+        head = stage.batch()
+    store.waiting = 0
+    store.may_go_on.clear()
+    due = stage.compactor.consider(head)
+    assert due == pick_for(head)
+    assert len(due) == 2
+    eventually(lambda: store.waiting == 2, "both merges to write")
+    # While they go on, what they merge is not merged again.
+    assert stage.compactor.consider(head) == due
+    store.may_go_on.set()
+    folded = stage.until_folded(2)
+    # A version that was not committed is no reason to lose them.
+    assert stage.compactor.fold(head.ssts) == folded
+    assert store.waiting == 2
+    after = stage.batch()
+    assert set(folded) < set(after.ssts)
+    assert stage.compactor.consider(after) == ()
+    assert stage.compactor.fold(after.ssts) == after.ssts
+    stage.compactor.close()
+
+
+def test_what_waits_for_a_thread_is_what_the_newest_version_calls_for(tmp_path: Path) -> None:
+    store = Slow()
+    stage = Stage(store, tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    store.waiting = 0
+    store.may_go_on.clear()
+    stage.compactor.consider(head)
+    eventually(lambda: store.waiting == 1, "the first merge to write")
+    # Somebody else merges the other partition meanwhile.
+    by_now = by_partition(head.ssts, 2)
+    stage.compactor.consider(replace(head, ssts=(*by_now[0], by_now[1][0])))
+    store.may_go_on.set()
+    stage.until_folded(4)
+    stage.compactor.close()
+    assert store.waiting == 1
+
+
+def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
+    stage = Stage(MemoryStore(), tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    stage.compactor.consider(head)
+    folded = stage.until_folded(2)
+    elsewhere = Compactor(stage.store, stage.cache, head)
+    elsewhere.consider(head)
+    eventually(lambda: len(elsewhere.fold(head.ssts)) == 2, "the other compactor")
+    stage.head = replace(head, ssts=elsewhere.fold(head.ssts), version=head.version + 1)
+    assert set(stage.compactor.fold(stage.head.ssts)) == set(stage.head.ssts) != set(folded)
+    stage.compactor.consider(stage.head)
+    for _ in range(2):
+        head = stage.batch()
+    stage.compactor.consider(head)
+    stage.until_folded(2)
+    stage.compactor.close()
+    elsewhere.close()
+
+
+def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Path) -> None:
+    store = CountingStore(MemoryStore())
+    stage = Stage(store, tmp_path, threads=0)  # type: ignore[arg-type]
+    for _ in range(3):
+        head = stage.batch()
+    store.reset()
+    assert len(stage.compactor.consider(head)) == 2
+    stage.compactor.close()
+    assert store.requests == 0
+    assert stage.compactor.fold(head.ssts) == head.ssts
+
+
+def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "_SLICE_ROWS", 1)
+    store = Slow()
+    small = Policy(l0_trigger=3, target_file_bytes=1)
+    stage = Stage(store, tmp_path, threads=1, table=replace(TWO, compaction=small))
+    for _ in range(3):
+        head = stage.batch()
+    store.waiting = 0
+    store.may_go_on.clear()
+    stage.compactor.consider(head)
+    eventually(lambda: store.waiting == 1, "the first SST")
+    closing = threading.Thread(target=stage.compactor.close)
+    closing.start()
+    eventually(stage.compactor._closing.is_set, "the compactor to close")
+    store.may_go_on.set()
+    closing.join()
+    assert store.waiting == 1
+    assert stage.compactor.fold(head.ssts) == head.ssts
+
+
+def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(MemoryStore(), tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    mine = by_partition(head.ssts, 2)[0]
+    stage.store.put(mine[0].object, b"")
+    stage.cache = SstCache(tmp_path / "empty", 1 << 30)
+    compactor = Compactor(stage.store, stage.cache, head)
+    compactor.consider(head)
+    eventually(lambda: len(compactor.fold(head.ssts)) == 4, "the other partition")
+    assert "put off" in caplog.text
+    compactor.close()
+
+
+def test_a_merge_that_fails_as_nobody_expected_is_told_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Odd()
+    store.odd = False
+    stage = Stage(store, tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    store.odd = True
+    stage.compactor.consider(head)
+    # One thread: the first failure is no end of the second merge.
+    eventually(lambda: caplog.text.count("ZeroDivisionError: ") == 2, "both merges to fail")
+    eventually(lambda: stage.compactor.doing == "nothing", "nothing to be under way")
+    assert "compaction of app/stage failed" in caplog.text
+    store.odd = False
+    stage.compactor.consider(head)
+    stage.until_folded(2)
+    assert stage.compactor.doing == "finished"
+    stage.compactor.close()
+
+
+def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
+    stage = Stage(MemoryStore(), tmp_path, threads=1)
+    for _ in range(3):
+        head = stage.batch()
+    one = pick_for(head)[0]
+    stage.compactor.close()
+    stage.compactor._busy.add(one)
+    stage.compactor._run(head, one)
+    assert stage.compactor.doing == "nothing"
+
+
+def test_a_program_says_how_its_tables_are_compacted() -> None:
+    app = App("flights")
+    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="a")(lambda rows: rows)
+    chosen = sw.leveled(level_base_bytes=8 << 20, fanout=8)
+    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="b", compaction=chosen)(lambda rows: rows)
+    assert app.stages["a"].compaction == sw.universal() == Policy()
+    expected = Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8, target_file_bytes=16 << 20)
+    assert app.stages["b"].compaction == expected
+    with pytest.raises(Usage, match="no table to compact"):
+        app.stage(reads=topic("t"), writes=sw.repartition("r", "k"), compaction=chosen)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [("l0_trigger", 1), ("max_space_amplification", -0.1), ("target_file_bytes", 1000)],
+)
+def test_a_knob_that_could_not_work_is_refused_by_name(knob: str, value: float) -> None:
+    for policy in (sw.universal, sw.leveled):
+        with pytest.raises(Usage, match=f"compaction: {knob} is {value}; expected"):
+            policy(**{knob: value})  # type: ignore[arg-type]
+
+
+def test_a_fanout_that_would_not_end_is_refused() -> None:
+    with pytest.raises(Usage, match=r"fanout is 1; expected a finite number, 1.1 to 1e\+06"):
+        sw.leveled(fanout=1)
+
+
+def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> None:
+    app = App("flights")
+    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="a")(lambda rows: rows)
+    stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state="upsert(by=n)")
+    declared = replace(stored, partitions=ROUTES.partitions, compaction=sw.leveled())
+    assert _agreed(stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
+    with pytest.raises(Refused, match=r"was stored as upsert\(by=n\)"):
+        _agreed(dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))

@@ -1,0 +1,187 @@
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from msgspec.structs import replace
+from pyspark import TaskContext
+from slackwater.pipeline.batch.prefetcher import Prefetcher
+from slackwater.pipeline.batch.task import Places, Result, StateTask
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.multi_get import multi_get
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.writer import write
+from slackwater.store.versions.manifest import Column, Manifest, Sst, Table
+
+from tests.support.state_rows import AS_ALWAYS, ROUTES, Key, Values, columns, manifest_of, write_version
+
+LARGE = 1 << 40
+
+
+@pytest.fixture
+def store() -> CountingStore:
+    return CountingStore(MemoryStore())
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> SstCache:
+    return SstCache(tmp_path / "cache", LARGE)
+
+
+@pytest.fixture
+def made(store: CountingStore) -> tuple[Sst, ...]:
+    """Four runs, newest last, that no machine has."""
+    ssts: tuple[Sst, ...] = ()
+    for seq in range(1, 5):
+        changes: dict[Key, Values | None] = {(str(seq), str(i)): (i, i / 2, None) for i in range(200)}
+        ssts += write_version(store, None, ROUTES, changes, seq)
+    return ssts
+
+
+@pytest.fixture
+def running(store: CountingStore, cache: SstCache, made: tuple[Sst, ...]) -> Iterator[Prefetcher]:
+    prefetcher = Prefetcher(store, cache, manifest_of(ROUTES, made))
+    yield prefetcher
+    prefetcher.close()
+
+
+def settle(prefetcher: Prefetcher) -> None:
+    """Wait for what is under way."""
+    if prefetcher._running is not None:
+        prefetcher._running.result(timeout=60)
+
+
+def names(ssts: tuple[Sst, ...]) -> tuple[str, ...]:
+    return tuple(sst.object for sst in ssts)
+
+
+def test_what_was_read_by_pieces_is_fetched_and_nothing_else(
+    running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]
+) -> None:
+    running.consider(manifest_of(ROUTES, made), names(made[1:3]))
+    settle(running)
+    assert [cache.has(sst) for sst in made] == [False, True, True, False]
+    assert running.reads.requests == 2
+
+
+def test_the_newest_come_first_and_within_the_bytes_of_the_cache(
+    store: CountingStore, tmp_path: Path, made: tuple[Sst, ...]
+) -> None:
+    # Room for two, as they are estimated.
+    cache = SstCache(tmp_path / "small", round(sum(sst.bytes for sst in made[2:]) * 4 / 0.9) + 100)
+    prefetcher = Prefetcher(store, cache, manifest_of(ROUTES, made))
+    prefetcher.consider(manifest_of(ROUTES, made), names(made))
+    settle(prefetcher)
+    prefetcher.close()
+    assert [cache.has(sst) for sst in made] == [False, False, True, True]
+
+
+def test_what_left_the_head_is_not_fetched(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
+    running.consider(manifest_of(ROUTES, made[:2]), names(made))
+    settle(running)
+    assert [cache.has(sst) for sst in made] == [True, True, False, False]
+
+
+def test_a_compaction_elsewhere_is_fetched_where_its_inputs_were_here(
+    store: CountingStore, cache: SstCache, made: tuple[Sst, ...]
+) -> None:
+    (merged,) = write_version(store, None, ROUTES, {("m", "x"): (1, 1.0, None), ("n", "x"): (1, 1.0, None)}, 4)
+    merged = replace(merged, level=1)
+    for here in (False, True):
+        prefetcher = Prefetcher(store, cache, manifest_of(ROUTES, made))
+        if here:
+            cache.open(store, made[1], ROUTES)
+        prefetcher.consider(manifest_of(ROUTES, (merged,)), ())
+        settle(prefetcher)
+        prefetcher.close()
+        assert cache.has(merged) == here
+
+
+def test_what_a_batch_writes_is_not_fetched(running: Prefetcher, store: CountingStore, made: tuple[Sst, ...]) -> None:
+    new = write_version(store, None, ROUTES, {("n", "x"): (1, 1.0, None)}, 9)
+    running.consider(manifest_of(ROUTES, (*new, *made)), ())
+    assert running._running is None
+
+
+def test_a_missing_sst_stops_no_batch(
+    running: Prefetcher, store: CountingStore, cache: SstCache, made: tuple[Sst, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    store.delete(made[3].object)
+    running.consider(manifest_of(ROUTES, made), names(made))
+    settle(running)
+    assert "put off" in caplog.text
+    store.put(made[3].object, b"damaged")
+    running.consider(manifest_of(ROUTES, made), ())
+    settle(running)
+    assert not cache.has(made[3])
+
+
+def test_closing_waits_and_fetches_no_more(running: Prefetcher, cache: SstCache, made: tuple[Sst, ...]) -> None:
+    running.consider(manifest_of(ROUTES, made), names(made))
+    running.close()
+    # The one under way was finished, those after it not begun, and what comes now is not taken up.
+    there = [cache.has(sst) for sst in made]
+    assert there == sorted(there)
+    running.consider(manifest_of(ROUTES, made), names(made))
+    assert [cache.has(sst) for sst in made] == there
+
+
+def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cache: SstCache) -> None:
+    """As a restart on another machine: what the first look-up misses, the next one finds here."""
+    numbers = np.arange(60_000)
+    changed: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in numbers.tolist()}
+    ssts = write_version(store, None, ROUTES, changed, 1)
+    head: Manifest = manifest_of(ROUTES, ssts)
+    asked: pa.Table = columns(ROUTES.key, [("7", "x"), ("70000", "x")])
+
+    def look_up() -> list[bool]:
+        _, present = multi_get(store, cache, ssts, ROUTES, AS_ALWAYS.of(ROUTES, asked), asked)
+        return present.tolist()
+
+    assert look_up() == [True, False]
+    assert cache.pieced() == names(ssts)
+    prefetcher = Prefetcher(store, SstCache(tmp_path / "cache", LARGE), head)
+    prefetcher.consider(head, cache.pieced())
+    settle(prefetcher)
+    prefetcher.close()
+    before = store.counts
+    assert look_up() == [True, False]
+    assert store.counts == before
+    assert cache.pieced() == ()
+
+
+def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = object.__new__(TaskContext)
+    context._taskAttemptId = 7
+    monkeypatch.setattr(TaskContext, "_taskContext", context)
+    state = sw.aggregate(n=sw.count()).bind([pa.schema([("k", pa.int64())])], ("k",))
+    table = Table((Column("k", "int64"),), (Column("n", "int64"),), 1, "count")
+    local = LocalStore(tmp_path / "store")
+    keys = pa.table({"k": np.arange(60_000)})
+    rows = (
+        keys.append_column("n", pa.array(np.full(60_000, 5)))
+        .append_column("_hash", pa.array(hash_keys(keys, ["k"])))
+        .append_column("_seq", pa.array(np.ones(60_000, np.int64)))
+        .append_column("_op", pa.array(np.zeros(60_000, np.uint8)))
+    )
+    old = write(local, None, app="a", stage="s", table=table, partition=0, rows=rows)
+    places = Places("a", "s", local.url, {}, (str(tmp_path / "cache"), LARGE, 0), 30)
+    task = StateTask(places, "w", 2, (), state, table, (old,))
+    asked = pa.table({"_hash": hash_keys(keys.slice(7, 1), ["k"]), "k": [7]})
+    reports: list[pa.RecordBatch] = []
+    # As in a worker: in a thread that is not the main one, interrupts stay as they are.
+    with ThreadPoolExecutor(1) as thread:
+        reports += thread.submit(lambda: list(task(asked.to_batches()))).result(timeout=60)
+    result = msgspec.msgpack.decode(reports[0].column("result")[0].as_py(), type=Result)
+    assert result.pieced == (old.object,)
+    (new,) = result.ssts
+    cache = SstCache(tmp_path / "cache", LARGE)
+    assert cache.open(local, new, table).table["n"].to_pylist() == [6]
+    assert not cache.has(old)

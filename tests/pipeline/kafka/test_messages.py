@@ -1,0 +1,239 @@
+"""Messages of repartition topics: whose rows count, where they lie, and markers; in lists, and on a real broker."""
+
+from dataclasses import replace
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.errors import Corruption
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.kafka.markers import write_markers
+from slackwater.pipeline.kafka.messages import (
+    check_count,
+    decode,
+    decode_addressed,
+    encode,
+    header_of,
+    marker_header,
+    split,
+)
+from slackwater.pipeline.source.data_source import ChannelSource
+from slackwater.pipeline.source.planner import Position
+from slackwater.pipeline.source.readers import _Range
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.versions.commit import commit
+from slackwater.store.versions.manifest import Manifest, Output
+
+from tests.support.diamonds import SCHEMA, Message, markers_in
+
+MINE = frozenset({"w.1.0", "w.2.7"})
+HEADERS = [b"w.1.0", b"w.2.7", b"w.1", b"w.1.00", b"dead.1.0", marker_header("w.1.0"), b"", b"\xff", None]
+"""Attempts that count, others that look alike, a marker, and what is not ours."""
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": numbers}, schema=SCHEMA)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[tuple[Message, list[int]]]:
+    """Messages of one partition with what they hold. Offsets may have gaps."""
+    offset, found = draw(st.integers(0, 2**40)), []
+    for header in draw(st.lists(st.sampled_from(HEADERS), max_size=12)):
+        numbers = draw(st.lists(st.integers(0, 99), max_size=4))
+        # What others wrote need not be Arrow at all.
+        ours = header in (b"w.1.0", b"w.2.7") or draw(st.booleans())
+        found.append((Message(encode(batch(*numbers)) if ours else b"?", header, ("t", 2, offset)), numbers))
+        offset += draw(st.integers(1, 3))
+    return found
+
+
+@given(logs())
+def test_the_rows_of_the_attempts_that_count_come_in_order_and_nothing_else(
+    log: list[tuple[Message, list[int]]],
+) -> None:
+    messages = [message for message, _ in log]
+    counts = [(message, numbers) for message, numbers in log if header_of(message) in MINE]  # type: ignore[arg-type]
+    found = list(decode(messages, MINE, SCHEMA))  # type: ignore[arg-type]
+    assert [n for rows in found for n in rows["n"].to_pylist()] == [n for _, numbers in counts for n in numbers]
+    addressed = [
+        tuple(row.values())
+        for table in decode_addressed(messages, MINE)  # type: ignore[arg-type]
+        for row in table.to_pylist()
+    ]
+    assert addressed == [(n, 2, message.offset(), row) for message, numbers in counts for row, n in enumerate(numbers)]
+
+
+def test_an_address_is_of_the_declared_types() -> None:
+    (table,) = decode_addressed([Message(encode(batch(5)), b"w.1.0")], MINE)  # type: ignore[list-item]
+    assert [str(field.type) for field in table.schema] == ["int64", "int32", "int64", "int32"]
+    assert table.column_names == ["n", "_partition", "_offset", "_row"]
+
+
+def test_a_message_without_headers_is_not_ours() -> None:
+    assert header_of(Message(b"", None)) == ""  # type: ignore[arg-type]
+
+
+def stream_without_rows() -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA):
+        pass
+    return bytes(sink.getvalue())
+
+
+VALUE = encode(batch(*range(50)))
+# The last 8 bytes only say that the stream ends.
+CUT_SHORT = st.integers(0, len(VALUE) - 9).map(lambda length: VALUE[:length])
+
+
+@given(st.none() | st.binary(max_size=20) | CUT_SHORT | st.just(stream_without_rows()))
+def test_a_damaged_message_of_ours_is_corruption_that_names_its_address(damaged: bytes | None) -> None:
+    message = Message(damaged, b"w.1.0")
+    with pytest.raises(Corruption, match=r"message t\[3\]@14 is (not )?an Arrow stream"):
+        list(decode([message], MINE, SCHEMA))  # type: ignore[list-item]
+    with pytest.raises(Corruption, match=r"message t\[3\]@14 is (not )?an Arrow stream"):
+        list(decode_addressed([message], MINE))  # type: ignore[list-item]
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_a_range_holds_exactly_as_many_rows_as_were_sent(found: int, sent: int) -> None:
+    check_count("t", 1, 4, 9, found, None)
+    if found == sent:
+        check_count("t", 1, 4, 9, found, sent)
+    else:
+        with pytest.raises(Corruption, match=rf"t\[1\]@4\.\.9 holds {found} rows .*; their manifests say {sent}$"):
+            check_count("t", 1, 4, 9, found, sent)
+
+
+class Written:
+    """A channel of three partitions on a real broker, and its manifests in a real store."""
+
+    def __init__(self, kafka: EmbeddedKafka, store: LocalStore) -> None:
+        self.kafka = {"bootstrap.servers": kafka.bootstrap}
+        self.store = store
+        self.topic = f"c-{uuid4().hex[:8]}"
+        kafka_client.create_topic(self.kafka, self.topic, 3)
+        self.output = Output(self.topic, (0, 0, 0), schema="n long", sent=(0, 0, 0))
+        self.version = 0
+
+    def send(self, attempt: str, numbers: list[int]) -> dict[int, int]:
+        """Each number to the partition of its remainder by three."""
+        rows = pa.table({"n": pa.array(numbers, pa.int64())})
+        messages = list(split(rows, np.array(numbers) % 3))
+        return records.send(self.kafka, self.topic, messages, attempt.encode(), patience_s=30)
+
+    def version_with(self, numbers: list[int], *snapshots: str, count: int = 0) -> Output:
+        """Commit a version, with litter of a zombie in front; `count` is what its manifest miscounts."""
+        self.version += 1
+        self.send("dead", [7, 8, 9])
+        ends, attempt = list(self.output.ends), f"w.{self.version}"
+        for partition, end in (self.send(attempt, numbers) if numbers else {}).items():
+            ends[partition] = end
+        sent = [rows + sum(n % 3 == p for n in numbers) for p, rows in enumerate(self.output.sent)]
+        sent[0] += count
+        self.output = Output(
+            self.topic, tuple(ends), (attempt,) if numbers else (), len(numbers), "n long", {}, tuple(sent)
+        )
+        for snapshot in snapshots:
+            self.output = write_markers(self.kafka, self.output, snapshot, 30)
+        manifest = Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": self.output})
+        commit(self.store, manifest)
+        return self.output
+
+    def messages(self, start: tuple[int, ...], ends: tuple[int, ...]) -> list[list[Message]]:
+        return [
+            [
+                message  # type: ignore[misc]
+                for chunk in records.read_range(self.kafka, self.topic, p, first, end, patience_s=30)
+                for message in chunk
+            ]
+            for p, (first, end) in enumerate(zip(start, ends, strict=True))
+        ]
+
+    def read(self, start: Position, end: Position) -> list[int]:
+        """As Spark has the source read a batch."""
+        options = {f"kafka.{name}": value for name, value in self.kafka.items()}
+        options |= {"subscribe": self.topic, "input": "c", "store": str(self.store.url), "app": "a", "upstream": "up"}
+        reader = ChannelSource({**options, "patienceS": "30"}).streamReader(StructType([StructField("n", LongType())]))
+        parts = reader.partitions(start.json(), end.json())
+        assert all(isinstance(part, _Range) for part in parts)
+        return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]
+
+
+@pytest.fixture
+def written(kafka: EmbeddedKafka, tmp_path: object) -> Written:
+    return Written(kafka, LocalStore(tmp_path))  # type: ignore[arg-type]
+
+
+def place(output: Output, version: int) -> Position:
+    return Position("c", output.ends, version, output.sent)
+
+
+@pytest.mark.kafka
+def test_a_marker_stands_in_every_partition_behind_the_rows_and_the_manifest_says_where(written: Written) -> None:
+    before = written.version_with([0, 3, 4])  # nothing for partition 2
+    after = written.version_with([6, 10], "s1", "s2")
+    log = written.messages((0, 0, 0), after.ends)
+    for partition, messages in enumerate(log):
+        headers = [header_of(message) for message in messages]  # type: ignore[arg-type]
+        assert headers[-2:] == ["marker s1", "marker s2"]
+        assert markers_in(messages) == ["s1", "s2"]
+        for snapshot, offset in (("s1", -2), ("s2", -1)):
+            assert after.markers[snapshot][partition] == messages[offset].offset()
+        assert after.ends[partition] == messages[-1].offset() + 1
+        assert not messages[-1].value()
+    assert (after.sent, after.rows, after.attempts) == ((3, 2, 0), 2, ("w.2",)), "markers are no rows"
+    assert list(written.messages(before.ends, after.ends)[2][-1].headers() or ()) == [("slackwater", b"marker s2")]
+
+
+@pytest.mark.kafka
+def test_a_source_reads_what_its_versions_sent_and_counts_it(written: Written) -> None:
+    start = Position("c", (0, 0, 0), 0, (0, 0, 0))
+    first = place(written.version_with([0, 1, 2, 3]), 1)
+    second = place(written.version_with([12, 13], "s"), 2)
+    third = place(written.version_with([21, 24, 27]), 3)
+    assert written.read(start, first) == [0, 3, 1, 2]
+    assert written.read(first, second) == [12, 13]
+    assert written.read(second, third) == [21, 24, 27]
+    assert sorted(written.read(start, third)) == [0, 1, 2, 3, 12, 13, 21, 24, 27]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("miscounted", [-1, 1])
+def test_a_source_refuses_a_range_whose_rows_are_not_as_many_as_were_sent(written: Written, miscounted: int) -> None:
+    start = Position("c", (0, 0, 0), 0, (0, 0, 0))
+    end = place(written.version_with([0, 3, 1], count=miscounted), 1)
+    with pytest.raises(Corruption, match=rf"\[0\]@0\.\.\d+ holds 2 rows .*; their manifests say {2 + miscounted}"):
+        written.read(start, end)
+
+
+@pytest.mark.kafka
+def test_records_in_flight_are_read_with_their_addresses_and_counted(written: Written) -> None:
+    first, second = written.version_with([0, 1]), written.version_with([3, 6, 4], "s")
+    flight = InFlight(
+        channel="c",
+        topic=written.topic,
+        sender="up",
+        receiver="down",
+        starts=first.ends,
+        ends=second.ends,
+        attempts=second.attempts,
+        rows=3,
+        counts=(2, 1, 0),
+        after=1,
+        up_to=2,
+        schema="n long",
+    )
+    rows = [row for table in KafkaChannels(written.kafka).read(flight) for row in table.to_pylist()]
+    # Zombies wrote one message to each partition before each version.
+    assert [tuple(row.values()) for row in rows] == [(3, 0, 3, 0), (6, 0, 3, 1), (4, 1, 3, 0)]
+    with pytest.raises(Corruption, match=r"holds 2 rows .* their manifests say 1"):
+        list(KafkaChannels(written.kafka).read(replace(flight, counts=(1, 1, 0))))

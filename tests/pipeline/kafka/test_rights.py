@@ -1,0 +1,152 @@
+"""What an app must be allowed to do in Kafka: with these rights it runs, and each that is missing is named."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from slackwater.errors import Refused
+from slackwater.pipeline.kafka import consumer_groups, records
+from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.store.objects.open import open_store
+
+from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
+from tests.support.running import Ledger, eventually
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    with SecuredKafka(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    """What is said of an attempt; empty when it succeeds."""
+    try:
+        attempt()
+    except Refused as error:
+        return error.message
+    return ""
+
+
+def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goes(secured: SecuredKafka) -> None:
+    app = f"a{uuid4().hex[:8]}"
+    orders, channel = f"orders-{app}", f"{app}-by-account-repartition"
+    admin, user = secured.client(ADMIN), secured.client(USER)
+    kafka_client.create_topic(admin, orders, 1)
+    assert records.send(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
+
+    def read() -> None:
+        found = [one.value() for chunk in records.read_range(user, orders, 0, 0, 2, patience_s=20) for one in chunk]
+        assert found == [b"one", b"two"]
+
+    def make() -> None:
+        kafka_client.create_topics(user, {channel: 2}, only_ask=True)
+        kafka_client.create_topics(user, {channel: 2}, timeout_s=2)
+
+    steps = (
+        (lambda: kafka_client.offsets(user, orders), "Describe", orders, orders),
+        (read, "Read", orders, orders),
+        (make, "Create", channel, f"{app}-"),
+        (lambda: kafka_client.offsets(user, channel), "Describe", channel, f"{app}-"),
+        (lambda: records.send(user, channel, [(0, b"x")], b"h", patience_s=20), "Write", channel, f"{app}-"),
+    )
+    for attempt, right, topic, named in steps:
+        said = refusal(attempt)
+        assert f"the right {right} on topic '{topic}' is missing" in said
+        secured.allow(right, "topic", named, prefixed=named != topic)
+        eventually(lambda attempt=attempt: not refusal(attempt), f"{right} on {named} is enough", 60)  # type: ignore[misc]
+
+
+def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
+    topic = f"slow-{uuid4().hex[:8]}"
+    admin, user = secured.client(ADMIN), secured.client(USER)
+    kafka_client.create_topic(admin, topic, 1)
+    secured.allow("Read", "topic", topic)
+    eventually(lambda: not refusal(lambda: kafka_client.offsets(user, topic)), "the right to read")
+    # Nothing is there until long after the broker has refused to name the group's coordinator.
+    late = threading.Timer(3, records.send, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
+    late.start()
+    found = [one.value() for chunk in records.read_range(user, topic, 0, 0, 1, patience_s=30) for one in chunk]
+    late.join()
+    assert found == [b"one"]
+
+
+def test_without_a_right_on_groups_an_announcement_ends(secured: SecuredKafka) -> None:
+    topic = f"told-{uuid4().hex[:8]}"
+    kafka_client.create_topic(secured.client(ADMIN), topic, 1)
+    secured.allow("Read", "topic", topic)
+    started = time.monotonic()
+    consumer_groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
+    assert time.monotonic() - started < 15
+
+
+@dataclass
+class Guarded(Ledger):
+    """An app whose user may do what was allowed; the topic is the administrator's."""
+
+    broker: SecuredKafka | None = None
+    user: str = ADMIN
+
+    @property
+    def kafka(self) -> dict[str, str]:
+        assert self.broker is not None
+        return self.broker.client(self.user)
+
+    def environment(self) -> dict[str, str]:
+        mine = {f"SLACKWATER_KAFKA_PROPERTIES_{n.upper().replace('.', '_')}": v for n, v in self.kafka.items()}
+        return super().environment() | mine
+
+
+def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
+    """An app that was refused for each right that it lacks, in the order in which whoever gives them hears of them."""
+    ledger = Guarded(secured.bootstrap, folder, broker=secured)
+    ledger.send(600)
+    ledger.user = USER
+    with pytest.raises(Refused, match=f"the right Describe on topic '{ledger.topic}' is missing"):
+        ledger.catch_up()
+    secured.allow("Read", "topic", ledger.topic)
+    eventually(lambda: not refusal(lambda: kafka_client.offsets(ledger.kafka, ledger.topic)), "the right to read")
+    with pytest.raises(Refused, match=f"the right Create on topic '{ledger.app}-.*' is missing"):
+        ledger.catch_up()
+    assert list(open_store(ledger.store).list("")) == []
+    return ledger
+
+
+def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    ledger = may_read_its_topic_alone(secured, tmp_path)
+    secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
+    channel = f"{ledger.app}-by-account-repartition"
+    new = {channel: 1}
+    eventually(lambda: not refusal(lambda: kafka_client.create_topics(ledger.kafka, new, only_ask=True)), "the right")
+    with pytest.raises(Refused, match=f"the right Describe on topic '{channel}' is missing"):
+        ledger.catch_up()
+
+
+@pytest.mark.spark
+@pytest.mark.soak  # a broker of its own, and an app that runs three times
+@pytest.mark.usefixtures("one_spark")
+def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_alone(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    ledger = may_read_its_topic_alone(secured, tmp_path)
+    for right in ("Create", "Read", "Write"):
+        secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
+    new = {f"{ledger.app}-by-account-repartition": 1}
+    eventually(lambda: not refusal(lambda: kafka_client.create_topics(ledger.kafka, new, only_ask=True)), "the rights")
+    ledger.catch_up(max_records=200)
+    ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
+    ledger.slackwater("verify", f"{ledger.app}@good", "--deep")
+    ledger.slackwater("clone", f"{ledger.app}@good", f"{ledger.app}-staging")
+    ledger.user = ADMIN
+    ledger.send(300)
+    ledger.user = USER
+    ledger.catch_up()
+    ledger.check_tables()

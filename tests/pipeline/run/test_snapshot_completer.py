@@ -1,0 +1,105 @@
+"""Completing snapshots beside the batches: what a look begins, what it says, and what becomes of failures."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from slackwater.errors import Refused, Unavailable
+from slackwater.pipeline.run.snapshot_completer import Completer
+from slackwater.snapshot.cut.in_flight import InFlight
+from slackwater.snapshot.cut.requests import Request, cancel, open_requests
+from slackwater.snapshot.cut.stored import find_snapshot
+from slackwater.snapshot.take import audit_log
+from slackwater.snapshot.take.capture import ChannelReader
+from slackwater.snapshot.take.taking import request
+from slackwater.store.versions import keys
+
+from tests.support.diamonds import APP, Diamond, Logs
+
+
+def under_way() -> tuple[Diamond, Request]:
+    """A snapshot that every stage but `joined` has finished, with a record in flight to it."""
+    diamond = Diamond()
+    diamond.step_all(records=6)
+    asked = request(diamond.store, APP, "good", "ada@host")
+    for stage in ("moves", "evens", "joined", "odds"):
+        diamond.step(stage, records=4)
+    return diamond, asked
+
+
+def look(diamond: Diamond, reader: ChannelReader | None = None) -> frozenset[str]:
+    """One look, and the end of what it began."""
+    completer = Completer(diamond.store, APP, reader or diamond.logs, "test:1")
+    try:
+        return completer.look(diamond.heads.values())
+    finally:
+        completer.close()
+
+
+def test_it_completes_what_every_stage_has_finished_and_then_says_that_nobody_asks_for_it() -> None:
+    diamond, asked = under_way()
+    assert look(diamond) == frozenset()
+    assert find_snapshot(diamond.store, APP, "good") is None, "one stage awaits a marker"
+    diamond.step("joined")
+    assert look(diamond) == frozenset()
+    snapshot = find_snapshot(diamond.store, APP, "good")
+    assert snapshot is not None
+    assert snapshot.channels
+    assert look(diamond) == {asked.id}
+    diamond.step_all()
+    assert look(diamond) == frozenset(), "the stages have forgotten it"
+
+
+def test_what_is_asked_is_not_forgotten_while_a_stage_of_another_runner_is_at_it() -> None:
+    diamond, asked = under_way()
+    del diamond.heads["joined"]
+    assert look(diamond) == frozenset()
+    assert open_requests(diamond.store, APP) == (asked,)
+    assert find_snapshot(diamond.store, APP, "good") is None
+
+
+def test_what_was_withdrawn_is_nobodys() -> None:
+    diamond, asked = under_way()
+    cancel(diamond.store, APP, asked)
+    assert look(diamond) == {asked.id}
+
+
+class Broken(Logs):
+    """A reader that fails."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
+        raise self._error
+
+
+def test_while_kafka_is_away_the_snapshot_waits(caplog: pytest.LogCaptureFixture) -> None:
+    diamond, asked = under_way()
+    diamond.step("joined")
+    assert look(diamond, Broken(Unavailable("Kafka is away"))) == frozenset()
+    assert "snapshot good of diamond waits: Kafka is away" in caplog.text
+    assert open_requests(diamond.store, APP) == (asked,)
+    look(diamond)
+    assert find_snapshot(diamond.store, APP, "good") is not None
+
+
+@pytest.mark.parametrize("how", ["gone from Kafka", "fewer than were sent"])
+def test_a_snapshot_that_can_never_be_complete_is_withdrawn_and_noted(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    diamond, asked = under_way()
+    diamond.step("joined")
+    if how == "gone from Kafka":
+        look(diamond, Broken(Refused("offsets are gone")))
+    else:
+        diamond.logs.lost = 1
+        look(diamond)
+    (noted,) = audit_log.list_operations(diamond.store, APP)
+    assert (noted.verb, noted.by) == ("snapshot failed", "test:1")
+    assert noted.detail.startswith("good: ")
+    assert "snapshot good of diamond was dropped" in caplog.text
+    assert open_requests(diamond.store, APP) == ()
+    assert not list(diamond.store.list(keys.snapshot_objects(APP, "good")))
+    assert look(diamond) == {asked.id}

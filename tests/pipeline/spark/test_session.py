@@ -1,0 +1,206 @@
+"""What `slackwater run` says to Spark: `--conf`, `--py-files`, and slackwater itself for other machines."""
+
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slackwater
+from pyspark import cloudpickle
+from pyspark.sql.types import LongType, StructField, StructType
+from slackwater.cli.main import app as cli
+from slackwater.pipeline.batch.task import Places
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.source.data_source import ChannelSource, Private, TopicSource, open_stream
+from slackwater.pipeline.source.planner import Position
+from slackwater.pipeline.spark import shipping
+from slackwater.pipeline.spark.conf import secrets_in, settings_of
+from slackwater.store.objects.s3.access import S3Access, S3Credentials, S3Place
+from slackwater.store.objects.s3.settings import S3Settings
+from typer.testing import CliRunner
+
+from tests.support.running import APPS, PAIR
+
+PASSWORD = "hushhushpassword"
+KAFKA = {"bootstrap.servers": "127.0.0.1:1", "sasl.password": PASSWORD}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--conf", "spark.executor.memory"), "--conf takes KEY=VALUE, not 'spark.executor.memory'"),
+        (("--conf", PASSWORD), "--conf takes KEY=VALUE; one of them has no '='"),
+        (("--conf", "executor.memory=2g"), "'executor.memory' is not a setting of Spark"),
+        (("--conf", "=2g"), "'' is not a setting of Spark"),
+        (("--conf", f"spark.x.secret={PASSWORD}\n"), "spark.x.secret has a character in its value"),
+        (("--conf", "spark.master=local[1]"), "spark.master is not said by --conf"),
+        (("--conf", "spark.submit.pyFiles=a.py"), "spark.submit.pyFiles is not said by --conf"),
+        (("--conf", "spark.submit.deployMode=cluster"), "`slackwater run` is the driver itself"),
+        (("--conf", "spark.sql.session.timeZone=Europe/Berlin"), "times in tables are UTC"),
+        (("--py-files", "absent.py"), "no Python file named 'absent.py'; the nearest: absence.py"),
+        (("--py-files", "absence.py,"), "--py-files names a file of no name"),
+        (("--py-files", "hdfs://head/rules.zip"), "expected a file of this machine"),
+        (("--py-files", "folder"), "--py-files folder is a folder"),
+        (("--py-files", "rules.txt"), "expected a file that ends in .py, .zip, .egg"),
+        (("--py-files", "broken.zip"), "--py-files broken.zip is not a zip"),
+        (("--py-files", "absence.py", "--py-files", "folder/absence.py"), "Spark hands files on by their names"),
+    ],
+)
+@pytest.mark.usefixtures("isolated")
+def test_what_cannot_be_is_refused_in_a_sentence_before_anything_starts(
+    words: tuple[str, ...], expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("absence.py", "folder/absence.py", "rules.txt", "broken.zip"):
+        (tmp_path / name).write_text("")
+    # Nothing listens there: who asked the broker first would wait for it.
+    done = CliRunner().invoke(cli, ["run", "program.py", "--kafka", "127.0.0.1:1", *words])
+    assert done.exit_code in (1, 2)
+    assert done.stderr.startswith("error: ")
+    assert expected in done.stderr
+    assert PASSWORD not in done.output + done.stderr
+
+
+def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_equals_sign() -> None:
+    words = (
+        "spark.executor.memory=1g",
+        "spark.executor.memory=2g",
+        "spark.executor.extraJavaOptions=-Da=b",
+        "spark.x=",
+    )
+    assert settings_of(words) == {
+        "spark.executor.memory": "2g",
+        "spark.executor.extraJavaOptions": "-Da=b",
+        "spark.x": "",
+    }
+
+
+@pytest.mark.usefixtures("isolated")
+def test_a_secret_among_the_settings_is_warned_of_by_its_name() -> None:
+    assert secrets_in(["spark.hadoop.fs.s3a.secret.key", "spark.executor.memory"]) == (
+        "spark.hadoop.fs.s3a.secret.key",
+    )
+    words = ("--conf", f"spark.hadoop.fs.s3a.secret.key={PASSWORD}", "--kafka", "127.0.0.1:1")
+    done = CliRunner().invoke(cli, ["run", "absent.py", *words])
+    assert "spark.hadoop.fs.s3a.secret.key: a secret on the command line" in done.stderr
+    assert PASSWORD not in done.output + done.stderr
+
+
+@pytest.fixture
+def path() -> Iterator[None]:
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", [".py", ".zip"])
+def test_a_program_imports_what_py_files_name(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pair_rules", raising=False)
+    rules = APPS / "rules" / "pair_rules.py"
+    if kind == ".zip":
+        with zipfile.ZipFile(tmp_path / "rules.zip", "w") as packed:
+            packed.write(rules, rules.name)
+        rules = tmp_path / "rules.zip"
+    shipping.on_path([str(rules)])
+    assert load_app(str(PAIR)).name == "pair"
+    assert str(sys.modules["pair_rules"].__file__).startswith(str(rules))
+
+
+def test_slackwater_as_it_is_sent_has_all_that_a_task_imports(tmp_path: Path) -> None:
+    home = Path(slackwater.__file__).parent
+    data = shipping._zipped(home)
+    assert data == shipping._zipped(home)
+    assert len(data) < 1 << 19
+    sent = tmp_path / "slackwater.zip"
+    sent.write_bytes(data)
+    program = (
+        f"import sys; sys.path.insert(0, {str(sent)!r})\n"
+        "import slackwater.pipeline.batch.task, slackwater.pipeline.source.readers, slackwater.pipeline.state.update\n"
+        "import slackwater.pipeline.state.aggregate, slackwater.pipeline.state.upsert\n"
+        "import slackwater.store.objects.s3.store, slackwater as sw\n"
+        "sw.aggregate(n=sw.count())\n"
+        "ours = [m.__file__ for name, m in sys.modules.items() if name.startswith('slackwater')]\n"
+        f"assert all(file.startswith({str(sent)!r}) for file in ours), ours\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Session:
+    """As much of Spark's session as a stream is opened by: what it is told stands in Spark's plans."""
+
+    def __init__(self) -> None:
+        self.registered: list[type] = []
+        self.options_seen: dict[str, object] = {}
+        self.made: object = None
+        self.dataSource = self.readStream = self
+
+    def register(self, source: type) -> None:
+        self.registered.append(source)
+
+    def format(self, name: str) -> "Session":
+        assert self.registered[-1].name() == name  # type: ignore[attr-defined]
+        return self
+
+    def options(self, **options: object) -> "Session":
+        self.options_seen = options
+        return self
+
+    def load(self) -> "Session":
+        # As Spark does it: a class, and the source of it, cross to other processes as pickles.
+        kind = pickle.loads(cloudpickle.dumps(self.registered[-1]))  # noqa: S301
+        options = {name: str(value) for name, value in self.options_seen.items()}
+        self.made = pickle.loads(cloudpickle.dumps(kind(options)))  # noqa: S301
+        return self
+
+
+@pytest.mark.parametrize("source", [TopicSource, ChannelSource])
+def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_along(
+    source: type[TopicSource | ChannelSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A planning process puts it there, which in a test is this one.
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
+    session, rows = Session(), StructType([StructField("n", LongType())])
+    options = {"subscribe": "t", "input": "c", "store": str(tmp_path), "app": "a", "upstream": "u"}
+    private = Private(KAFKA, {"AWS_SECRET_ACCESS_KEY": PASSWORD})
+    open_stream(session, source, private, options, rows if source is ChannelSource else None)  # type: ignore[arg-type]
+    assert PASSWORD not in str(session.options_seen) + repr(private)
+    # The class with the passwords was there for the moment of the making; another stream gets none of them.
+    assert session.registered[-1] is source
+    assert source.private == Private()
+    assert isinstance(session.made, TopicSource | ChannelSource)
+    if source is ChannelSource:
+        assert session.made.schema() == rows
+    reader = session.made.streamReader(rows)
+    there = pickle.loads(cloudpickle.dumps(reader))  # noqa: S301
+    assert there._kafka == KAFKA
+    at = Position("c", (0,)).json()
+    assert PASSWORD not in repr(reader) + repr(reader.partitions(at, at))
+
+
+def test_places_show_no_secret_and_tell_a_worker_where_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    access = S3Access(S3Place("http://s3", "r", S3Settings()), S3Credentials("AKIAHUSH", PASSWORD, PASSWORD))
+    places = Places("a", "s", "s3://bucket", KAFKA, ("/driver", 1, 2), 30, s3=access, elsewhere=True)
+    assert PASSWORD not in repr(places) + repr(Options(store="s3://bucket", kafka=KAFKA))
+    assert "AKIAHUSH" not in repr(places)
+    monkeypatch.delenv("SLACKWATER_CACHE", raising=False)
+    assert places.cache_here() == ("/driver", 1, 2)
+    monkeypatch.setenv("SLACKWATER_CACHE", "/worker")
+    assert places.cache_here() == ("/worker", 1, 2)
+    here = Places("a", "s", "s3://bucket", KAFKA, ("/driver", 1, 2), 30)
+    assert here.cache_here() == ("/driver", 1, 2)
+
+
+def test_where_the_settings_name_a_python_it_is_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slackwater.pipeline.spark.interpreter import interpreter
+
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    with interpreter(on_this_machine=False, said="/opt/python"):
+        assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+    assert "PYSPARK_PYTHON" not in os.environ

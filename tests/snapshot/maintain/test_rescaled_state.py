@@ -1,0 +1,127 @@
+"""State written under one number of state partitions after another, beside a dictionary."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import duckdb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick
+from slackwater.store.compaction.plan import Done, apply
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.duckdb_view import register
+from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs, touched
+from slackwater.store.versions.manifest import Policy, Sst
+
+from tests.support.state_rows import ROUTES, Hashes, Key, columns, manifest_of, write_version
+
+KEYS: list[Key] = [(f"k{n}", "x") for n in range(24)]
+
+batches = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 99), min_size=1, max_size=12)
+
+
+@dataclass(frozen=True)
+class Era:
+    """What happens under one number of state partitions."""
+
+    partitions: int
+    batches: list[dict[Key, int | None]]
+    trigger: int
+    """Compaction begins at so many SSTs."""
+    width: int
+    """Most runs that are merged at once. SSTs as small as these are all of one size, and would all be merged."""
+    late: int
+    """The results of a merge land after so many further batches; those left over, in the next era."""
+
+
+eras = st.builds(
+    Era, st.integers(1, 6), st.lists(batches, max_size=5), st.integers(2, 5), st.integers(2, 3), st.integers(0, 3)
+)
+
+
+class State:
+    """A table and a dictionary that hold the same, after every step."""
+
+    def __init__(self, folder: Path, con: duckdb.DuckDBPyConnection, hashes: Hashes) -> None:
+        self.store, self.cache, self.con, self.hashes = MemoryStore(), SstCache(folder, 1 << 30), con, hashes
+        self.table = ROUTES
+        self.ssts: tuple[Sst, ...] = ()
+        self.model: dict[Key, int] = {}
+        self.seq = 0
+
+    def rescale(self, partitions: int) -> None:
+        self.table = replace(self.table, partitions=partitions)
+
+    def write(self, changes: Mapping[Key, int | None]) -> None:
+        self.seq += 1
+        rows = {key: None if value is None else (value, None, None) for key, value in changes.items()}
+        self.ssts = (*write_version(self.store, self.cache, self.table, rows, self.seq, self.hashes), *self.ssts)
+        self.model |= {key: value for key, value in changes.items() if value is not None}
+        for key in [key for key, value in changes.items() if value is None]:
+            self.model.pop(key, None)
+        self.check()
+
+    def merge(self, trigger: int, width: int) -> tuple[Done, ...]:
+        """Carry out what is picked; it does not count yet."""
+        policy = Policy(l0_trigger=trigger, max_merge_width=width, max_space_amplification=1e9)
+        picked = pick(self.ssts, self.table.partitions, policy)
+        done = tuple(run(self.store, self.cache, "app", "stage", self.table, one) for one in picked)
+        assert all(len(touched(output, self.table.partitions)) == 1 for one in done for output in one.outputs)
+        return done
+
+    def land(self, *done: Done) -> None:
+        self.ssts = apply(self.ssts, done)
+        self.check()
+
+    def check(self) -> None:
+        for one, other in combinations(self.ssts, 2):
+            if one.hash_min <= other.hash_max and other.hash_min <= one.hash_max:
+                assert one.seq_max < other.seq_min or other.seq_max < one.seq_min
+        keys = columns(self.table.key, KEYS)
+        hashes = self.hashes.of(self.table, keys)
+        expected = [self.model.get(key) for key in KEYS]
+        values, present = multi_get(self.store, self.cache, self.ssts, self.table, hashes, keys)
+        assert (values["flights"].to_pylist(), present.tolist()) == (expected, [key in self.model for key in KEYS])
+        assert point_get(self.store, self.ssts, self.table, hashes, keys).values == values
+        register(self.con, "t", self.store, self.cache, manifest_of(self.table, self.ssts))
+        rows = self.con.sql("SELECT origin, dest, flights FROM t").fetchall()
+        assert sorted(rows) == sorted((*key, value) for key, value in self.model.items())
+
+
+@contextmanager
+def a_state(hashes: Hashes) -> Iterator[State]:
+    folder = Path(tempfile.mkdtemp())
+    with duckdb.connect() as con:
+        state = State(folder, con, hashes)
+        with closing(state.cache):
+            yield state
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@settings(max_examples=20)
+@given(st.lists(eras, min_size=2, max_size=6), st.sampled_from([0, 7]))
+def test_nothing_is_lost_whatever_is_written_merged_and_rescaled(history: list[Era], modulus: int) -> None:
+    with a_state(Hashes(modulus)) as state:
+        waiting: list[tuple[int, Done]] = []
+        for era in history:
+            state.rescale(era.partitions)
+            for changes in era.batches:
+                state.write(changes)
+                state.land(*(done for at, done in waiting if at <= state.seq))
+                waiting = [(at, done) for at, done in waiting if at > state.seq]
+                waiting += [(state.seq + era.late, done) for done in state.merge(era.trigger, era.width)]
+        state.land(*(done for _, done in waiting))
+        while done := state.merge(3, 2):
+            state.land(*done)
+            assert not {sst for one in done for sst in one.compaction.inputs} & set(state.ssts)
+        for mine in by_partition(state.ssts, state.table.partitions).values():
+            assert sum(map(depth, sorted_runs(mine))) < 3

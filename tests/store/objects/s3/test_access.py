@@ -1,0 +1,185 @@
+"""How a process gets to S3 is handed to another that has nothing of it: the driver's tasks on other machines."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from slackwater.errors import Refused
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import access_to, open_store, take
+from slackwater.store.objects.s3 import client
+from slackwater.store.objects.s3.access import S3Access, S3Credentials
+from slackwater.store.objects.s3.settings import S3Settings
+from slackwater.store.objects.s3.store import S3Store
+
+from tests.support.s3_servers import BUCKET, signed
+
+ACCESS_KEY, SECRET_KEY, TOKEN = "AKIA0HANDEDOVER", "hushhushhandedover", "hushhushtoken"
+OTHERS = {
+    "AWS_PROFILE": "nobody",
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+    "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+}
+"""What another machine may have: none of it is the driver's."""
+
+_TASK = """
+import pickle, sys
+from slackwater.store.objects.open import open_store, take
+url, access = pickle.load(sys.stdin.buffer)
+store = open_store(url, patience_s=10, place=take(access))
+store.put("from-a-task", b"here")
+print(store.get("from-a-driver").decode())
+"""
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Nothing of AWS's but these."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+def access(key: str = ACCESS_KEY, token: str = "") -> S3Access:
+    with environment(
+        AWS_ACCESS_KEY_ID=key,
+        AWS_SECRET_ACCESS_KEY=SECRET_KEY,
+        AWS_SESSION_TOKEN=token,
+        AWS_REGION="eu-west-1",
+        AWS_ENDPOINT_URL="http://user:password@127.0.0.1:2",
+    ):
+        found = access_to(S3Store(BUCKET, settings=S3Settings(sse="AES256")))
+    assert found is not None
+    return found
+
+
+def signs_with(store: object) -> tuple[str | None, ...]:
+    assert isinstance(store, S3Store)
+    now = client.connection(store._options).credentials
+    assert now is not None
+    frozen = now.get_frozen_credentials()
+    return frozen.access_key, frozen.secret_key, frozen.token
+
+
+@pytest.mark.s3
+def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
+    aws_environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "credentials"
+    config.write_text(f"[production]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n")
+    folder = tmp_path / "s3"
+    folder.mkdir()
+    with signed(folder, ACCESS_KEY, SECRET_KEY) as endpoint:
+        known = {"AWS_SHARED_CREDENTIALS_FILE": str(config), "AWS_PROFILE": "production", "AWS_REGION": "us-east-1"}
+        with environment(AWS_ENDPOINT_URL=endpoint, **known):
+            store = open_store(f"s3://{BUCKET}/{uuid4().hex}", patience_s=10)
+            assert isinstance(store, S3Store)
+            client.connection(store._options).s3.create_bucket(Bucket=BUCKET)
+            store.put("from-a-driver", b"there")
+            handed = pickle.dumps((store.url, access_to(store)))
+            for others in ({}, OTHERS):
+                bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+                task = subprocess.run(
+                    [sys.executable, "-c", _TASK],
+                    input=handed,
+                    capture_output=True,
+                    env={**bare, **others, "HOME": str(tmp_path)},
+                    check=False,
+                )
+                assert (task.returncode, task.stdout) == (0, b"there\n"), task.stderr
+            assert store.get("from-a-task") == b"here"
+
+
+def test_what_is_handed_over_shows_no_secret_and_has_all_the_rest() -> None:
+    found = access(token=TOKEN)
+    for secret in (ACCESS_KEY, SECRET_KEY, TOKEN, "password"):
+        assert secret not in repr(found) + str(found)
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
+    assert found.credentials == S3Credentials(ACCESS_KEY, SECRET_KEY, TOKEN)
+    place = found.place
+    assert (place.endpoint_url, place.region) == ("http://127.0.0.1:2", "eu-west-1")
+    assert place.settings == S3Settings(sse="AES256")
+
+
+def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_the_host() -> None:
+    with environment(AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_REGION="eu-west-1"):
+        found = access_to(S3Store("a-bucket"))
+    assert found is not None
+    assert found.place.endpoint_url == ""
+    with environment(**OTHERS):
+        store = open_store("s3://a-bucket", place=take(found))
+        assert isinstance(store, S3Store)
+        s3 = client.connection(store._options).s3
+        url = s3.generate_presigned_url("get_object", Params={"Bucket": "a-bucket", "Key": "k"})
+    assert url.startswith("https://a-bucket.s3.")
+    assert s3.meta.region_name == "eu-west-1"
+
+
+def test_new_credentials_are_taken_by_the_clients_that_are_there_and_none_is_added() -> None:
+    first = access()
+    store = open_store(f"s3://{BUCKET}", place=take(first))
+    assert signs_with(store) == (ACCESS_KEY, SECRET_KEY, None)
+    before = len(client._connections)
+    for n in range(50):
+        renewed = replace(first, credentials=S3Credentials(f"key-{n}", f"secret-{n}", f"token-{n}"))
+        again = open_store(f"s3://{BUCKET}", place=take(renewed))
+        assert signs_with(store) == signs_with(again) == (f"key-{n}", f"secret-{n}", f"token-{n}")
+    assert len(client._connections) == before
+
+
+def test_a_driver_hands_over_the_credentials_of_the_moment(tmp_path: Path) -> None:
+    # AWS's own way to temporary credentials that renew themselves: a program that tells them.
+    told, program, config = tmp_path / "told", tmp_path / "tell.py", tmp_path / "config"
+    program.write_text(f"print(open({str(told)!r}).read())")
+    config.write_text(f"[default]\ncredential_process = {sys.executable} {program}\n")
+
+    def tell(key: str, lasts: timedelta) -> None:
+        ends = (datetime.now(UTC) + lasts).isoformat()
+        words = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": "s", "SessionToken": key, "Expiration": ends}
+        told.write_text(json.dumps(words))
+
+    # Renewed a quarter of an hour before they end, so that those of a batch last for as long as it.
+    tell("first", timedelta(minutes=5))
+    with environment(AWS_CONFIG_FILE=str(config), AWS_REGION="us-east-1"):
+        store = S3Store(BUCKET, str(uuid4()))
+        tell("second", timedelta(hours=1))
+        for _ in range(2):
+            found = access_to(store)
+            assert found is not None
+            assert found.credentials == S3Credentials("second", "s", "second")
+
+
+def test_a_file_of_certificates_that_a_worker_has_not_is_named(tmp_path: Path) -> None:
+    found = access()
+    absent = replace(found, place=replace(found.place, ca_bundle=str(tmp_path / "company.pem")))
+    with pytest.raises(Refused, match=r"has no .*company\.pem, where AWS_CA_BUNDLE says") as refused:
+        open_store(f"s3://{BUCKET}", place=take(absent)).get("a")
+    assert "each machine" in refused.value.hint
+
+
+def test_nothing_is_handed_over_where_the_root_is_enough_or_there_is_nothing(tmp_path: Path) -> None:
+    assert access_to(open_store(str(tmp_path))) is None
+    assert access_to(MemoryStore()) is None
+    nowhere = {name: str(tmp_path / "none") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    with environment(AWS_EC2_METADATA_DISABLED="true", **nowhere):
+        assert access_to(S3Store(BUCKET)) is None
+    assert take(None) is None
+
+
+def test_a_store_of_a_place_is_pickled_without_what_it_signs_with() -> None:
+    store = open_store(f"s3://{BUCKET}/a", place=take(access()))
+    data = pickle.dumps(store)
+    assert SECRET_KEY.encode() not in data
+    assert signs_with(pickle.loads(data)) == (ACCESS_KEY, SECRET_KEY, None)  # noqa: S301

@@ -1,0 +1,159 @@
+"""What is written is read again, by this program; what cannot be read is told by name."""
+
+import json
+import math
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import Corruption
+from slackwater.store.versions import codec
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Output, Policy, Sst, Table
+
+from tests.support.manifests import APPS, MANIFESTS, manifest
+
+# A version as the first release writes it. It must stay readable: add to these files, never change one.
+FORMAT_1 = (
+    b'{"format":1,"app":"flights","stage":"routes","version":7,"epoch":2,"writer":"01JD","time_ms":1795250131453,'
+    b'"kind":"batch","inputs":{"by-route":{"topic":"flights-by-route-repartition","offsets":[3,4],'
+    b'"upstream":"legs","version":5,"rows":400}},"outputs":{"late":{"topic":"flights-late-repartition",'
+    b'"ends":[9],"attempts":["a1"],"rows":2,"schema":"origin STRING","markers":{"s1":[9]}}},'
+    b'"table":{"key":[{"name":"origin","type":"string"}],"values":[{"name":"flights","type":"int64"}],'
+    b'"partitions":2,"state":"aggregate(flights=count())"},"ssts":[{"object":"flights/stages/routes/sst/x.parquet",'
+    b'"partition":0,"level":0,"rows":5,"bytes":900,"checksum":"ab","hash_min":-9223372036854775808,'
+    b'"hash_max":-1,"seq_min":7,"seq_max":7,"tombstones":0,"root":""}],"recorded":{"s1":7},'
+    b'"duration_ms":120,"by":"host:1"}'
+)
+
+
+@given(MANIFESTS)
+def test_a_manifest_is_read_as_it_was_written(value: Manifest) -> None:
+    assert codec.decode(codec.encode(value), Manifest, key="m") == value
+
+
+@given(APPS)
+def test_an_app_is_read_as_it_was_written(value: AppInfo) -> None:
+    assert codec.decode(codec.encode(value), AppInfo, key="a") == value
+
+
+@given(MANIFESTS)
+def test_the_bytes_are_json_with_the_format_in_front(value: Manifest) -> None:
+    data = codec.encode(value)
+    assert data.startswith(b'{"format":%d,' % codec.FORMAT)
+    found = json.loads(data)
+    assert len(found.pop("xxh3_128")) == 32
+    assert found == {"format": codec.FORMAT, **json.loads(msgspec.json.encode(value))}
+
+
+@given(st.dictionaries(st.from_regex("[a-zA-Z0-9]{1,9}", fullmatch=True), st.integers(1, 100)), st.randoms())
+def test_equal_values_are_equal_bytes(recorded: dict[str, int], random: Any) -> None:
+    shuffled = list(recorded.items())
+    random.shuffle(shuffled)
+    one, other = (msgspec.structs.replace(manifest(100), recorded=items) for items in (recorded, dict(shuffled)))
+    assert codec.encode(one) == codec.encode(other)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Policy(target_file_bytes=64e6),  # type: ignore[arg-type]
+        Policy(max_space_amplification=math.inf),
+        Policy(size_ratio=math.nan),
+        Policy(l0_trigger=True),
+        Policy("tiered"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_could_not_be_read_again_is_not_encoded(wrong: Policy) -> None:
+    with pytest.raises(ValueError, match="this Manifest could not be read again"):
+        codec.encode(msgspec.structs.replace(manifest(1), table=Table((), (), 1, "s", compaction=wrong)))
+
+
+def test_what_would_be_read_as_something_else_is_not_encoded() -> None:
+    with pytest.raises(ValueError, match="this Manifest would be read as another one"):
+        codec.encode(msgspec.structs.replace(manifest(1), ssts=[]))
+
+
+def test_a_manifest_of_the_first_release_is_read() -> None:
+    # Fields that came later have their defaults.
+    sst = Sst("flights/stages/routes/sst/x.parquet", 0, 0, 5, 900, "ab", -(2**63), -1, 7, 7)
+    assert codec.decode(FORMAT_1, Manifest, key="m") == Manifest(
+        "flights",
+        "routes",
+        7,
+        2,
+        "01JD",
+        1795250131453,
+        "batch",
+        inputs={"by-route": Input("flights-by-route-repartition", (3, 4), "legs", 5, 400)},
+        outputs={"late": Output("flights-late-repartition", (9,), ("a1",), 2, "origin STRING", {"s1": (9,)})},
+        table=Table((Column("origin", "string"),), (Column("flights", "int64"),), 2, "aggregate(flights=count())"),
+        ssts=(sst,),
+        recorded={"s1": 7},
+        duration_ms=120,
+        by="host:1",
+    )
+
+
+def test_a_field_of_a_later_release_is_ignored() -> None:
+    assert codec.decode(b'{"format":1,"name":"a","created_ms":1,"colour":"red"}', AppInfo, key="k") == AppInfo("a", 1)
+
+
+def test_a_struct_without_fields_is_read_as_it_was_written() -> None:
+    class Empty(msgspec.Struct, frozen=True):
+        pass
+
+    assert codec.decode(codec.encode(Empty()), Empty, key="k") == Empty()
+
+
+def test_a_newer_format_is_not_guessed_at() -> None:
+    with pytest.raises(Corruption) as caught:
+        codec.decode(b'{"format":3,"name":["made","of","parts"]}', AppInfo, key="x/app.json")
+    assert caught.value.object_key == "x/app.json"
+    assert str(caught.value) == "object 'x/app.json' has format 3; this slackwater reads formats up to 2"
+    assert "upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b"[1]",
+        b"\xff\xfe",
+        b'{"name":"a","created_ms":1}',
+        b'{"format":"1","name":"a","created_ms":1}',
+        b'{"format":0,"name":"a","created_ms":1}',
+        b'{"format":1}',
+        b'{"format":1,"name":"a","created_ms":"1"}',
+        b'{"format":1,"name":7,"created_ms":1}',
+        b'{"format":1,"name":"\xff","created_ms":1}',
+        b'{"format":1,"name":"a","created_ms":1}{',
+        b'{"format":1,"name":"a","created_ms":1,"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+def test_bytes_that_are_no_such_object_are_told_by_name(data: bytes) -> None:
+    with pytest.raises(Corruption, match=r"'x/app\.json'") as caught:
+        codec.decode(data, AppInfo, key="x/app.json")
+    assert caught.value.object_key == "x/app.json"
+
+
+@given(MANIFESTS, st.data())
+def test_a_truncated_manifest_is_told(value: Manifest, draw: st.DataObject) -> None:
+    data = codec.encode(value)
+    length = draw.draw(st.integers(0, len(data) - 1))
+    with pytest.raises(Corruption):
+        codec.decode(data[:length], Manifest, key="m")
+
+
+@given(MANIFESTS, st.data())
+def test_a_damaged_manifest_is_a_manifest_or_told(value: Manifest, draw: st.DataObject) -> None:
+    data = bytearray(codec.encode(value))
+    for _ in range(draw.draw(st.integers(1, 3))):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    # Anything else that it raises is a bug.
+    with suppress(Corruption):
+        assert isinstance(codec.decode(bytes(data), Manifest, key="m"), Manifest)

@@ -1,0 +1,276 @@
+"""What a stored object may say is checked where it is read: the error names object and field, and what was found."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from slackwater.cli import main
+from slackwater.errors import Corruption, Refused, Usage
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import read_snapshot
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import apps, codec, history, horizon, keys, limits
+from slackwater.store.versions.commit import commit, successor
+from slackwater.store.versions.keys import check_columns
+from slackwater.store.versions.manifest import Column, Manifest, Policy, Table
+from typer.testing import CliRunner
+
+from tests.documents.answering import KEPT
+from tests.support.hostile import sealed, with_value
+from tests.support.manifests import manifest as plain
+
+KEPT_STORE = KEPT / max(folder.name for folder in KEPT.iterdir()) / "store"
+HEAD = max(str(path.relative_to(KEPT_STORE)) for path in (KEPT_STORE / "flights/stages/aircraft/manifests").iterdir())
+OFFSETS = ("inputs", "by-aircraft", "offsets")
+CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "rows of 2^62": (("ssts", 0, "rows"), 2**62, "ssts[0].rows is 4611686018427387904; expected a number of rows"),
+    "negative rows": (("ssts", 0, "rows"), -5, "ssts[0].rows is -5; expected a number of rows"),
+    "more rows than bytes": (("ssts", 1, "rows"), 10**6, "ssts[1].rows is 1000000; expected at most its bytes"),
+    "no partitions": (("table", "partitions"), 0, "table.partitions is 0; expected a number of state partitions"),
+    "a billion partitions": (("table", "partitions"), 10**9, "table.partitions is 1000000000; expected"),
+    "a root that is none": (("ssts", 0, "root"), "gopher://x", "ssts[0].root is 'gopher://x'; expected a store root"),
+    "a trigger of nothing": (("table", "compaction", "l0_trigger"), 0, "table.compaction.l0_trigger is 0; expected"),
+    "a fanout below 0": (("table", "compaction", "fanout"), -1, "table.compaction.fanout is -1; expected a factor"),
+    "files of a byte": (
+        ("table", "compaction", "target_file_bytes"),
+        1,
+        "table.compaction.target_file_bytes is 1; expected a number of bytes from 256",
+    ),
+    "a fanout of 1": (("table", "compaction", "fanout"), 1.0, "table.compaction.fanout is 1.0; expected a factor"),
+    "a column of no name": (("table", "key", 0, "name"), "", 'table.key[0].name is ""; expected a column'),
+    "a column with NUL": (("table", "key", 0, "name"), "a\0b", 'table.key[0].name is "a\\u0000b"; expected a column'),
+    "a column of slackwater's": (("table", "key", 0, "name"), "_HASH", "table.key[0].name is '_HASH'; expected"),
+    "two columns of one name": (("table", "values", 0, "name"), "TAIL", "table.values[0].name is 'TAIL'; expected"),
+    "a type that is none": (("table", "values", 0, "type"), "blob", "table.values[0].type is 'blob'; expected"),
+    "a ratio that is none": (("table", "compaction", "size_ratio"), "NaN", "table.compaction.size_ratio is"),
+    "a time in the year 10^6": (("time_ms",), 31_494_784_780_800_000, "time_ms is 31494784780800000; expected milli"),
+    "version 0": (("version",), 0, "version is 0; expected a version's number"),
+    "epoch 0": (("epoch",), 0, "epoch is 0; expected an epoch"),
+    "an offset below 0": ((*OFFSETS, 0), -1, "inputs['by-aircraft'].offsets[0] is -1; expected an offset"),
+    "a million offsets": (OFFSETS, [0] * 1_000_000, "inputs['by-aircraft'].offsets is [0,0,"),
+    "consumed longer than offsets": (
+        ("inputs", "by-aircraft", "consumed"),
+        [1, 2, 3],
+        "inputs['by-aircraft'].consumed is (1, 2, 3); expected as many numbers as offsets, 2, or none",
+    ),
+    "a stage that reads itself": (
+        ("inputs", "by-aircraft", "upstream"),
+        "aircraft",
+        "inputs['by-aircraft'].upstream is 'aircraft'; expected another stage than itself",
+    ),
+    "a key that climbs out": (("ssts", 0, "object"), "../../etc/passwd", "ssts[0].object is '../../etc/passwd'"),
+    "an absolute key": (("ssts", 0, "object"), "/etc/passwd", "ssts[0].object is '/etc/passwd'; expected a key like"),
+    "a key of another stage": (("ssts", 0, "object"), "flights/stages/legs/sst/A.parquet", "ssts[0].object is"),
+    "a checksum that climbs out": (("ssts", 0, "checksum"), "../../x", "ssts[0].checksum is '../../x'; expected"),
+    "hashes upside down": (("ssts", 0, "hash_max"), -(2**63), "ssts[0].hash_max is -9223372036854775808; expected"),
+    "versions upside down": (("ssts", 0, "seq_max"), 1, "ssts[0].seq_max is 1; expected not below seq_min"),
+    "versions to come": (("ssts", 0, "seq_max"), 10**6, "ssts[0].seq_max is 1000000; expected at most the version"),
+    "more tombstones than rows": (("ssts", 0, "tombstones"), 9999, "ssts[0].tombstones is 9999; expected"),
+    "bytes that nothing has": (("ssts", 0, "bytes"), 2**60, "ssts[0].bytes is 1152921504606846976; expected"),
+    "a name of megabytes": (("writer",), "x" * 5_000_000, 'writer is "xxxxxx'),
+    "a DDL string that is none": (
+        ("outputs", "by-carrier", "schema"),
+        "`a` array<",
+        "outputs['by-carrier'].schema is '`a` array<'; expected a Spark DDL string",
+    ),
+    "an app with a name that is none": (("app",), "../x", 'app is "../x"; expected 1 to 63 of a-z'),
+    "a snapshot id that is none": (("recorded",), {"../x": 1}, 'a name in recorded is "../x"; expected an id'),
+    "recorded in a version to come": (("recorded",), {"s": 10**6}, "recorded['s'] is 1000000; expected at most"),
+    "spans that go backward": (
+        ("captured",),
+        {"s": {"by-aircraft": {"after": 5, "up_to": 4}}},
+        "captured['s'] is",
+    ),
+    "a number for a text": (("stage",), 7, "stage is 7; expected 1 to 63 of a-z"),
+    "a text for numbers": (("inputs", "by-aircraft", "rows"), "many", "inputs['by-aircraft'].rows is"),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, isolated: None) -> Path:
+    return Path(shutil.copytree(KEPT_STORE, tmp_path / "store"))
+
+
+def tamper(root: Path, key: str, place: tuple[str | int, ...], value: Any) -> None:
+    path = root / key
+    path.write_bytes(sealed(with_value(json.loads(path.read_bytes()), place, value)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_manifest_that_says_what_cannot_be_is_refused_with_object_and_field(case: str) -> None:
+    place, value, said = CASES[case]
+    hostile = sealed(with_value(json.loads((KEPT_STORE / HEAD).read_bytes()), place, value))
+    with pytest.raises(Corruption) as error:
+        codec.decode(hostile, Manifest, key=HEAD)
+    assert error.value.object_key == HEAD
+    assert f"object '{HEAD}' is not a readable Manifest: {said}" in error.value.message
+    assert len(error.value.message) < 500
+    assert error.value.message.isprintable()
+    assert error.value.hint == "put the object back from a backup or an older version of it"
+
+
+@pytest.mark.parametrize(
+    "words", [("compact", "flights"), ("status", "flights"), ("query", "flights", "FROM aircraft")]
+)
+@pytest.mark.parametrize("case", ["a billion partitions", "no partitions", "a trigger of nothing", "rows of 2^62"])
+def test_every_verb_says_so_in_one_sentence_and_at_once(root: Path, case: str, words: tuple[str, ...]) -> None:
+    place, value, said = CASES[case]
+    tamper(root, HEAD, place, value)
+    began = time.process_time()
+    result = CliRunner().invoke(main.app, words, catch_exceptions=False)
+    assert time.process_time() - began < 10
+    assert result.exit_code == 1
+    assert HEAD in result.stderr
+    assert said in result.stderr
+    assert "bug" not in result.stderr
+
+
+OTHERS: dict[str, tuple[str, tuple[str | int, ...], Any, Callable[[ObjectStore], object], str]] = {
+    "an app under another's key": (
+        "flights/app.json",
+        ("name",),
+        "staging",
+        lambda store: apps.read_app(store, "flights"),
+        "holds what belongs under 'staging/app.json'",
+    ),
+    "a snapshot of another name": (
+        "flights/snapshots/at-noon.json",
+        ("name",),
+        "other",
+        lambda store: read_snapshot(store, "flights", "at-noon"),
+        "holds what belongs under 'flights/snapshots/other.json'",
+    ),
+    "a snapshot of version 0": (
+        "flights/snapshots/at-noon.json",
+        ("stages", "legs"),
+        0,
+        lambda store: read_snapshot(store, "flights", "at-noon"),
+        "stages['legs'] is 0; expected a version's number",
+    ),
+    "captured records elsewhere": (
+        "flights/snapshots/before-deploy.json",
+        ("channels", 0, "objects", 0, "key"),
+        "flights/app.json",
+        lambda store: read_snapshot(store, "flights", "before-deploy"),
+        "channels[0].objects[0].key is 'flights/app.json'; expected a key among the app's captured records",
+    ),
+    "captured records that end before they begin": (
+        "flights/snapshots/before-deploy.json",
+        ("channels", 0, "up_to"),
+        0,
+        lambda store: read_snapshot(store, "flights", "before-deploy"),
+        "channels[0].up_to is 0; expected not below after",
+    ),
+    "a clone of a root that is none": (
+        "staging/app.json",
+        ("origin", "root"),
+        "s3://x/../y",
+        lambda store: apps.read_app(store, "staging"),
+        "origin.root is 's3://x/../y'; expected a store root",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_other_objects_say_is_checked_too(root: Path, case: str) -> None:
+    key, place, value, read, said = OTHERS[case]
+    tamper(root, key, place, value)
+    with pytest.raises(Corruption) as error:
+        read(open_store(str(root)))
+    assert error.value.object_key == key
+    assert said in error.value.message
+
+
+def test_a_request_whose_id_is_no_ulid_and_a_boundary_out_of_order_are_refused(root: Path) -> None:
+    store = open_store(str(root))
+    (asked,) = (info.key for info in store.list(keys.requests("flights")))
+    tamper(root, asked, ("id",), "../x")
+    with pytest.raises(Corruption, match=r"id is .* expected a ULID"):
+        open_requests(store, "flights")
+    *_, limit = (info.key for info in store.list(keys.boundaries("flights")))
+    kept = json.loads((root / limit).read_bytes())["kept"]
+    tamper(root, limit, ("kept", min(kept)), [3, 2])
+    with pytest.raises(Corruption, match="expected versions ascending"):
+        horizon.newest(store, "flights")
+
+
+def test_an_object_larger_than_any_can_be_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    commit(store, plain(1))
+    key = keys.manifest("app", "stage", 1)
+    store.put(key, store.get(key) + b" " * limits.MAX_OBJECT_BYTES)
+    asked: list[int] = []
+    get_range = store.get_range
+    monkeypatch.setattr(
+        store, "get_range", lambda key, start, length: (asked.append(length), get_range(key, start, length))[1]
+    )
+    with pytest.raises(Corruption, match="larger than any, which has at most 64 MiB and 2,097,152 values"):
+        history.read_fresh(store, "app", "stage", 1)
+    assert asked == [limits.MAX_OBJECT_BYTES + 1]
+
+
+def test_what_has_more_values_than_any_can_have_is_not_parsed() -> None:
+    store = MemoryStore()
+    key = keys.manifest("app", "stage", 1)
+    store.put(key, sealed({"attempts": [0] * (limits.MAX_OBJECT_VALUES + 2)}))
+    with pytest.raises(Corruption, match="larger than any"):
+        history.read_fresh(store, "app", "stage", 1)
+
+
+def test_a_value_that_could_not_be_read_again_is_refused_in_one_sentence_and_not_stored() -> None:
+    store = MemoryStore()
+    head = msgspec.structs.replace(plain(1), time_ms=253_402_300_799_999)
+    commit(store, head)
+    after = successor(head, kind="batch", epoch=1, writer="w", by="ada@host", now_ms=0)
+    with pytest.raises(Refused, match=r"this Manifest could not be read again: time_ms is 253402300800000; expected"):
+        commit(store, after)
+    assert history.head(store, "app", "stage") == head
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a\0", "a\n", "\x9b31m", "_hash", "_SEQ", "_expires_at", "file_row_number", "x" * 1025]
+)
+def test_a_program_hears_of_a_column_at_once_that_a_store_would_refuse(name: str) -> None:
+    with pytest.raises(Usage, match="stage 's'"):
+        check_columns("stage 's'", [name])
+    head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1, "t"))
+    with pytest.raises(Refused):
+        codec.encode(head)
+
+
+def test_columns_that_differ_in_capitals_alone_are_refused_by_both() -> None:
+    with pytest.raises(Usage, match="columns 'delay' and 'Delay' have one name"):
+        check_columns("stage 's'", ["delay", "Delay"])
+
+
+@pytest.mark.parametrize("name", ['a"b', "a'b", "a`b", "Å", "a b", "select", "a;--", "名前", "x" * 1024])
+def test_any_other_name_of_a_column_is_fine_for_both(name: str) -> None:
+    check_columns("stage 's'", [name])
+    head = msgspec.structs.replace(plain(1), table=Table((Column(name, "int64"),), (), 1, "t"))
+    assert codec.decode(codec.encode(head), Manifest, key="k") == head
+
+
+def test_all_that_a_program_may_choose_can_be_stored() -> None:
+    largest = Policy(
+        "leveled",
+        l0_trigger=limits.MAX_MERGE_RUNS,
+        size_ratio=limits.AMPLIFICATION_MOST,
+        min_merge_width=limits.MAX_MERGE_RUNS,
+        max_merge_width=limits.MAX_MERGE_RUNS,
+        max_space_amplification=limits.AMPLIFICATION_MOST,
+        level_base_bytes=limits.MAX_FILE_BYTES,
+        fanout=limits.FANOUT_MOST,
+        target_file_bytes=limits.MAX_FILE_BYTES,
+    )
+    smallest = Policy("leveled", l0_trigger=2, size_ratio=0, max_space_amplification=0, fanout=limits.FANOUT_LEAST)
+    for policy in (largest, smallest):
+        table = Table((Column("k", "int64"),), (), limits.MAX_PARTITIONS, "t", compaction=policy)
+        head = msgspec.structs.replace(plain(1), table=table)
+        assert codec.decode(codec.encode(head), Manifest, key="k") == head

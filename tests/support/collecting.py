@@ -1,0 +1,114 @@
+"""A store whose clock tests turn and whose requests they can come between, and an app on that clock."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import ObjectInfo, ObjectStore
+
+from tests.support.histories import START_MS, Clock, FlightsApp, Kafka
+
+__all__ = ["HOUR_MS", "AgingStore", "Killed", "aging_app", "fresh", "keys_of"]
+
+HOUR_MS = 3_600_000
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class AgingStore(MemoryStore):
+    """Objects in memory, under a clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock_ms = START_MS
+        self.before: Callable[[str, str], None] = lambda verb, key: None
+        """Told of each request, verb and key, before it is done; may make others, or raise."""
+        self._written_ms: dict[str, int] = {}
+
+    def _write(self, key: str, data: bytes) -> None:
+        super()._write(key, data)
+        self._written_ms[key] = self.clock_ms
+
+    def get(self, key: str) -> bytes:
+        self.before("get", key)
+        return super().get(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.before("put", key)
+        super().put(key, data)
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        self.before("put_if_absent", key)
+        super().put_if_absent(key, data)
+
+    def delete(self, key: str) -> None:
+        self.before("delete", key)
+        super().delete(key)
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        self.before("list", prefix)
+        for info in super().list(prefix, start_after):
+            yield info._replace(modified_ms=self._written_ms[info.key])
+
+    def once(self, verb: str, part: str, do: Callable[[], object]) -> None:
+        """Do something before the next request of this verb whose key has this part."""
+
+        def before(found: str, key: str) -> None:
+            if found == verb and part in key:
+                self.before = lambda verb, key: None
+                do()
+
+        self.before = before
+
+    @contextmanager
+    def death_after(self, requests: int) -> Iterator[None]:
+        """Inside, the request after so many raises `Killed`, and each one after it."""
+        left = requests
+
+        def before(verb: str, key: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+
+        self.before = before
+        try:
+            yield
+        finally:
+            self.before = lambda verb, key: None
+
+
+class StoreClock(Clock):
+    """The app's clock is storage's too; each commit takes `step_ms`."""
+
+    def __init__(self, store: AgingStore, step_ms: int) -> None:
+        super().__init__(store.clock_ms)
+        self.store, self.step_ms = store, step_ms
+
+    def tick(self, stage: str, step_ms: int = 0) -> int:
+        now_ms = super().tick(stage, step_ms or self.step_ms)
+        self.store.clock_ms = self.now_ms
+        return now_ms
+
+    def wait(self, span_ms: int) -> None:
+        """Let time go by."""
+        self.now_ms += span_ms
+        self.store.clock_ms = self.now_ms
+
+
+def aging_app(name: str = "flights", *, step_ms: int = 60_000, store: AgingStore | None = None) -> FlightsApp:
+    """An app in a store that ages, one commit a minute."""
+    store = store or AgingStore()
+    return FlightsApp(store, Kafka(), name, clock=StoreClock(store, step_ms))
+
+
+def fresh(store: ObjectStore) -> ObjectStore:
+    """The store as another process sees it: with no manifest in memory."""
+    return CountingStore(store)
+
+
+def keys_of(store: MemoryStore, prefix: str = "") -> set[str]:
+    return {info.key for info in MemoryStore.list(store, prefix)}

@@ -1,0 +1,329 @@
+"""Apps run as users run them: `slackwater run` in a process of its own, against a real broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import duckdb
+import numpy as np
+import psutil
+import pyarrow as pa
+from confluent_kafka import Producer
+from slackwater.pipeline.kafka import records
+from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.run.runner import Options, run
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
+from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.take.capture import read
+from slackwater.snapshot.verify.verify import Report, verify
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+
+APPS = Path(__file__).parents[1] / "apps"
+LEDGER, DIAMOND, PAIR, SPLIT = APPS / "ledger.py", APPS / "diamond.py", APPS / "pair.py", APPS / "split.py"
+SLACKWATER = Path(sys.executable).parent / "slackwater"
+PATIENCE_S = 120.0
+SHORT_LIVED = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
+"""For a JVM that runs half a minute: what its second compiler costs never comes back. It does not heed TMPDIR."""
+
+EXPECTED = {
+    LEDGER: {
+        "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
+        "latest": "SELECT account, max(seq) seq, arg_max(branch, seq) branch, arg_max(amount, seq) amount FROM raw "
+        "GROUP BY account",
+        "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total, avg(amount) average, min(amount) low, "
+        "max(account) high, arg_min(account, seq) opened_by, arg_max(account, seq) touched_by FROM raw "
+        "GROUP BY branch",
+    },
+    DIAMOND: {
+        "debits": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw WHERE amount < 0 GROUP BY account",
+        "deposits": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw WHERE amount >= 0 "
+        "GROUP BY account",
+        "branches": "SELECT branch, count(*) FILTER (amount < 0) debits, count(*) FILTER (amount >= 0) credits, "
+        "coalesce(sum(amount) FILTER (amount < 0), 0)::BIGINT debited, "
+        "coalesce(sum(amount) FILTER (amount >= 0), 0)::BIGINT credited FROM raw GROUP BY branch",
+    },
+    SPLIT: {
+        "paid": "SELECT account, count(*) n, sum(amount)::BIGINT total FROM raw WHERE amount < 0 GROUP BY account",
+        "earned": "SELECT branch, count(*) n, sum(amount)::BIGINT total, max(seq) seq FROM raw WHERE amount >= 0 "
+        "GROUP BY branch",
+        "bands": 'SELECT account, count(*) FILTER (amount < -50) "large", count(*) FILTER (amount >= -50) "small", '
+        "coalesce(sum(amount) FILTER (amount < -50), 0)::BIGINT lost FROM raw WHERE amount < 0 GROUP BY account",
+    },
+    PAIR: {
+        "accounts": "SELECT account, count(*) n, sum(amount)::BIGINT balance FROM raw GROUP BY account",
+        "branches": "SELECT branch, count(*) n, sum(amount)::BIGINT total FROM raw GROUP BY branch",
+    },
+}
+"""Every table of the apps, as SQL over their raw input."""
+
+
+def eventually(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_S) -> None:
+    """Wait for a condition with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class Ledger:
+    """One app instance in its own store, with its own topic and cache."""
+
+    bootstrap: str
+    folder: Path
+    store: str = ""
+    topic: str = field(default_factory=lambda: f"ledger-{uuid4().hex[:8]}")
+    app: str = field(default_factory=lambda: f"app-{uuid4().hex[:8]}")
+    sent: int = 0
+    program: Path = LEDGER
+    variant: str = ""
+    """Of the program, where it runs in a process of its own."""
+
+    def __post_init__(self) -> None:
+        self.store = self.store or str(self.folder / "store")
+        kafka_client.create_topic(self.kafka, self.topic, 3)
+
+    @property
+    def last_stage(self) -> str:
+        """The one that is furthest from the topic; what comes to it has passed the others."""
+        return "branches"
+
+    @property
+    def kafka(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.bootstrap}
+
+    def send(self, count: int, *, raw: tuple[bytes, ...] = ()) -> None:
+        """Send entries, deterministic in their number, and then `raw` values as they are."""
+        producer = Producer({**self.kafka, "linger.ms": 5})
+        random = np.random.default_rng(self.sent)
+        accounts, amounts = (
+            random.integers(0, 500, count).tolist(),
+            random.integers(-100, 100, count).tolist(),
+        )
+        for seq, account, amount in zip(range(self.sent, self.sent + count), accounts, amounts, strict=True):
+            entry = {"seq": seq, "account": f"a{account}", "branch": account % 7, "amount": amount}
+            producer.produce(self.topic, json.dumps(entry).encode(), partition=seq % 3)
+            producer.poll(0)
+        for value in raw:
+            producer.produce(self.topic, value, partition=0)
+        assert producer.flush(30) == 0
+        self.sent += count
+
+    @contextmanager
+    def fed(self) -> Iterator[None]:
+        """Entries come in all the time while this lasts."""
+        stop = threading.Event()
+
+        def feed() -> None:
+            while not stop.wait(0.2):
+                self.send(200)
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    def raw(self, offsets: tuple[int, ...] | None = None) -> pa.Table:
+        """Everything in the topic, up to these offsets if they are given, that is an entry."""
+        found = []
+        earliest, ends = kafka_client.offsets(self.kafka, self.topic)
+        ends = offsets or ends
+        for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
+            for messages in records.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
+                found += [message.value() for message in messages]
+        return pa.Table.from_pylist([json.loads(value) for value in found if value.startswith(b"{")])
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "LEDGER_TOPIC": self.topic,
+            "LEDGER_VARIANT": self.variant,
+            "JDK_JAVA_OPTIONS": SHORT_LIVED,
+            "SLACKWATER_STORE": self.store,
+            "SLACKWATER_KAFKA": self.bootstrap,
+            "SLACKWATER_CACHE": str(self.folder / "cache"),
+        }
+
+    def slackwater(self, *words: str, variant: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A verb that ends by itself."""
+        done = subprocess.run(
+            [SLACKWATER, *words],
+            capture_output=True,
+            text=True,
+            env=self.environment(),
+            timeout=PATIENCE_S,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def catch_up(
+        self, *stages: str, variant: str = "", max_records: int | None = None, accept_loss: bool = False
+    ) -> None:
+        """Run the app until nothing is left to read, in this process, on the Spark session that runs here."""
+        os.environ.update(LEDGER_TOPIC=self.topic, LEDGER_VARIANT=variant)
+        options = Options(
+            store=self.store,
+            kafka=self.kafka,
+            stages=stages,
+            until_caught_up=True,
+            max_records=max_records,
+            accept_loss=accept_loss,
+            patience_s=30,
+            cache_folder=self.folder / "cache" / "sst",
+        )
+        run(load_app(str(self.program), name=self.app), options, lambda _progress: None)
+
+    @contextmanager
+    def running(self, *words: str, sabotage: str = "", for_people: bool = False) -> Iterator["Running"]:
+        """The app, until the block is left; with `sabotage`, see apps/sabotage.py. Commits are told `for_people` or, so
+        that they can be awaited, as JSON."""
+        command = [
+            SLACKWATER,
+            "run",
+            str(self.program),
+            "--app",
+            self.app,
+            "--master",
+            "local[2]",
+            *(() if for_people else ("--json",)),
+            *words,
+        ]
+        errors = self.folder / f"stderr-{uuid4().hex[:6]}"
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=self.environment() | {"SABOTAGE": sabotage},
+                start_new_session=True,
+            )
+        running = Running(self, process, errors)
+        try:
+            yield running
+        finally:
+            running.kill()
+
+    def table(self, name: str, ref: str | None = None) -> pa.Table:
+        """A table as `slackwater query` sees it."""
+        store = open_store(self.store)
+        cut = resolve(store, ref or self.app, now_ms=time.time_ns() // 1_000_000)
+        cache = SstCache(self.folder / "cache" / "query", 1 << 30)
+        with connect(store, cache, cut) as connection:
+            return run_query(connection, f'SELECT * FROM "{name}"')
+
+    def has_caught_up(self) -> bool:
+        """Whether every stage has read all that is there, and the topic is read to its end."""
+        heads = resolve(open_store(self.store), self.app, now_ms=0).stages
+        ends = kafka_client.offsets(self.kafka, self.topic)[1]
+        return all(
+            read.passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
+            for head in heads.values()
+            for name, read in head.inputs.items()
+        )
+
+    def check_tables(self) -> None:
+        """Every table equals SQL over the raw input."""
+        raw = self.raw()
+        for name, sql in EXPECTED[self.program].items():
+            expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
+            found = self.table(name).select(expected.column_names)
+            assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), name
+
+    def check_snapshot(self, name: str) -> Snapshot:
+        """Every table of a snapshot, with what it keeps of records in flight, equals SQL over the input of its cut."""
+        self.verify(f"{self.app}@{name}")
+        store = open_store(self.store)
+        snapshot = read_snapshot(store, self.app, name)
+        cut = of_snapshot(store, snapshot)
+        (source,) = (read for stage in cut.stages.values() for read in stage.inputs.values() if not read.upstream)
+        raw = self.raw(source.offsets)
+        for table, sql in EXPECTED[self.program].items():
+            expected = duckdb.connect().from_arrow(raw).query("raw", sql).to_arrow_table()
+            found = self.table(table, f"{self.app}@{name}").select(expected.column_names)
+            late = [rows for kept in snapshot.channels if kept.receiver == table for rows in read(store, kept)]
+            if late:
+                found = plus(self.program, table, found, pa.concat_tables(late, promote_options="default"))
+            assert sorted(found.to_pylist(), key=str) == sorted(expected.to_pylist(), key=str), (name, table)
+        return snapshot
+
+    def verify(self, ref: str) -> Report:
+        """Nothing of a moment is other than it must be, whether its bytes and Kafka's messages are read or not."""
+        store, reader, now_ms = open_store(self.store), KafkaChannels(self.kafka), time.time_ns() // 1_000_000
+        assert verify(store, ref, now_ms=now_ms).differences == ()
+        report = verify(store, ref, now_ms=now_ms, deep=True, reader=reader)
+        assert (report.differences, report.not_reread) == ((), ())
+        return report
+
+
+def plus(program: Path, table: str, state: pa.Table, late: pa.Table) -> pa.Table:
+    """What a table is once the records in flight have come to it; only for tables that have them in the tests."""
+    assert (program, table) == (DIAMOND, "branches"), f"{table} has one input: nothing may be in flight"
+    con = duckdb.connect()
+    con.register("state", state)
+    con.register("late", late)
+    return con.query(
+        f"WITH late AS ({EXPECTED[program][table].replace('FROM raw', 'FROM late')}) "
+        "SELECT branch, coalesce(s.debits, 0) + coalesce(l.debits, 0) debits, "
+        "coalesce(s.credits, 0) + coalesce(l.credits, 0) credits, "
+        "coalesce(s.debited, 0) + coalesce(l.debited, 0) debited, "
+        "coalesce(s.credited, 0) + coalesce(l.credited, 0) credited FROM state s FULL JOIN late l USING (branch)"
+    ).to_arrow_table()
+
+
+@dataclass
+class Running:
+    """A `slackwater run` under way. Its lines are read when asked for."""
+
+    ledger: Ledger
+    process: subprocess.Popen[bytes]
+    errors: Path
+
+    def await_commit(self, stage: str = "") -> dict[str, object]:
+        """The next commit it tells of, of this stage if one is named."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            line = self.process.stdout.readline()
+            assert line, f"it ended:\n{self.errors.read_text()}"
+            commit = json.loads(line)
+            if stage in ("", commit["stage"]):
+                return dict(commit)
+        raise AssertionError("no commit in time")
+
+    def interrupt(self) -> tuple[int, float]:
+        """Ctrl-C. Returns the exit code and how many seconds it took."""
+        began = time.monotonic()
+        os.killpg(self.process.pid, signal.SIGINT)
+        self.process.stdout.close()  # type: ignore[union-attr]
+        return self.process.wait(PATIENCE_S), time.monotonic() - began
+
+    def kill(self) -> None:
+        """`kill -9` of the runner and all that it started, at once."""
+        with_all = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        with_all += [child for one in with_all for child in one.children(recursive=True)]
+        for one in with_all:
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(with_all, timeout=30)
+        self.process.wait(30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()

@@ -1,0 +1,25 @@
+"""What the package's source says, for rules about it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["PARTS", "calls", "modules"]
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("store", "chandy_lamport", "snapshot", "pipeline", "cli")
+
+
+def modules(*parts: str) -> Iterator[tuple[Path, ast.Module]]:
+    """Each module of these parts of the package (all of them by default), as a path from its root and parsed."""
+    for path in sorted(path for part in parts or PARTS for path in (ROOT / part).rglob("*.py")):
+        yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The last name of everything that is called, and its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            yield name, node.lineno
