@@ -1,7 +1,6 @@
 """A process: one stage's side of the protocol. It does not know which stage it is."""
 
 from collections.abc import Iterable, Mapping
-from typing import Self
 
 from .errors import ProtocolError
 from .events import (
@@ -25,35 +24,31 @@ class Process:
     """Records its state at the first marker of a snapshot, passes the marker on, and captures what is late.
 
     All actions that one commit's events give belong in that commit. When the commit did not happen, this
-    object is ahead of the truth: `restore` another from the last commit that did.
+    object is ahead of the truth: make another from the last commit that did.
 
     Args:
         inputs: The channels it reads; none for a stage that reads only users' topics.
         outputs: The channels it writes.
+        recorded: What the property of that name was at the last commit.
+
+    Raises:
+        ProtocolError: A snapshot awaits a marker on a channel that is no input.
     """
 
     __slots__ = ("_inputs", "_outputs", "_role", "_snapshots")
 
-    def __init__(self, inputs: frozenset[str], outputs: frozenset[str]) -> None:
+    def __init__(
+        self, inputs: frozenset[str], outputs: frozenset[str], recorded: Mapping[str, Iterable[str]] | None = None
+    ) -> None:
         self._inputs = inputs
         self._outputs = tuple(sorted(outputs))
         self._role = Role.READER if inputs else Role.SOURCE
         self._snapshots: dict[str, tuple[Phase, frozenset[str]]] = {}
-
-    @classmethod
-    def restore(cls, inputs: frozenset[str], outputs: frozenset[str], *, recorded: Mapping[str, Iterable[str]]) -> Self:
-        """The process as a commit left it; `recorded` is what the property of that name said then.
-
-        Raises:
-            ProtocolError: A snapshot awaits a marker on a channel that is no input.
-        """
-        process = cls(inputs, outputs)
-        for snapshot, channels in recorded.items():
+        for snapshot, channels in (recorded or {}).items():
             awaited = frozenset(channels)
             for channel in sorted(awaited):
-                process._check_input(channel, f"snapshot {snapshot!r} is restored and awaits a marker")
-            process._snapshots[snapshot] = (Phase.CAPTURING if awaited else Phase.FINISHED, awaited)
-        return process
+                self._check_input(channel, f"snapshot {snapshot!r} is restored and awaits a marker")
+            self._snapshots[snapshot] = (Phase.CAPTURING if awaited else Phase.FINISHED, awaited)
 
     @property
     def recorded(self) -> dict[str, frozenset[str]]:

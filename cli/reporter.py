@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ..pipeline.run.news import News
 from . import humane, terminal
 from .output import Output
 
@@ -27,7 +28,7 @@ _IDLE_AGAIN_S = 60.0
 _STOPPING_AGAIN_S = 2.0
 
 
-class Reporter:
+class Reporter(News):
     """Is told what goes on from any thread, and says it from its own.
 
     Args:

@@ -7,7 +7,7 @@ and says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -70,16 +70,14 @@ class Entrance:
         if self.head is None:
             if latest:
                 return Entry(Input(topic, ends))
-            unseen = _windows(topic, ((p, 0, at) for p, at in enumerate(earliest) if at))
+            unseen = _windows(topic, (0,) * len(earliest), earliest)
             return Entry(Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else "")
         known = self.head.inputs[name]
         at = self._within(topic, known.offsets, ends, "restore it, or start afresh under another app name (--app NAME)")
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
             return Entry(replace(known, offsets=at))
-        gone = _windows(
-            topic, ((p, *each) for p, each in enumerate(zip(at, earliest, strict=True)) if each[0] < each[1])
-        )
+        gone = _windows(topic, at, earliest)
         self._refuse(
             f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
             "restore the topic with these records, or go on without them by --accept-loss; "
@@ -134,10 +132,11 @@ class Entrance:
         if gap is None:
             return None
         behind, lost = losses.pass_over(at, gap)
+        gone = [_window(at.topic, *window) for window in gap.gone]
         rows = f"{_rows(lost)} " if lost.rows else ""
         sent = f"{rows}of {at.upstream}, {_versions(gap.after + 1, gap.up_to)}"
         self._refuse(
-            f"would {would} gone from Kafka: {', '.join(_windows(at.topic, gap.gone))} ({sent})",
+            f"would {would} gone from Kafka: {', '.join(gone)} ({sent})",
             "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
         )
         return Entry(behind, lost, losses.broken(self.head, name, gap))
@@ -161,7 +160,7 @@ class Entrance:
                 hint=way_out,
             )
         at = offsets + (0,) * (len(ends) - len(offsets))
-        beyond = _windows(topic, ((p, *each) for p, each in enumerate(zip(ends, at, strict=True)) if each[0] < each[1]))
+        beyond = _windows(topic, ends, at)
         if beyond:
             raise Refused(
                 f"stage {self.stage!r} has read further than the topic goes: {', '.join(beyond)} "
@@ -172,10 +171,7 @@ class Entrance:
 
     def _refuse(self, what: str, way_out: str) -> None:
         if not self.accept_loss:
-            raise Gone(
-                f"stage {self.stage!r} {what}",
-                hint=way_out,
-            )
+            raise Gone(f"stage {self.stage!r} {what}", hint=way_out)
 
 
 def enter(store: ObjectStore, draft: Manifest, entries: Mapping[str, Entry], by: str) -> Manifest:
@@ -206,16 +202,21 @@ def tell(stage: str, entries: Mapping[str, Entry]) -> None:
     """Say what a stage will not see, before it starts."""
     for name, entry in entries.items():
         if entry.lost is not None:
-            windows = enumerate(zip(entry.lost.starts, entry.lost.ends, strict=True))
-            skipped = _windows(entry.lost.topic, ((p, *each) for p, each in windows if each[0] < each[1]))
+            skipped = _windows(entry.lost.topic, entry.lost.starts, entry.lost.ends)
             rows = f" ({_rows(entry.lost)})" if entry.lost.rows else ""
             _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
         elif entry.unseen:
             _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, entry.unseen)
 
 
-def _windows(topic: str, windows: Iterable[tuple[int, int, int]]) -> list[str]:
-    return [f"{topic}[{partition}] {start}..{end}" for partition, start, end in windows]
+def _windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> list[str]:
+    """What lies between two offsets of each partition, where anything does."""
+    windows = enumerate(zip(starts, ends, strict=True))
+    return [_window(topic, partition, start, end) for partition, (start, end) in windows if start < end]
+
+
+def _window(topic: str, partition: int, start: int, end: int) -> str:
+    return f"{topic}[{partition}] {start}..{end}"
 
 
 def _rows(lost: Lost) -> str:

@@ -56,7 +56,7 @@ def arrive(
     """
     channels = frozenset(name for name, source in head.inputs.items() if source.upstream)
     awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}
-    process = Process.restore(channels, frozenset(head.outputs), recorded=awaited)
+    process = Process(channels, frozenset(head.outputs), awaited)
     forgotten = [snapshot for snapshot in head.recorded if snapshot in closed]
     events = [*map(Forgotten, forgotten), *_events(channels, before, after, set(head.recorded))]
     actions = [action for event in events for action in process.receive(event)]

@@ -10,22 +10,12 @@ Planners live in processes of their own: they learn of it by a file that is ther
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Input, Manifest, Output
 
-__all__ = ["Backpressure", "LimitedReader"]
-
-
-@dataclass(frozen=True, slots=True)
-class LimitedReader:
-    """A stage that reads channels under an admission limit: rows of each input a batch."""
-
-    stage: str
-    channels: tuple[str, ...]
-    max_records: int
+__all__ = ["Backpressure"]
 
 
 class Backpressure:
@@ -33,12 +23,12 @@ class Backpressure:
 
     Args:
         folder: Scratch; has a file of a stage's name while that stage is held.
-        readers: The stages of this runner that have an admission limit.
+        max_records: The stages of this runner that have an admission limit: records of each input a batch.
     """
 
-    def __init__(self, folder: Path, readers: Sequence[LimitedReader]) -> None:
+    def __init__(self, folder: Path, max_records: Mapping[str, int]) -> None:
         self._folder = folder
-        self._readers = tuple(readers)
+        self._max_records = max_records
         self._heads: dict[str, Manifest] = {}
         self._tips: dict[str, Manifest] = {}
         self._lock = threading.Lock()
@@ -67,17 +57,13 @@ class Backpressure:
 
     def _held(self) -> Iterator[str]:
         """The stages whose next batch has to wait."""
-        for reader in self._readers:
-            tip = self._tips.get(reader.stage)
-            if tip is None:
-                continue
-            for channel in reader.channels:
-                for writer, head in self._heads.items():
-                    if channel in head.outputs and _backlog(head, tip, channel) > reader.max_records:
-                        yield writer
+        for reader, max_records in self._max_records.items():
+            inputs = self._tips[reader].inputs if reader in self._tips else {}
+            for name, at in inputs.items():
+                if at.upstream in self._heads and _backlog(self._heads[at.upstream].outputs[name], at) > max_records:
+                    yield at.upstream
 
 
-def _backlog(writer: Manifest, reader: Manifest, channel: str) -> int:
-    """Rows sent that wait to be consumed; 0 where that is not known."""
-    sent, passed = writer.outputs[channel].sent, reader.inputs[channel].passed
-    return sum(sent) - sum(passed) if sent and passed else 0
+def _backlog(sent: Output, read: Input) -> int:
+    """Rows sent to a channel that wait to be consumed; 0 where that is not known."""
+    return sum(sent.sent) - sum(read.passed) if sent.sent and read.passed else 0

@@ -6,6 +6,8 @@ users know: L0, compaction, write amplification (bytes written by batches and by
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from ...errors import Refused
@@ -15,6 +17,43 @@ from ..batch.batch_report import BatchReport
 __all__ = ["Metrics"]
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_STAGE = ("app", "stage")
+_INPUT = (*_STAGE, "topic")
+
+_HISTOGRAMS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+    "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
+    "commit_seconds": ("The put of a version's manifest.", lambda b: b.commit_seconds),
+}
+_COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+    "write_stall_seconds": ("Waited by batches because compaction had fallen behind.", lambda b: b.stall_seconds),
+    "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
+    "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
+    "state_keys_written": ("State rows written by batches.", lambda b: b.keys),
+    "flushed_bytes": ("SST bytes written by batches (L0).", lambda b: b.state.flushed_bytes),
+    "compaction_written_bytes": ("SST bytes written by compactions.", lambda b: b.state.compacted_bytes),
+    "store_read_bytes": ("Bytes of objects received from the store.", lambda b: b.stats.bytes_read),
+    "store_written_bytes": ("Bytes of objects sent to the store.", lambda b: b.stats.bytes_written),
+    "lookup_keys": ("Keys that batches looked up.", lambda b: b.stats.keys),
+    "sst_probes": ("Pairs of a key looked up and an SST that could have it.", lambda b: b.stats.searched),
+    "filter_hits": ("Of the probes, those that a filter ruled out.", lambda b: b.stats.filtered),
+    "cache_hits": ("SSTs looked into that the machine had.", lambda b: b.stats.cache_hits),
+    "cache_misses": ("SSTs looked into that it did not have.", lambda b: b.stats.cache_misses),
+    "row_groups_read": ("Row groups read from the store, of SSTs not in the cache.", lambda b: b.stats.row_groups),
+}
+_GAUGES: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+    "unflushed_versions": ("Versions acknowledged and not yet committed.", lambda b: b.unflushed),
+    "version": ("Newest committed version.", lambda b: b.version),
+    "epoch": ("Epoch of the writer.", lambda b: b.epoch),
+    "last_commit_timestamp_seconds": ("Wall clock of the newest commit.", lambda b: b.time_ms / 1000),
+    "sst_files": ("SSTs of the newest version.", lambda b: b.state.files),
+    "sst_bytes": ("Bytes of the newest version's SSTs.", lambda b: b.state.bytes),
+    "l0_files": (
+        "L0 SSTs of the state partition that has most: what a look-up may search.",
+        lambda b: b.state.l0_files,
+    ),
+    "compaction_debt_bytes": ("Bytes of the SSTs that compaction would merge now.", lambda b: b.state.debt_bytes),
+    "snapshots_under_way": ("Snapshots recorded and not complete.", lambda b: b.state.snapshots_under_way),
+}
 
 
 class Metrics:
@@ -22,74 +61,30 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._batch_seconds = self._histogram("batch_seconds", "From a batch's start until the next could start.")
-        self._commit_seconds = self._histogram("commit_seconds", "The put of a version's manifest.")
-        self._stalled = self._counter("write_stall_seconds", "Waited by batches because compaction had fallen behind.")
-        self._rows_read = self._counter("rows_read", "Records read from topics and channels.")
-        self._rows_written = self._counter("rows_written", "Rows written to channels.")
-        self._keys_written = self._counter("state_keys_written", "State rows written by batches.")
-        self._flushed = self._counter("flushed_bytes", "SST bytes written by batches (L0).")
-        self._compacted = self._counter("compaction_written_bytes", "SST bytes written by compactions.")
-        self._unflushed = self._gauge("unflushed_versions", "Versions acknowledged and not yet committed.")
-        self._version = self._gauge("version", "Newest committed version.")
-        self._epoch = self._gauge("epoch", "Epoch of the writer.")
-        self._committed = self._gauge("last_commit_timestamp_seconds", "Wall clock of the newest commit.")
-        self._ssts = self._gauge("sst_files", "SSTs of the newest version.")
-        self._bytes = self._gauge("sst_bytes", "Bytes of the newest version's SSTs.")
-        self._l0 = self._gauge("l0_files", "L0 SSTs of the state partition that has most: what a look-up may search.")
-        self._debt = self._gauge("compaction_debt_bytes", "Bytes of the SSTs that compaction would merge now.")
-        self._snapshots = self._gauge("snapshots_under_way", "Snapshots recorded and not complete.")
+        self._histograms = {
+            name: Histogram(f"slackwater_{name}", text, _STAGE, registry=self.registry, buckets=_SECONDS)
+            for name, (text, _) in _HISTOGRAMS.items()
+        }
+        self._counters = {name: self._counter(name, text) for name, (text, _) in _COUNTERS.items()}
+        self._gauges = {name: self._gauge(name, text) for name, (text, _) in _GAUGES.items()}
+        self._requests = self._counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
         self._running = self._gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.")
         self._lag = {
-            "records": self._lag_gauge("lag_records", "Records of a topic, rows of a channel, that are not read yet."),
-            "versions": self._lag_gauge("lag_versions", "Versions of a channel's writer that are not read yet."),
+            "records": self._gauge("lag_records", "Records of a topic, rows of a channel, not read yet.", _INPUT),
+            "versions": self._gauge("lag_versions", "Versions of a channel's writer that are not read yet.", _INPUT),
         }
-        self._requests = Counter(
-            "slackwater_store_requests",
-            "Requests to the store, of all processes.",
-            ("app", "stage", "verb"),
-            registry=self.registry,
-        )
-        self._read_bytes = self._counter("store_read_bytes", "Bytes of objects received from the store.")
-        self._written_bytes = self._counter("store_written_bytes", "Bytes of objects sent to the store.")
-        self._keys = self._counter("lookup_keys", "Keys that batches looked up.")
-        self._probes = self._counter("sst_probes", "Pairs of a key looked up and an SST that could have it.")
-        self._filtered = self._counter("filter_hits", "Of the probes, those that a filter ruled out.")
-        self._hits = self._counter("cache_hits", "SSTs looked into that the machine had.")
-        self._misses = self._counter("cache_misses", "SSTs looked into that it did not have.")
-        self._row_groups = self._counter("row_groups_read", "Row groups read from the store by pieces.")
 
-    def observe(self, commit: BatchReport) -> None:
+    def observe(self, batch: BatchReport) -> None:
         """Note a committed batch."""
-        labels = (commit.app, commit.stage)
-        self._batch_seconds.labels(*labels).observe(commit.seconds)
-        self._commit_seconds.labels(*labels).observe(commit.commit_seconds)
-        self._stalled.labels(*labels).inc(commit.stall_seconds)
-        self._rows_read.labels(*labels).inc(commit.rows_in)
-        self._rows_written.labels(*labels).inc(commit.rows_out)
-        self._keys_written.labels(*labels).inc(commit.keys)
-        self._flushed.labels(*labels).inc(commit.state.flushed_bytes)
-        self._compacted.labels(*labels).inc(commit.state.compacted_bytes)
-        self._unflushed.labels(*labels).set(commit.unflushed)
-        self._version.labels(*labels).set(commit.version)
-        self._epoch.labels(*labels).set(commit.epoch)
-        self._committed.labels(*labels).set(commit.time_ms / 1000)
-        self._ssts.labels(*labels).set(commit.state.files)
-        self._bytes.labels(*labels).set(commit.state.bytes)
-        self._l0.labels(*labels).set(commit.state.l0_files)
-        self._debt.labels(*labels).set(commit.state.debt_bytes)
-        self._snapshots.labels(*labels).set(commit.state.snapshots_under_way)
-        took = commit.stats
-        for verb, number in (("get", took.gets), ("put", took.puts), ("list", took.lists), ("delete", took.deletes)):
-            self._requests.labels(*labels, verb).inc(number)
-        self._read_bytes.labels(*labels).inc(took.bytes_read)
-        self._written_bytes.labels(*labels).inc(took.bytes_written)
-        self._keys.labels(*labels).inc(took.keys)
-        self._probes.labels(*labels).inc(took.searched)
-        self._filtered.labels(*labels).inc(took.filtered)
-        self._hits.labels(*labels).inc(took.cache_hits)
-        self._misses.labels(*labels).inc(took.cache_misses)
-        self._row_groups.labels(*labels).inc(took.row_groups)
+        labels = (batch.app, batch.stage)
+        for name, (_, value) in _HISTOGRAMS.items():
+            self._histograms[name].labels(*labels).observe(value(batch))
+        for name, (_, value) in _COUNTERS.items():
+            self._counters[name].labels(*labels).inc(value(batch))
+        for name, (_, value) in _GAUGES.items():
+            self._gauges[name].labels(*labels).set(value(batch))
+        for verb in ("get", "put", "list", "delete"):
+            self._requests.labels(*labels, verb).inc(getattr(batch.stats, f"{verb}s"))
 
     def observe_lags(self, stages: tuple[StageLag, ...]) -> None:
         """Note how far stages are. What is not known has no sample, so that no alarm takes it for none."""
@@ -124,14 +119,8 @@ class Metrics:
             ) from error
         return int(server.server_port)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry)
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = _STAGE) -> Counter:
+        return Counter(f"slackwater_{name}", text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry)
-
-    def _lag_gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"slackwater_{name}", text, ("app", "stage", "topic"), registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"slackwater_{name}", text, ("app", "stage"), registry=self.registry, buckets=_SECONDS)
+    def _gauge(self, name: str, text: str, labels: tuple[str, ...] = _STAGE) -> Gauge:
+        return Gauge(f"slackwater_{name}", text, labels, registry=self.registry)

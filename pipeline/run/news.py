@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ...snapshot.status.lag import StageLag
+if TYPE_CHECKING:
+    from ...snapshot.status.lag import StageLag
 
-__all__ = ["News", "Silence"]
+__all__ = ["News"]
 
 
-class News(Protocol):
-    """Is told from several threads."""
+class News:
+    """Is told from several threads. This one keeps it to itself."""
 
     def doing(self, what: str) -> None:
-        """What goes on from now on: "starting Spark"."""
-        ...
+        """What goes on from now on: "starting Spark"; empty once batches run."""
 
     def batches(self) -> None:
         """From now on batches run, and to stop is to let them end."""
-        ...
 
     def lags(self, stages: tuple[StageLag, ...]) -> None:
         """How far every stage of the app is, every few seconds."""
-        ...
-
-
-class Silence:
-    """Nobody listens."""
-
-    def doing(self, what: str) -> None:
-        """Nothing."""
-
-    def batches(self) -> None:
-        """Nothing."""
-
-    def lags(self, stages: tuple[StageLag, ...]) -> None:
-        """Nothing."""

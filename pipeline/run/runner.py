@@ -8,7 +8,7 @@ import re
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,13 +41,13 @@ from ..kafka.consumer_groups import Announcer
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
-from .backpressure import Backpressure, LimitedReader
+from .backpressure import Backpressure
 from .catch_up import CatchUp
-from .news import News, Silence
+from .news import News
 from .options import Options
 from .outlook import Outlook
 from .snapshot_completer import Completer
-from .snapshot_names import SnapshotNames
+from .snapshot_names import snapshot_names
 from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
@@ -55,7 +55,7 @@ from .supervisor import Supervisor
 __all__ = ["Options", "run"]
 
 _log = logging.getLogger("slackwater")
-_BEAT_PATIENCE_S = 3.0
+_HEARTBEAT_PATIENCE_S = 3.0
 _INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
 
 
@@ -104,7 +104,7 @@ def run(
         Fenced: A newer runner took a stage over.
         SlackwaterError: Anything else that stopped it; nothing committed is lost.
     """
-    news = news or Silence()
+    news = news or News()
     with ExitStack() as stack:
         stop = stop or stack.enter_context(stop_signals())
         with stop.at_once():
@@ -128,14 +128,15 @@ def run(
         with stop.at_once():
             claimed = _claim(start, known, news)
             runners = _build(start, known, claimed, spark, on_commit, stack)
+        claimer = start.claimer
         outlook = Outlook(
-            start.beats, options.kafka, app.name, writer=start.writer, by=start.by, runners=runners, news=news
+            start.heartbeats, options.kafka, app.name, writer=claimer.writer, by=claimer.by, runners=runners, news=news
         )
         stack.callback(outlook.close)
         outlook.start()
         catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
-        completer = Completer(start.store, app.name, channels, start.by)
+        completer = Completer(start.store, app.name, channels, claimer.by)
         supervisor = Supervisor(spark, runners, completer, Announcer(options.kafka, app.name), catch_up, stop, news)
         with stop.in_order():
             supervisor.until_done()
@@ -147,12 +148,12 @@ class _Start:
 
     Attributes:
         stages: Those of this run, upstream first.
-        limits, stores, checked: By the stage's name. Each stage has a store of its own over the same one, and is
+        limits, stores, checked: By the stage's name. Each stage has a store of its own over the same one, so that it is
             counted by itself.
-        access: How workers get to the store.
         store: For what belongs to no stage.
-        beats: Likewise, of little patience.
-        claimer: Claims stages, by way of `store`.
+        heartbeats: Likewise, of little patience.
+        claimer: Claims stages; `claimer_of` does it by way of a stage's own store.
+        access: How workers get to the store.
         new: Whether the app is not in the store yet.
     """
 
@@ -160,23 +161,13 @@ class _Start:
     options: Options
     stages: tuple[Stage, ...]
     limits: Mapping[str, Limits]
-    access: Callable[[], S3Access | None]
-    store: CountingStore
-    beats: CountingStore
     stores: Mapping[str, CountingStore]
-    claimer: Claimer
     checked: Mapping[str, Checked]
+    store: CountingStore
+    heartbeats: CountingStore
+    claimer: Claimer
+    access: Callable[[], S3Access | None]
     new: bool
-
-    @property
-    def writer(self) -> str:
-        """Unique id of this run."""
-        return self.claimer.writer
-
-    @property
-    def by(self) -> str:
-        """host:pid."""
-        return self.claimer.by
 
     @property
     def ends(self) -> dict[str, tuple[int, ...]]:
@@ -224,13 +215,13 @@ def _preflight(app: App, options: Options, news: News) -> _Start:
         options,
         stages,
         limits,
-        partial(access_to, opened),
-        store,
-        CountingStore(open_store(options.store, patience_s=_BEAT_PATIENCE_S)),
         stores,
-        claimer,
         checked,
-        info is None,
+        store,
+        heartbeats=CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S)),
+        claimer=claimer,
+        access=partial(access_to, opened),
+        new=info is None,
     )
 
 
@@ -263,18 +254,18 @@ def _build(
     spools = beside(options.cache_folder)
     sweep(spools)
     runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
-    spool = stack.enter_context(spool_folder(spools, start.writer)) if runs_ahead else None
+    spool = stack.enter_context(spool_folder(spools, start.claimer.writer)) if runs_ahead else None
     local = (spark.sparkContext.master or "").startswith("local")
-    backpressure = Backpressure(scratch / "held", _limited_readers(stages, start.limits))
-    names = SnapshotNames(start.store, start.app.name)
+    bounded = {name: limits.max_records for name, limits in start.limits.items() if limits.max_records is not None}
+    backpressure = Backpressure(scratch / "held", bounded)
 
     def report(batch: BatchReport) -> None:
-        on_commit(replace(batch, snapshots=names.of(batch.snapshots)))
+        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots)))
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
         # What is asked for the whole app belongs to no stage: the first one is charged with it.
-        shared = (start.store, start.beats) if stage is stages[0] else ()
+        shared = (start.store, start.heartbeats) if stage is stages[0] else ()
         places = Places(
             start.app.name,
             stage.name,
@@ -345,15 +336,6 @@ def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
             f"the runner's machine, and executors of {master} do not share that disk",
             hint="run it with --master 'local[*]', or with max_unflushed=0",
         )
-
-
-def _limited_readers(stages: Iterable[Stage], limits: Mapping[str, Limits]) -> tuple[LimitedReader, ...]:
-    """The stages that read channels under an admission limit."""
-    return tuple(
-        LimitedReader(stage.name, stage.channels, limit)
-        for stage in stages
-        if stage.channels and (limit := limits[stage.name].max_records) is not None
-    )
 
 
 def _now_ms() -> int:

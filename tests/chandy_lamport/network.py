@@ -280,7 +280,7 @@ class Network:
         )
         commit = self.obey(actions, draft, process)
         if choose(8) == 7:
-            self.processes[name] = Process.restore(stage.inputs, stage.outputs, recorded=head.awaited)
+            self.processes[name] = Process(stage.inputs, stage.outputs, head.awaited)
         else:
             self.committed.add(self.num_attempts)
             self.history[name].append(commit)

@@ -129,7 +129,7 @@ def test_a_restored_process_goes_on_where_its_last_commit_was() -> None:
     before.receive(MarkerArrived("done", "right"))
     before.receive(MarkerArrived("open", "left"))
 
-    after = Process.restore(*names, recorded=before.recorded)
+    after = Process(*names, before.recorded)
     assert after.recorded == before.recorded == {"done": frozenset(), "open": frozenset({"right"})}
     assert after.receive(MarkerArrived("done", "left")) == ()
     assert after.receive(BatchArrived("right", "0..1")) == (Capture("open", "right", "0..1"),)
@@ -191,7 +191,7 @@ def test_an_illegal_event_leaves_a_snapshot_under_way_as_it_was(event: Event) ->
 
 def test_a_process_whose_inputs_changed_cannot_be_restored() -> None:
     with pytest.raises(ProtocolError, match="snapshot 's' is restored and awaits a marker: expected it on 'new', "):
-        Process.restore(frozenset({"new"}), frozenset(), recorded={"s": ["old"]})
+        Process(frozenset({"new"}), frozenset(), {"s": ["old"]})
 
 
 def test_a_protocol_error_survives_pickling() -> None:

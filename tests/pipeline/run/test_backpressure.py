@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.run.backpressure import Backpressure, LimitedReader
+from slackwater.pipeline.run.backpressure import Backpressure
 from slackwater.pipeline.source.planner import Pace
 from slackwater.store.versions.manifest import Input, Manifest, Output
 
@@ -25,7 +25,7 @@ def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
 
 @pytest.fixture
 def backpressure(tmp_path: Path) -> Backpressure:
-    return Backpressure(tmp_path / "held", [LimitedReader("r", ("c",), 100)])
+    return Backpressure(tmp_path / "held", {"r": 100})
 
 
 def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
@@ -36,7 +36,7 @@ def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpres
 
 
 def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
-    backpressure = Backpressure(tmp_path, [LimitedReader("r", ("c",), 100), LimitedReader("s", ("c",), 100)])
+    backpressure = Backpressure(tmp_path, {"r": 100, "s": 100})
     look(backpressure, {"w": writer(300), "r": reader(300), "s": reader(0, "s")})
     assert backpressure.flag("w").exists()
     assert not backpressure.flag("r").exists()
@@ -45,7 +45,7 @@ def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
 def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(backpressure: Backpressure) -> None:
     look(backpressure, {"w": writer(900), "r": reader(None)})
     assert not backpressure.flag("w").exists()
-    elsewhere = Backpressure(backpressure.flag("w").parent, [])
+    elsewhere = Backpressure(backpressure.flag("w").parent, {})
     look(elsewhere, {"w": writer(900)})
     assert not elsewhere.flag("w").exists()
 
