@@ -8,39 +8,4 @@ is no clock, no randomness, no I/O and no import from outside the standard libra
 machines runs under any schedule a test can think of.
 """
 
-from .cut import Channel, Cut, violations
-from .errors import ProtocolError
-from .events import (
-    Action,
-    BatchArrived,
-    Capture,
-    Event,
-    Finished,
-    Forgotten,
-    MarkerArrived,
-    RecordState,
-    Requested,
-    SendMarker,
-)
-from .network import Ports, completed
-from .process import Process
-
-__all__ = [
-    "Action",
-    "BatchArrived",
-    "Capture",
-    "Channel",
-    "Cut",
-    "Event",
-    "Finished",
-    "Forgotten",
-    "MarkerArrived",
-    "Ports",
-    "Process",
-    "ProtocolError",
-    "RecordState",
-    "Requested",
-    "SendMarker",
-    "completed",
-    "violations",
-]
+__all__ = ["cut", "errors", "events", "network", "process", "state"]

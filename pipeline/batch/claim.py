@@ -67,13 +67,12 @@ class Claimer:
     by: str
     accept_loss: bool
 
-    def create_channels(self, stages: tuple[Stage, ...]) -> None:
-        """Make the repartition topics that these stages read or write, where there are none yet. Raises `Refused`."""
-        topics.create_topics(self.kafka, self._channels(stages))
+    def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
+        """Make the repartition topics that these stages read or write, where there are none yet.
 
-    def check_channels(self, stages: tuple[Stage, ...]) -> None:
-        """See that `create_channels` will be allowed to make what is missing. Raises `Refused` where it will not."""
-        topics.create_topics(self.kafka, self._channels(stages), only_ask=True)
+        With `only_ask`, only see that this will be allowed. Raises `Refused` where it is not.
+        """
+        topics.create_topics(self.kafka, self._channels(stages), only_ask=only_ask)
 
     def check(self, stage: Stage) -> Checked:
         """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
@@ -164,7 +163,7 @@ class Claimer:
         except Refused:
             if topic in self._channels((stage,)):
                 # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.
-                self.check_channels((stage,))
+                self.create_channels((stage,), only_ask=True)
             raise
         except NotFound as error:
             for channel in map(self.app.channel, stage.channels):

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from ...chandy_lamport import (
+from ...chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
     Forgotten,
     MarkerArrived,
-    Process,
     RecordState,
     Requested,
     SendMarker,
 )
+from ...chandy_lamport.process import Process
 from ...errors import Corruption
 from ...store.versions.manifest import Manifest, Span
 from ..source.planner import Position

@@ -6,7 +6,7 @@ of them, with the merges that are finished in the place of their inputs: they co
 
 - Slowed down, each batch starts later, by a part of a batch's time that grows up to the whole.
 - Stopped, no batch starts while this runner merges. Where nothing is being merged, because that is left to another
-  process, a minute is waited for it. When it does not come, batches go on slowed down: reads get slower, the app lives.
+  process, a batch waits a minute for it. When none comes, batches go on slowed down: reads get slower, the app lives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Compacting", "Stall", "Triggers"]
 Compacting = Literal["nothing", "under way", "finished"]
 """What this runner does about its L0 SSTs: `finished` is merged, and comes with the next batch."""
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _GIVE_UP_S = 60.0
 
 _log = logging.getLogger("slackwater")
@@ -98,7 +98,7 @@ class Stall:
                 delay_s = self._stopped_s(batch_s, waited_s)
             if waited_s >= delay_s:
                 break
-            self._sleep(min(_LOOK_S, delay_s - waited_s))
+            self._sleep(min(_POLL_S, delay_s - waited_s))
             waited_s = self._clock() - began
         self._held_s += waited_s
         return waited_s
@@ -114,30 +114,23 @@ class Stall:
                 return batch_s
             case "nothing":
                 if waited_s >= _GIVE_UP_S:
-                    self._say("gave up", "nobody has compacted it for %.0f s; batches go on, slowed down", waited_s)
+                    self._say("gave up", f"nobody has compacted it for {waited_s:.0f} s; batches go on, slowed down")
                 return _GIVE_UP_S
 
     def _tell(self, l0: int, delay_s: float) -> None:
+        ssts = f"{l0} L0 SSTs in one state partition"
         if delay_s == inf:
-            self._say(
-                "stopped",
-                "%d L0 SSTs in one state partition (l0_stop is %d): no batch starts before compaction has merged them",
-                l0,
-                self._triggers.stop,
-            )
+            rule = f"(l0_stop is {self._triggers.stop}): no batch starts before compaction has merged them"
+            self._say("stopped", f"{ssts} {rule}")
         elif delay_s:
-            self._say(
-                "slowed down",
-                "%d L0 SSTs in one state partition (l0_slowdown is %d): batches start later until it has caught up",
-                l0,
-                self._triggers.slowdown,
-            )
+            rule = f"(l0_slowdown is {self._triggers.slowdown}): batches start later until it has caught up"
+            self._say("slowed down", f"{ssts} {rule}")
         elif self._said and l0 < self._triggers.slowdown:
-            self._say("", "%d L0 SSTs in one state partition; batches were held back for %.0f s", l0, self._held_s)
+            self._say("", f"{ssts}; batches were held back for {self._held_s:.0f} s")
             self._said.clear()
             self._held_s = 0.0
 
-    def _say(self, what: str, message: str, *values: float) -> None:
+    def _say(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            _log.warning("%s: " + message, self._stage, *values)
+            _log.warning("%s: %s", self._stage, message)

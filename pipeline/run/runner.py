@@ -209,7 +209,7 @@ def _preflight(app: App, options: Options, news: News) -> _Start:
     )
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
-    claimer.check_channels(stages)
+    claimer.create_channels(stages, only_ask=True)
     return _Start(
         app,
         options,

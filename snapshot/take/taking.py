@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from ulid import ULID
 
-from ...chandy_lamport import Ports, ProtocolError, completed
+from ...chandy_lamport.errors import ProtocolError
+from ...chandy_lamport.network import Ports, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys

@@ -9,7 +9,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ... import chandy_lamport as protocol
+from ...chandy_lamport import cut as protocol
+from ...chandy_lamport.errors import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight
@@ -194,5 +195,5 @@ def _judge(
     try:
         channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
         return protocol.violations(protocol.Cut(versions, (channel,)))
-    except protocol.ProtocolError as error:
+    except ProtocolError as error:
         return (str(error),)

@@ -10,23 +10,21 @@ from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
 
-from slackwater.chandy_lamport import (
+from slackwater.chandy_lamport.cut import Channel, Cut
+from slackwater.chandy_lamport.events import (
     Action,
     BatchArrived,
     Capture,
-    Channel,
-    Cut,
     Event,
     Finished,
     Forgotten,
     MarkerArrived,
-    Ports,
-    Process,
     RecordState,
     Requested,
     SendMarker,
-    completed,
 )
+from slackwater.chandy_lamport.network import Ports, completed
+from slackwater.chandy_lamport.process import Process
 
 from tests.chandy_lamport.bank import Account, Bank, Transfer
 

@@ -1,7 +1,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.chandy_lamport import Channel, Cut, ProtocolError, violations
+from slackwater.chandy_lamport.cut import Channel, Cut, violations
+from slackwater.chandy_lamport.errors import ProtocolError
 
 
 def cut(sent: tuple[int, ...], consumed: tuple[int, ...], in_flight: tuple[int, ...]) -> Cut:

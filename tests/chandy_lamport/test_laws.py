@@ -9,7 +9,8 @@ from itertools import chain
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.chandy_lamport import Ports, violations
+from slackwater.chandy_lamport.cut import violations
+from slackwater.chandy_lamport.network import Ports
 
 from tests.chandy_lamport.bank import DEPOSIT, Account
 from tests.chandy_lamport.network import Network, Recording

@@ -1,5 +1,6 @@
 import pytest
-from slackwater.chandy_lamport import Ports, ProtocolError, completed
+from slackwater.chandy_lamport.errors import ProtocolError
+from slackwater.chandy_lamport.network import Ports, completed
 
 
 def network(**stages: str) -> dict[str, Ports]:

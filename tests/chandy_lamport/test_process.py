@@ -3,19 +3,19 @@
 import pickle
 
 import pytest
-from slackwater.chandy_lamport import (
+from slackwater.chandy_lamport.errors import ProtocolError
+from slackwater.chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
     Finished,
     Forgotten,
     MarkerArrived,
-    Process,
-    ProtocolError,
     RecordState,
     Requested,
     SendMarker,
 )
+from slackwater.chandy_lamport.process import Process
 
 
 def stage(reads: str = "", writes: str = "") -> Process:
