@@ -111,10 +111,8 @@ class Outlook:
 
         def ends_of(topic: str) -> tuple[int, ...] | None:
             if topic not in ends:
-                try:
-                    ends[topic] = None if None in ends.values() else self._ends(topic)
-                except Unavailable:
-                    ends[topic] = None
+                # Who did not answer once is not asked again this time.
+                ends[topic] = None if None in ends.values() else self._ends(topic)
             return ends[topic]
 
         return tuple(
@@ -128,7 +126,9 @@ class Outlook:
         )
 
     def _ends(self, topic: str) -> tuple[int, ...] | None:
-        return topics.end_offsets(self._kafka, topic, timeout_s=_KAFKA_S)
+        with suppress(Unavailable):
+            return topics.end_offsets(self._kafka, topic, timeout_s=_KAFKA_S)
+        return None
 
     def _runs(self, head: Manifest) -> bool | None:
         return None if self._alive is None else bool(roster.runner_of(head, self._alive))
