@@ -12,7 +12,7 @@ from ..reporter import reporting
 from ..settings import load
 
 if TYPE_CHECKING:
-    from ...pipeline.batch.progress import Progress
+    from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.metrics import Metrics
     from ...pipeline.run.options import Options
 
@@ -164,14 +164,14 @@ def _run(file: str, *, app: str | None, options: "Options", output: Output, quie
 
         observed = _serve(metrics, output) if metrics is not None else None
 
-        def on_progress(commit: "Progress") -> None:
+        def on_commit(commit: "BatchReport") -> None:
             reporter.show(commit, _line(commit))
             if observed is not None:
                 observed.observe(commit)
 
         if observed is not None:
             reporter.also_told = observed.observe_lags
-        run_file(file, app=app, options=options, on_progress=on_progress, news=reporter, stop=stop)
+        run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
 
 
 def _serve(port: int, output: Output) -> "Metrics":
@@ -182,7 +182,7 @@ def _serve(port: int, output: Output) -> "Metrics":
     return metrics
 
 
-def _line(commit: "Progress") -> str:
+def _line(commit: "BatchReport") -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     words = (
         humane.moment(commit.time_ms),

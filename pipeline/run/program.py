@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...errors import NotFound, Usage
 from ..api.app import App
-from ..batch.progress import Progress
+from ..batch.batch_report import BatchReport
 from ..spark.shipping import on_path
 from ..spark.user_errors import told_as_the_users
 from .news import News
@@ -69,7 +69,7 @@ def run_file(
     *,
     app: str | None,
     options: Options,
-    on_progress: Callable[[Progress], None],
+    on_commit: Callable[[BatchReport], None],
     news: News | None = None,
     stop: Stop | None = None,
 ) -> None:
@@ -77,4 +77,4 @@ def run_file(
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)
-    run(program, options, on_progress, news=news, stop=stop)
+    run(program, options, on_commit, news=news, stop=stop)

@@ -11,7 +11,7 @@ __all__ = ["translate"]
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
 _ENDED = re.compile(r"terminated with exception: (.*)")
-_OURS = re.compile(r"slackwater\.store\.errors\.(\w+): (.*)")
+_OURS = re.compile(r"slackwater\.errors\.(\w+): (.*)")
 
 _HINTS = {"Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them"}
 """By kind, the next step of who runs an app."""
