@@ -86,8 +86,8 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[in
     @app.stage(
         reads=sw.topic(topic),
         key="leg",
-        partitions=PARTITIONS,
         state=sw.update(update, state=STATE, order_by="offset"),
+        table=sw.table(partitions=PARTITIONS),
     )
     def legs(flights: DataFrame) -> DataFrame:
         return _events(flights)

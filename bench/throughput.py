@@ -85,8 +85,8 @@ def app_of(topic: str) -> sw.App:
     @app.stage(
         reads=sw.topic(topic),
         key="leg",
-        partitions=PARTITIONS,
         state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
+        table=sw.table(partitions=PARTITIONS),
     )
     def legs(flights: DataFrame) -> DataFrame:
         return _legs(flights)

@@ -234,13 +234,14 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     bound = stage.state.bind(arrow, key)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
+    ttl.check_column(stage.name, stage.table.ttl, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
         values=tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
-        partitions=stage.partitions,
+        partitions=stage.table.partitions,
         state=stage.state.describe(),
-        compaction=stage.compaction,
-        ttl=ttl.bind(stage.name, stage.ttl_ms, stage.ttl_by, bound.values),
+        compaction=stage.table.compaction,
+        ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
 

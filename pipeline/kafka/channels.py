@@ -10,8 +10,7 @@ from ulid import ULID
 from ...errors import Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import ADDRESS
-from . import records
-from . import topics as kafka_client
+from . import records, topics
 from .consumer_groups import announce
 from .messages import check_count, decode_addressed, header_of, marker_of, split
 
@@ -32,7 +31,7 @@ class KafkaChannels:
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """See the Protocol. Raises `NotFound` or `Refused`."""
-        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        earliest, ends = topics.offsets(self._kafka, topic)
         if len(ends) != len(offsets):
             raise Refused(
                 f"topic {topic!r} has {len(ends)} partitions; the source has read {len(offsets)}",
@@ -48,7 +47,7 @@ class KafkaChannels:
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
-        return kafka_client.end_offsets(self._kafka, topic)
+        return topics.end_offsets(self._kafka, topic)
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""
@@ -80,7 +79,7 @@ class KafkaChannels:
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
-        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        earliest, ends = topics.offsets(self._kafka, topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
         found = None
@@ -93,8 +92,8 @@ class KafkaChannels:
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """See the Protocol. Raises `Refused` or `Unavailable`."""
-        kafka_client.create_topic(self._kafka, topic, len(in_flight.ends))
-        starts = kafka_client.offsets(self._kafka, topic)[1]
+        topics.create_topics(self._kafka, {topic: len(in_flight.ends)})
+        starts = topics.offsets(self._kafka, topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.

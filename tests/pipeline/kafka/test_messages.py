@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.markers import write_markers
 from slackwater.pipeline.kafka.messages import (
@@ -120,7 +119,7 @@ class Written:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         self.store = store
         self.topic = f"c-{uuid4().hex[:8]}"
-        kafka_client.create_topic(self.kafka, self.topic, 3)
+        topics.create_topics(self.kafka, {self.topic: 3})
         self.output = Output(self.topic, (0, 0, 0), schema="n long", sent=(0, 0, 0))
         self.version = 0
 
