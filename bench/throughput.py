@@ -109,11 +109,9 @@ def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
 def _aggregate(spark: SparkSession, bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
     from pyspark.sql import functions as F
 
-    source = spark.readStream.format("slackwater-topic").options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "maxOffsetsPerTrigger": str(batch)}
-    )
+    source = side.topic_stream(spark, bootstrap, topic, batch)
     query = (
-        _legs(source.load())
+        _legs(source)
         .groupBy("leg")
         .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
         .writeStream.outputMode("update")
