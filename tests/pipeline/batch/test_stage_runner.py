@@ -81,7 +81,7 @@ class Running:
             writes=(Repartition("out", ("n",), 2),),
             state=None,
             key=(),
-            table=table(partitions=1),
+            table=DEFAULT_TABLE,
         )
         inputs = {name: Input(name, (0, 0), f"writer-of-{name}", consumed=(0, 0)) for name in reads}
         claimed = claim(
