@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.pipeline.api.app import Repartition, Stage, topic
+from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.batch.progress import Progress
 from slackwater.pipeline.batch.schemas import Shape
