@@ -12,7 +12,7 @@ from .clients import GONE, POLL_S, Kafka, clients, server
 from .patience import Patience
 from .rights import lacking
 
-__all__ = ["Message", "Truncation", "read_range", "send"]
+__all__ = ["Message", "read_range", "send"]
 
 _CHUNK = 10_000
 _FATAL = (
@@ -23,21 +23,6 @@ _FATAL = (
 )
 
 
-@dataclass(slots=True)
-class Truncation:
-    """What a range lacks at its beginning, for readers that know how many rows there must be.
-
-    What is gone may be what failed attempts left, or markers, which nobody misses.
-    """
-
-    gone: Gone | None = None
-
-    def check(self, *, complete: bool) -> None:
-        """Raise `Gone` if anything was missing and what is there is not complete."""
-        if self.gone is not None and not complete:
-            raise self.gone
-
-
 def read_range(
     kafka: Kafka,
     topic: str,
@@ -46,11 +31,12 @@ def read_range(
     end: int,
     *,
     patience_s: float,
-    truncation: Truncation | None = None,
+    gone: list[Gone] | None = None,
 ) -> Iterator[Sequence[Message]]:
     """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 
-    Where the first of them are gone, the rest is read if there is a `truncation`, which hears of it.
+    Where the first of them are gone, the rest is read if there is a list `gone`, to which the error is added: what is
+    gone may be what failed attempts left, or markers, which nobody misses.
 
     Raises:
         Gone: The offsets are no longer there.
@@ -58,7 +44,7 @@ def read_range(
         Unavailable: The broker has been away for longer than `patience_s`.
     """
     with clients(kafka).consumer() as consumer:
-        yield from _Range(consumer, kafka, topic, partition, end, truncation).read(start, patience_s)
+        yield from _Range(consumer, kafka, topic, partition, end, gone).read(start, patience_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,7 @@ class _Range:
     topic: str
     partition: int
     end: int
-    truncation: Truncation | None = None
+    gone: list[Gone] | None
 
     def read(self, at: int, patience_s: float) -> Iterator[list[Message]]:
         """Messages from offset `at` on."""
@@ -124,9 +110,9 @@ class _Range:
             f"offsets {at} to {last} of {self.topic}[{self.partition}] are gone from Kafka",
             hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
         )
-        if self.truncation is None or first <= at:
+        if self.gone is None or first <= at:
             raise gone
-        self.truncation.gone = gone
+        self.gone.append(gone)
         if first < self.end:
             self.consumer.assign([TopicPartition(self.topic, self.partition, first)])
         return first

@@ -22,8 +22,8 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
-from ..kafka.messages import check_count, decode
-from ..kafka.records import Message, Truncation, read_range
+from ..kafka.messages import decode, read_rows
+from ..kafka.records import read_range
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
@@ -96,11 +96,6 @@ class _Reader(DataSourceStreamReader):
         folder = self._options.counts
         return CountingStore(store, SharedCounts(Path(folder) / str(os.getpid())).add) if folder else store
 
-    def _messages(self, part: _Range, truncation: Truncation | None = None) -> Iterator[Sequence[Message]]:
-        patience_s, kafka = self._options.patience_s, self._private.kafka
-        where = (part.topic, part.partition, part.start, part.end)
-        return read_range(kafka, *where, patience_s=patience_s, truncation=truncation)
-
 
 class TopicReader(_Reader):
     """Reads a user's Kafka topic."""
@@ -132,7 +127,8 @@ class TopicReader(_Reader):
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
         configure_worker()
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        for messages in self._messages(partition):
+        where = (partition.topic, partition.partition, partition.start, partition.end)
+        for messages in read_range(self._private.kafka, *where, patience_s=self._options.patience_s):
             stamps = [message.timestamp() for message in messages]
             columns = [
                 pa.array([message.key() for message in messages], pa.binary()),
@@ -172,12 +168,6 @@ class ChannelReader(_Reader):
         assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
         configure_worker()
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        rows = 0
-        truncation = Truncation() if partition.rows is not None else None
-        for messages in self._messages(partition, truncation):
-            for batch in decode(messages, partition.attempts, schema):
-                rows += batch.num_rows
-                yield batch
-        if truncation is not None:
-            truncation.check(complete=rows == partition.rows)
-        check_count(partition.topic, partition.partition, partition.start, partition.end, rows, partition.rows)
+        where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
+        decoded = partial(decode, attempts=partition.attempts, schema=schema)
+        return read_rows(self._private.kafka, *where, decoded, patience_s=self._options.patience_s)

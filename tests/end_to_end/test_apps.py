@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from slackwater.errors import Gone, NotFound, Refused
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.dev.s3 import EmbeddedBucket
+from slackwater.pipeline.dev.s3 import EmbeddedS3
 from slackwater.pipeline.kafka.consumer_groups import group_of
 from slackwater.pipeline.kafka.topics import offsets, topics
 from slackwater.pipeline.run import runner
@@ -211,7 +211,7 @@ def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka
 def test_a_store_that_comes_back_is_waited_for(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmbeddedBucket(tmp_path / "s3") as bucket:
+    with EmbeddedS3(tmp_path / "s3") as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
         ledger = Ledger(kafka.bootstrap, tmp_path, store=bucket.store_root)
