@@ -78,10 +78,10 @@ def topic(
 
 
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:
-    """Write a stage's rows to an internal topic, keyed, for later stages to read by `name`.
+    """Write a stage's rows to an internal topic, keyed, for later stages to read.
 
     Args:
-        name: What later stages say in `reads=`; the Kafka topic is `<app>-<name>-repartition`.
+        name: Its name within the app; the Kafka topic is `<app>-<name>-repartition`.
         key: The column or columns that decide the partition; also the default key of a stage that reads it.
         partitions: Partitions of the Kafka topic when it is first made.
 
@@ -212,7 +212,7 @@ class App:
         """
         for stage in self.stages.values():
             for channel in stage.channels:
-                self._writer(channel, f"stage {stage.name!r} reads it")
+                self._find(channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
 
@@ -223,11 +223,11 @@ class App:
 
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
-        return self._writer(channel, "declare the stage that writes it")
+        return self._find(channel)[0]
 
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
-        return next(output for output in self.writer_of(name).writes if output.name == name)
+        return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
@@ -260,23 +260,23 @@ class App:
             )
         return next(iter(keys.values()))
 
-    def _writer(self, channel: str, hint: str) -> Stage:
-        for stage in self.stages.values():
-            if any(output.name == channel for output in stage.writes):
-                return stage
-        raise NotFound(
-            "repartition topic",
-            channel,
-            (output.name for stage in self.stages.values() for output in stage.writes),
-            hint=f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})",
-        )
+    def _written(self) -> dict[str, tuple[Stage, Repartition]]:
+        """The repartition topics that stages write, by name, each with its writer, as far as they are declared."""
+        return {output.name: (stage, output) for stage in self.stages.values() for output in stage.writes}
+
+    def _find(self, channel: str, hint: str = "declare the stage that writes it") -> tuple[Stage, Repartition]:
+        written = self._written()
+        if channel not in written:
+            hint = f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})"
+            raise NotFound("repartition topic", channel, written, hint=hint)
+        return written[channel]
 
     def _upstream(self) -> dict[str, list[str]]:
         """The stages that each stage reads, as far as they are declared."""
-        writers = {output.name: stage.name for stage in self.stages.values() for output in stage.writes}
+        written = self._written()
         return {
-            stage.name: [writers[channel] for channel in stage.channels if channel in writers]
-            for stage in self.stages.values()
+            name: [written[channel][0].name for channel in stage.channels if channel in written]
+            for name, stage in self.stages.items()
         }
 
     def _add(self, stage: Stage) -> None:
@@ -285,11 +285,10 @@ class App:
             raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
         if stage.key and len(set(stage.key)) != len(stage.key):
             raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
-        written = {output.name for known in self.stages.values() for output in known.writes}
-        for output in stage.writes:
-            if output.name in written:
-                raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
-            written.add(output.name)
+        names = [output.name for output in stage.writes]
+        for name in names:
+            if name in self._written() or names.count(name) > 1:
+                raise Usage(f"repartition topic {name!r} has two writers; one stage writes a topic")
         if stage.state is None and not stage.writes:
             raise Refused(
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",

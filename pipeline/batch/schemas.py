@@ -26,7 +26,7 @@ from ..api.app import App, Repartition, Stage, Topic
 from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, nodes, plan_of
-from ..spark.user_errors import told_as_the_users
+from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
 from ..state.multi_input import tag
 from ..state.protocol import BoundState
@@ -117,7 +117,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
-    with told_as_the_users(f"stage {stage.name!r}", stage.transform):
+    with as_user_error(f"stage {stage.name!r}", stage.transform):
         made = stage.transform(*inputs.values())
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         _check_frames(stage, frames)
