@@ -367,9 +367,9 @@ FAULTS = (
     ),
     Fault(
         "a source does not compare what it read",
-        _READERS,
-        "partition.start, partition.end, rows, partition.rows)",
-        "partition.start, partition.end, rows, rows)",
+        _WIRE,
+        "check_count(topic, partition, start, end, found, sent)\n\n\ndef _b",
+        "check_count(topic, partition, start, end, found, found)\n\n\ndef _b",
         WIRE,
     ),
     # Messages.

@@ -77,7 +77,7 @@ def limits_of(stage: Stage, options: Options) -> Limits:
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
         declared if options.trigger is None else interval_ms(options.trigger),
-        Triggers(stage.l0_slowdown, stage.l0_stop),
+        Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
     )
 
