@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ...errors import NotFound, ObjectNotFound
 from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import apps, checks, codec, history, keys, spark_ddl
+from ...store.versions import apps, checks, codec, column_types, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.checks import Wrong
 from .graph import Cut
@@ -77,7 +77,7 @@ def captured_is_wrong(at: str, kept: Captured, objects: re.Pattern[str]) -> Iter
     if kept.after > kept.up_to:
         yield Wrong(f"{at}.up_to", kept.up_to, f"not below after, {kept.after}")
     try:
-        spark_ddl.parse(kept.schema)
+        column_types.parse_ddl(kept.schema)
     except ValueError:
         yield Wrong(f"{at}.schema", kept.schema, "a Spark DDL string")
     for number, each in enumerate(kept.objects):

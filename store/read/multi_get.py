@@ -134,7 +134,7 @@ def _look_cold(
 ) -> None:
     """Look for the keys at these positions in an SST that this machine does not have."""
     blocks: Iterable[Block] | None = None
-    if sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst, 0) >= sst.bytes:
+    if sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes:
         mapped = cache.bring(store, sst, table, reads)
         if mapped is not None:
             reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
@@ -146,7 +146,7 @@ def _look_cold(
         mapped = cache.bring(store, sst, table, reads)
         blocks = None if mapped is None else mapped.blocks
     if blocks is None:
-        cache.ranged_bytes(sst, size)
+        cache.count_ranged(sst, size)
         blocks = ranged.read(groups)
     search.look_in(blocks, wanted)
 

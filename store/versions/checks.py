@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import Usage
 from ..objects.open import check_root
-from . import keys, spark_ddl, type_grammar
+from . import column_types, keys
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
 
 __all__ = ["Wrong", "checksum_is_wrong", "relations", "root_is_wrong"]
@@ -99,7 +99,7 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
             yield Wrong(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")
     if output.schema:
         try:
-            spark_ddl.parse(output.schema)
+            column_types.parse_ddl(output.schema)
         except ValueError:
             yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
 
@@ -121,7 +121,7 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
         yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")
     seen.add(folded)
     try:
-        type_grammar.parse(column.type)
+        column_types.parse(column.type)
     except Usage:
         yield Wrong(f"{at}.type", column.type, "the name of a type that columns can have")
 

@@ -161,7 +161,7 @@ def test_without_a_usable_folder_what_exceeds_the_memory_is_read_by_pieces_each_
     assert (reads.cache_hits, reads.cache_misses) == (3, 1)
     assert reads.row_groups == 40
     assert store.counts.get("get", 0) == before
-    assert sum(entry.mapped.memory_bytes for entry in cache._open.values()) <= 4 << 20
+    assert cache._in_memory.currsize <= 4 << 20
 
 
 def test_an_sst_too_large_for_memory_comes_to_the_folder_by_pieces(
