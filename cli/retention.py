@@ -36,17 +36,20 @@ def retention_of(table: Mapping[str, Any], app: str, said: Mapping[str, str | in
     Raises:
         Usage: a span of time is not one.
     """
-    from ..snapshot.gc.retention import Retention, span_ms
+    from ..durations import parse_ms
+    from ..snapshot.gc.retention import Retention
 
     own = table.get(app)
     rules = dict(own if isinstance(own, dict) else table) | {rule: is_ for rule, is_ in said.items() if is_ is not None}
-    spans = {f"{rule}_ms": span_ms(rules[rule]) for rule in _SPANS if isinstance(rules.get(rule), str)}
+    spans = {
+        f"{rule}_ms": parse_ms(f"retention.{rule}", rules[rule]) for rule in _SPANS if isinstance(rules.get(rule), str)
+    }
     versions = rules.get("versions")
     return Retention(versions=versions if isinstance(versions, int) else None, **spans)
 
 
 def _check_rules(path: Path, where: str, rules: Mapping[str, Any]) -> None:
-    from ..snapshot.gc.retention import span_ms
+    from ..durations import parse_ms
 
     for rule, value in rules.items():
         if rule not in _RULES:
@@ -58,7 +61,4 @@ def _check_rules(path: Path, where: str, rules: Mapping[str, Any]) -> None:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise Usage(f"{path}: {where}.versions must be a whole number of at least 1, not {value!r}")
             continue
-        try:
-            span_ms(value if isinstance(value, str) else repr(value))
-        except Usage as error:
-            raise Usage(f"{path}: {where}.{rule}: {error.message}", hint=error.hint) from None
+        parse_ms(f"{path}: {where}.{rule}", value)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...durations import parse_ms
 from ...errors import Usage
 from .. import humane, options
 from ..output import Part, output_for
@@ -78,12 +79,11 @@ def gc(
     """
     from ...snapshot.gc.collect import MARGIN_MS, collect
     from ...snapshot.gc.explain import explain as why
-    from ...snapshot.gc.retention import span_ms
     from ...snapshot.take.audit_log import whoami
 
     settings, output = load(store=store), output_for(json=as_json)
     rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)
-    margin_ms = span_ms(margin)
+    margin_ms = parse_ms("--margin", margin)
     if margin_ms < MARGIN_MS:
         raise Usage(
             f"--margin is {margin}; expected 1h or more: what a merge writes may be half an hour old before a version "

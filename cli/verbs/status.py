@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...durations import parse_ms
 from ...errors import Corruption, Refused, SlackwaterError, Usage
 from .. import humane, options
 from ..output import Output, Part, output_for
@@ -127,11 +128,10 @@ def _look(
 
 
 def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
-    from ...snapshot.gc.retention import span_ms
     from ...store.versions.apps import list_apps
     from ..cost import cost_of, parts
 
-    since_ms, prices = humane.now_ms() - span_ms(since), settings.prices()
+    since_ms, prices = humane.now_ms() - parse_ms("--since", since), settings.prices()
     costs = tuple(cost_of(store, name, since_ms, prices) for name in ((app_name,) if app_name else list_apps(store)))
     output.show(costs, *(parts(costs, since) if costs else (_empty(store),)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -18,7 +17,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from ulid import ULID
 
-from ...errors import Refused, Usage
+from ...durations import parse_ms
+from ...errors import Refused
 from ...snapshot.clone.clone import unfinished
 from ...snapshot.maintain.retire import absent
 from ...store.objects.counting import CountingStore
@@ -53,27 +53,14 @@ __all__ = ["Options", "run"]
 
 _log = logging.getLogger("slackwater")
 _BEAT_PATIENCE_S = 3.0
-_INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
-
-
-def interval_ms(text: str | None) -> int:
-    """Milliseconds of a trigger interval such as "10 seconds"; 0 for None. Raises `Usage`."""
-    if text is None:
-        return 0
-    match = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise Usage(f"trigger {text!r} is not an interval; expected something like '10 seconds' or '500 ms'")
-    number, unit = float(match[1]), match[2]
-    scale = 1 if unit.startswith(("ms", "milli")) else {"s": 1000, "m": 60_000, "h": 3_600_000}[unit[0]]
-    return round(number * scale)
 
 
 def limits_of(stage: Stage, options: Options) -> Limits:
     """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
-    declared = interval_ms(stage.trigger)
+    declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
-        declared if options.trigger is None else interval_ms(options.trigger),
+        declared_ms if options.trigger is None else parse_ms("trigger", options.trigger),
         Triggers(stage.l0_slowdown, stage.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
     )
