@@ -49,18 +49,19 @@ def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
     if bare_seconds and _BARE.fullmatch(words):
         words += "s"
     if not _SPAN.fullmatch(words):
+        expected = "expected a number and a unit, such as '500 ms', '10 seconds' or 7d"
         raise Usage(
-            f"{what} {text!r} is not a span of time; expected a number and a unit, such as '500 ms', '10 seconds' or 7d".strip(),
+            f"{what} {text!r} is not a span of time; {expected}".lstrip(),
             hint="the units are ms, s, m, h, d and w, or whole words; several add up: 1d12h",
         )
     span_ms = round(sum(Fraction(number) * _UNITS_MS[unit] for number, unit in _PART.findall(words)))
     if span_ms > _MOST_MS:
-        raise Usage(f"{what} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".strip())
+        raise Usage(f"{what} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".lstrip())
     return span_ms
 
 
 def format_ms(span_ms: int) -> str:
-    """The shortest text that `parse_ms` reads as so many milliseconds, which are not negative: `1d12h`, `500ms`, `0s`."""
+    """The shortest text that `parse_ms` reads as this span, which is not negative: `1d12h`, `500ms`, `0s`."""
     parts = []
     for unit, unit_ms in _SHORT.items():
         number, span_ms = divmod(span_ms, unit_ms)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...settings import load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid
 from ..waiting import await_answers, waiting_for, withdrawn_on_failure
 
@@ -48,9 +48,8 @@ def take(
         bool, typer.Option("--instant", help="Pin the newest consistent moment without asking the app.")
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0, callback=options.finite, help="Withdraw the request after this long."),
-    ] = 60,
+        int, options.span("Withdraw the request after this long. Default: 60s.", bare_seconds=True)
+    ] = 60_000,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
     store: options.Store = None,
     kafka: options.Kafka = None,
@@ -88,7 +87,7 @@ def take(
     else:
         with withdrawn_on_failure(opened, app_name, name, by, since_ms=own.created_ms if own else now_ms):
             asked = own or taking.request(opened, app_name, name, by)
-            snapshot = await_answers(opened, app_name, asked, timeout, reader, output)
+            snapshot = await_answers(opened, app_name, asked, timeout / 1_000, reader, output)
     record_once(opened, app_name, "snapshot take", name, by, since_ms=snapshot.created_ms)
     output.show(snapshot, *_taken(snapshot, options.said(store), earlier is not None))
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.cli.main import app as cli
-from slackwater.cli.settings import load
 from slackwater.durations import DAY_MS, HOUR_MS
 from slackwater.errors import Usage
+from slackwater.settings import load
 from slackwater.snapshot.gc.collect import MARGIN_MS, collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.compaction import merge
@@ -54,9 +54,9 @@ def test_the_file_has_rules_for_all_apps_and_for_one(tmp_path: Path) -> None:
     text = '[retention]\nall = "1d"\nhourly = "7d"\n[retention.flights]\nversions = 10\n'
     (tmp_path / "slackwater.toml").write_text(text)
     settings = load(environ={}, folder=tmp_path)
-    assert settings.retention("shop") == Retention(all_ms=DAY_MS, hourly_ms=7 * DAY_MS)
-    assert settings.retention("flights") == Retention(versions=10)
-    assert settings.retention("flights", all="2h") == Retention(all_ms=2 * HOUR_MS, versions=10)
+    assert settings.retention_of("shop") == Retention(all_ms=DAY_MS, hourly_ms=7 * DAY_MS)
+    assert settings.retention_of("flights") == Retention(versions=10)
+    assert settings.retention_of("flights", all_ms=2 * HOUR_MS) == Retention(all_ms=2 * HOUR_MS, versions=10)
 
 
 @pytest.mark.parametrize(

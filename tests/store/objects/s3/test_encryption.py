@@ -8,9 +8,9 @@ from uuid import uuid4
 
 import boto3
 import pytest
-from slackwater.cli.settings import load
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.settings import load
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.s3.client import connection
 from slackwater.store.objects.s3.settings import S3Settings, settings_in
