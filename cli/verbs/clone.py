@@ -62,11 +62,10 @@ def clone(
     from ...snapshot.clone.clone import clone as make
     from ...snapshot.clone.clone import has_run
     from ...snapshot.take.audit_log import record_once, whoami
-    from ...store.objects.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
     opened, channels = settings.open_store(), KafkaChannels(settings.kafka())
-    target = open_store(to) if to else opened
+    target = opened.at(to or "")
     try:
         plan = make(
             opened,

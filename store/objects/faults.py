@@ -5,16 +5,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from threading import RLock
 
 from ...errors import ObjectExists, Unavailable
 from .protocol import ObjectInfo, ObjectStore
+from .wrapper import Wrapper
 
 __all__ = ["FaultyStore"]
 
 
-class FaultyStore:
+class FaultyStore(Wrapper):
     """Another store, whose requests fail in the ways that real ones do.
 
     With one thread, the same seed and the same requests give the same faults. The faults of a write:
@@ -52,7 +52,7 @@ class FaultyStore:
         slow_s: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._random = random.Random(seed)  # noqa: S311 - it has to be repeatable
         self._lock = RLock()
         self._rates = {"refused": refused, "lost": lost, "late": late, "echoed": echoed}
@@ -61,11 +61,6 @@ class FaultyStore:
         self._sleep = sleep
         self._under_way: list[Callable[[], None]] = []
         self._faults: Counter[str] = Counter()
-
-    @property
-    def url(self) -> str:
-        """The inner store's."""
-        return self._inner.url
 
     @property
     def faults(self) -> dict[str, int]:
@@ -112,10 +107,6 @@ class FaultyStore:
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
         self._write("delete", key, lambda: self._inner.delete(key))
-
-    def local_path(self, key: str) -> Path | None:
-        """See `ObjectStore`."""
-        return self._inner.local_path(key)
 
     def _read(self, verb: str, key: str) -> None:
         if self._choose("refused") == "refused":

@@ -25,7 +25,7 @@ from ..objects.protocol import ObjectStore
 from ..sst.types import sst_schema, stored_schema
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder
-from .decode import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
+from .decode import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name
 from .hot_tier import HotTier
 from .read_stats import Reads
 from .remote_sst import RangedSst
@@ -351,7 +351,7 @@ class SstCache:
 
     def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
         """The object's own file, checked; None where there is none that DuckDB can name."""
-        path = holder(store, sst).local_path(sst.object)
+        path = store.at(sst.root).local_path(sst.object)
         if path is None or _is_pattern(path):
             return None
         try:

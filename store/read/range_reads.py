@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ...errors import ObjectNotFound
 from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst
-from .decode import corrupt, holder
+from .decode import corrupt
 from .read_stats import Reads
 
 __all__ = ["Pieces", "at_once"]
@@ -39,7 +39,7 @@ class Pieces:
     """Reads ranges of an SST's object and counts them."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
-        self._store = holder(store, sst)
+        self._store = store.at(sst.root)
         self._sst = sst
         self._reads = reads
 

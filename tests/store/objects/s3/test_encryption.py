@@ -12,7 +12,6 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.settings import load
 from slackwater.store.objects.open import open_store
-from slackwater.store.objects.s3.client import connection
 from slackwater.store.objects.s3.settings import S3Settings, settings_in
 from slackwater.store.objects.s3.store import S3Store
 
@@ -52,7 +51,7 @@ def test_every_way_to_write_asks_for_encryption(s3_url: str, write: str) -> None
     overwritten.delete("a")
     # The server does not keep this one of uploads in parts.
     bucket_keys: set[object] = set()
-    connection(overwritten._options).s3.meta.events.register(
+    overwritten._connect()[0].s3.meta.events.register(
         "before-send.s3",
         lambda request, **_: bucket_keys.add(request.headers.get("x-amz-server-side-encryption-bucket-key-enabled")),
     )
