@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from .durations import parse_ms
 from .errors import Usage
-from .store.objects.s3.settings import as_variables, exported, settings_in
+from .store.objects.s3.settings import S3Settings, settings_in
 from .store.versions.prices import Prices
 from .validation import nearest
 
@@ -61,8 +61,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The rules for each app that has its own (`Retention`), and under "" those of all others."""
     prices: Any = Prices()
     """What the store takes: S3's prices for those that the file does not set."""
-    s3: dict[str, Any] = {}
-    """Variables of the environment that say how S3 is talked to: `[s3]` of the file, and those of the environment."""
+    s3: Any = S3Settings()
+    """How S3 is talked to."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
@@ -90,7 +90,7 @@ class Settings(Struct, frozen=True, kw_only=True):
         """The store. Raises `Usage` when nothing names one, or what names it cannot be understood."""
         from .store.objects.open import open_store
 
-        return open_store(self.store_root())
+        return open_store(self.store_root(), settings=self.s3)
 
     def open_cache(self) -> "SstCache":
         """The local cache of SSTs that all verbs share."""
@@ -126,27 +126,19 @@ def load(
     beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
     variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`.
 
-    The file's `[s3]` becomes variables of this process, where `environ` is None: every store that is opened here, and
-    every process that is started from here, finds them there.
-
     Raises:
         Usage: the file is not TOML, or says what nobody understands.
     """
-    mine = environ is None
     environ = os.environ if environ is None else environ
     parents = (folder or Path.cwd()).resolve()
     candidates = (parent / FILE for parent in (parents, *parents.parents))
     path = next((path for path in candidates if path.is_file()), None)
-    settings = _read(path) if path else Settings()
+    settings = _read(path, environ) if path else Settings(s3=settings_in(environ))
     properties = settings.kafka_properties | {
         name.removeprefix(_KAFKA_VARIABLE).lower().replace("_", "."): value
         for name, value in environ.items()
         if name.startswith(_KAFKA_VARIABLE) and value
     }
-    s3 = settings.s3 | exported(environ)
-    settings_in(s3)
-    if mine:
-        os.environ.update(s3)
     user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slackwater" / "sst"
     return msgspec.structs.replace(
         settings,
@@ -154,11 +146,10 @@ def load(
         brokers=kafka or environ.get("SLACKWATER_KAFKA") or settings.brokers or properties.get("bootstrap.servers"),
         kafka_properties=properties,
         cache=environ.get("SLACKWATER_CACHE") or settings.cache or str(user_cache),
-        s3=s3,
     )
 
 
-def _read(path: Path) -> Settings:
+def _read(path: Path, environ: Mapping[str, str]) -> Settings:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -172,8 +163,7 @@ def _read(path: Path) -> Settings:
         given["prices"] = Prices(**_checked(path, "prices", given["prices"], Prices, "price"))
     if "retention" in given:
         given["retention"] = _retention(path, given["retention"])
-    if "s3" in given:
-        given["s3"] = as_variables(_table(path, "s3", given["s3"]), str(path))
+    given["s3"] = settings_in(environ, _table(path, "s3", given.get("s3", {})), f"{path}: s3.")
     given["kafka_properties"] = dict(_properties(path, "", given.get("kafka_properties", {})))
     return Settings(**given)
 

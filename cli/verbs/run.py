@@ -125,6 +125,7 @@ def run(
         options=Options(
             store=root,
             kafka=brokers,
+            s3=settings.s3,
             stages=tuple(stage or ()),
             until_caught_up=until_caught_up,
             max_records=max_records,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
-from ...store.objects.s3.settings import found_by
+from ...store.objects.s3.settings import aws_variables
 from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
@@ -212,7 +212,7 @@ class StageRunner:
         # A topic's source that knows the store looks there for requests.
         if at.upstream or asks:
             options |= {"store": self._places.store, "app": self.head.app, "counts": self._meter.folder}
-        private = Private(self._places.kafka, found_by(os.environ))
+        private = Private(self._places.kafka, self._places.s3_settings, aws_variables(os.environ))
         if not at.upstream:
             if asks:
                 options["handled"] = ",".join(self.head.recorded)

@@ -96,9 +96,9 @@ def run(
         with stop.at_once():
             news.doing(f"waiting for {server(options.kafka)}")
             kafka_client.wait_for(options.kafka, options.patience_s)
-            opened = open_store(options.store, patience_s=options.patience_s)
+            opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
         store = CountingStore(opened)
-        beats = CountingStore(open_store(options.store, patience_s=_BEAT_PATIENCE_S))
+        beats = CountingStore(open_store(options.store, patience_s=_BEAT_PATIENCE_S, settings=options.s3))
         # Each stage has a store of its own over the same one, and is counted by itself.
         stores = {stage.name: CountingStore(opened) for stage in stages}
         with stop.at_once():
@@ -184,6 +184,7 @@ def run(
                 options.patience_s,
                 str(spool) if limits[stage.name].max_unflushed else "",
                 elsewhere=not local,
+                s3_settings=options.s3,
             )
             runner = StageRunner(
                 stage,
