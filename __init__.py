@@ -1,6 +1,6 @@
 """Slackwater: a time machine for the state of streaming applications on Spark.
 
-What a program needs to declare an app is here; `slackwater run FILE` runs it.
+What a program needs to declare an app is here; `slackwater run FILE` runs it. `open` leads to stored apps.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,14 @@ __all__ = [
     "__version__",
     "aggregate",
     "count",
+    "errors",
     "first",
     "last",
     "leveled",
     "max",
     "mean",
     "min",
+    "open",
     "repartition",
     "sum",
     "topic",
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import errors
+    from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
@@ -34,21 +38,24 @@ if TYPE_CHECKING:
     from .pipeline.state.upsert import upsert
 
 _HOMES = {
-    "App": "api.app",
-    "leveled": "api.compaction_policy",
-    "repartition": "api.app",
-    "topic": "api.app",
-    "universal": "api.compaction_policy",
-    "update": "state.update",
-    "upsert": "state.upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "state.aggregate"),
+    "App": "pipeline.api.app",
+    "leveled": "pipeline.api.compaction_policy",
+    "open": "client",
+    "repartition": "pipeline.api.app",
+    "topic": "pipeline.api.app",
+    "universal": "pipeline.api.compaction_policy",
+    "update": "pipeline.state.update",
+    "upsert": "pipeline.state.upsert",
+    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "pipeline.state.aggregate"),
 }
 
 
 def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".pipeline.{_HOMES[name]}", __name__), name)
+    if name == "errors":
+        return import_module(".errors", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -11,7 +11,6 @@ from ...settings import load
 from .. import humane, options
 from ..output import Part, output_for
 from ..tables import Grid, Title
-from .retire import ask_whether_gone
 
 if TYPE_CHECKING:
     from ...snapshot.gc.collect import Collected
@@ -113,6 +112,8 @@ def _parts(done: "Collected") -> Iterator[Part]:
             for each in done.stages
         ),
     )
+    from ...snapshot.take.waiting import ask_whether_gone
+
     words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
     for each in done.stages:
         rules = ", ".join(f"{humane.count(number)} {words[rule]}" for rule, number in each.rules.items())
