@@ -17,7 +17,7 @@ from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
-from ...store.objects.s3.settings import found_by
+from ...store.objects.s3.settings import aws_variables
 from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
@@ -244,7 +244,7 @@ class StageRunner:
             counts=str(self._meter.folder) if looks else "",
             handled=tuple(self.head.recorded) if asks else (),
         )
-        private = Private(self._places.kafka, found_by(os.environ))
+        private = Private(self._places.kafka, self._places.s3_settings, aws_variables(os.environ))
         return open_stream(spark, options, private, self._shape.inputs[name] if at.upstream else None)
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:

@@ -24,6 +24,7 @@ from ..cut.in_flight import InFlight, in_flight
 from ..cut.refs import Ref, parse
 from ..cut.resolve import cut_at
 from ..cut.stored import Snapshot, find_snapshot, of_snapshot, read_snapshot
+from ..take.audit_log import record_once
 from ..take.snapshots import pin, remove_pins_without_clone
 from .channels import Carried, Channels, carried_input, carried_output, carry, channel_topic
 
@@ -101,7 +102,21 @@ def clone(
         root = _root_from(store, target)
         remove_pins_without_clone(store, plan.info.origin.app, plan.info.name, root)
     finish_clone(store, target, plan.info, channels=channels, by=by)
+    _record(store, source, target, plan, by)
     return plan
+
+
+def _record(store: ObjectStore, source: str, target: ObjectStore, plan: ClonePlan, by: str) -> None:
+    """Add the clone to the logs of both apps, unless it is there: an earlier call may have died before or after it."""
+    since_ms, where = plan.info.created_ms, plan.info.name
+    if target.url != store.url:
+        where += f" in {target.url}"
+    detail = f"{source} as {where}"
+    record_once(
+        store, plan.source.app, "clone", detail, by, since_ms=since_ms, same=lambda had: had.endswith(f" as {where}")
+    )
+    born = f"from {source} in {store.url}"
+    record_once(target, plan.info.name, "clone", born, by, since_ms=since_ms, same=lambda _had: True)
 
 
 def plan_clone(

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from types import MappingProxyType
 
+import duckdb
 import pyarrow as pa
 
 from ...errors import NotFound
@@ -17,7 +18,7 @@ from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
 from .sql import connect, named_tables, run_query
 
-__all__ = ["answer", "later_stages"]
+__all__ = ["answer", "as_relation", "later_stages"]
 
 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
@@ -77,3 +78,8 @@ def answer(
             if error.what == "table" and error.name in history.list_stages(store, cut.app):
                 error.hint = f"its stage is retired: {cut.app}/{error.name} is the moment when it was"
             raise
+
+
+def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
+    """Rows as a DuckDB relation on a connection of its own, which lives as long as the relation and knows no store."""
+    return duckdb.connect().from_arrow(rows)

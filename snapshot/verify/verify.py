@@ -4,7 +4,7 @@ Shallow, from manifests and the sizes of objects; deep, from every byte, and fro
 What damage does is in the report; an error is raised only for what cannot be looked at.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -98,25 +98,25 @@ class Report:
 
 def verify(
     store: ObjectStore,
-    ref: str,
+    at: str | Cut,
     *,
-    now_ms: int,
+    now_ms: int = 0,
     deep: bool = False,
     reader: Rereader | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for the cut that a ref names.
+    """Check everything that must hold for a cut, or for the one that a ref names.
 
     Args:
         store: the app's store.
-        ref: any ref.
+        at: the cut, whose manifests are read again; or any ref.
         now_ms: what relative refs count from.
         deep: whether to read every byte, the whole kept history, and records in flight and markers from Kafka.
         reader: Kafka; None when nothing says where it is.
         tell: is told what is being read, now and then.
 
     Raises:
-        Usage: `ref` is no ref.
+        Usage: `at` is no ref.
         NotFound: there is no such app, stage, snapshot or version.
         Unavailable: storage did not answer.
     """
@@ -124,7 +124,7 @@ def verify(
     counting = CountingStore(store)
     reader = _Patient(reader) if reader is not None else None
     found: list[Checked] = []
-    cut, snapshot = _open_cut(counting, parse(ref, now_ms=now_ms), found)
+    cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
     in_flight = flights(counting, cut)
     found += _standing(counting, cut)
     if snapshot is not None:
@@ -167,23 +167,28 @@ def verify(
     )
 
 
-def _open_cut(store: ObjectStore, ref: Ref, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
+def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
     """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
+    versions: Mapping[str, int] = {}
+    name = at.snapshot if isinstance(at, Cut) else at.moment.name if isinstance(at.moment, Named) else ""
     try:
-        if isinstance(ref.moment, Named):
-            stages_of(store, ref.app, ref.stage)
-            snapshot = read_snapshot(store, ref.app, ref.moment.name)
-            for stage, version in sorted(snapshot.stages.items()):
-                stages |= _read(store, ref.app, stage, version, found)
+        if name:
+            stages_of(store, at.app, "" if isinstance(at, Cut) else at.stage)
+            snapshot = read_snapshot(store, at.app, name)
+            versions = snapshot.stages
+        elif isinstance(at, Cut):
+            versions, thinned = at.versions, at.thinned
         else:
-            at = cut_at(store, ref)
-            stages, thinned = {**at.stages}, at.thinned
+            cut = cut_at(store, at)
+            stages, thinned = {**cut.stages}, cut.thinned
+        for stage, version in sorted(versions.items()):
+            stages |= _read(store, at.app, stage, version, found)
     except Corruption as error:
         found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
-    cut = Cut(ref.app, stages, snapshot.name if snapshot else "", thinned=thinned)
-    if len(stages) == len(snapshot.stages if snapshot else stages):
+    cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
+    if len(stages) == len(versions or stages):
         found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from slackwater.cli import main
-from slackwater.cli.settings import Settings
 from slackwater.pipeline.kafka import channels
+from slackwater.settings import Settings
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.open import open_store
