@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.chandy_lamport import Channel, Cut, ProtocolError, violations
 
-
 Counts = tuple[int, ...]
 
 
@@ -64,7 +63,7 @@ def test_counts_of_different_partitions_are_refused() -> None:
     expected = "counting channel 'sums': expected the same number of partitions, found 1 sent, 2 consumed, 1 in flight"
     with pytest.raises(ProtocolError, match=f"^{expected}$"):
         cut(sent=(1,), consumed=(1, 0), in_flight=(0,))
-    with pytest.raises(ProtocolError, match="found 1 sent, 1 consumed, 1 in flight, 2 lost$"):
+    with pytest.raises(ProtocolError, match=r"found 1 sent, 1 consumed, 1 in flight, 2 lost$"):
         cut(sent=(1,), consumed=(1,), in_flight=(0,), lost=(0, 0))
 
 
