@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ...errors import Refused, Usage
-from ...snapshot.clone.clone import unfinished
+from ...snapshot.clone.first_versions import unfinished
 from ...snapshot.maintain.retire import absent
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
