@@ -12,7 +12,7 @@ from ..output import Part, output_for
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ...snapshot.clone.clone import ClonePlan
+    from ...snapshot.clone.plan import ClonePlan
 
 __all__ = ["app"]
 
@@ -60,7 +60,7 @@ def clone(
     """
     from ...pipeline.kafka.channels import KafkaChannels
     from ...snapshot.clone.clone import clone as make
-    from ...snapshot.clone.clone import has_run
+    from ...snapshot.clone.first_versions import has_run
     from ...snapshot.take.audit_log import whoami
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()

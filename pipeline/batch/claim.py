@@ -10,7 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...snapshot.clone.clone import channel_topic
+from ...snapshot.clone.channels import channel_topic
 from ...snapshot.maintain.retire import bring_back
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl

@@ -18,7 +18,7 @@ from ulid import ULID
 
 from ...durations import parse_ms
 from ...errors import Refused
-from ...snapshot.clone.clone import unfinished
+from ...snapshot.clone.first_versions import unfinished
 from ...snapshot.maintain.retire import absent
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
