@@ -30,7 +30,7 @@ class Wrong(NamedTuple):
 
 @singledispatch
 def relations(value: Any) -> Iterator[Wrong]:
-    """What is wrong between the fields of a stored value; the first is told."""
+    """What is wrong between the fields of a stored value; the first is reported."""
     return iter(())
 
 
@@ -153,21 +153,22 @@ def _ssts(ssts: Sequence[Sst], stage: str, version: int) -> Iterator[Wrong]:
 
 
 def _sst(at: str, sst: Sst, version: int) -> Iterator[Wrong]:
-    if sst.hash_min > sst.hash_max:
-        yield Wrong(f"{at}.hash_max", sst.hash_max, f"not below hash_min, {sst.hash_min}")
-    if sst.seq_min > sst.seq_max:
-        yield Wrong(f"{at}.seq_max", sst.seq_max, f"not below seq_min, {sst.seq_min}")
-    if sst.seq_max > version:
-        yield Wrong(f"{at}.seq_max", sst.seq_max, f"at most the version, {version}")
-    if sst.rows > sst.bytes:
-        yield Wrong(f"{at}.rows", sst.rows, f"at most its bytes, {sst.bytes}")
-    if sst.tombstones + sst.expiring > sst.rows:
-        field = "tombstones" if sst.tombstones > sst.rows else "expiring"
-        yield Wrong(f"{at}.{field}", getattr(sst, field), f"with others at most its rows, {sst.rows}")
-    if sst.footer_bytes + sst.filter_bytes > sst.bytes:
-        yield Wrong(f"{at}.footer_bytes", sst.footer_bytes, f"with filter_bytes at most its bytes, {sst.bytes}")
-    if sst.expires_min > sst.expires_max:
-        yield Wrong(f"{at}.expires_max", sst.expires_max, f"not below expires_min, {sst.expires_min}")
+    others = "tombstones" if sst.tombstones > sst.rows else "expiring"
+    for wrong, field, expected in (
+        (sst.hash_min > sst.hash_max, "hash_max", f"not below hash_min, {sst.hash_min}"),
+        (sst.seq_min > sst.seq_max, "seq_max", f"not below seq_min, {sst.seq_min}"),
+        (sst.seq_max > version, "seq_max", f"at most the version, {version}"),
+        (sst.rows > sst.bytes, "rows", f"at most its bytes, {sst.bytes}"),
+        (sst.tombstones + sst.expiring > sst.rows, others, f"with others at most its rows, {sst.rows}"),
+        (
+            sst.footer_bytes + sst.filter_bytes > sst.bytes,
+            "footer_bytes",
+            f"with filter_bytes at most its bytes, {sst.bytes}",
+        ),
+        (sst.expires_min > sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
+    ):
+        if wrong:
+            yield Wrong(f"{at}.{field}", getattr(sst, field), expected)
 
 
 def _named_twice(ssts: Sequence[Sst]) -> Iterator[Wrong]:
