@@ -52,7 +52,7 @@ def run(
         typer.Option("--app", metavar="NAME", help="Run the program as this app, for example as a clone."),
     ] = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Stop when nothing is left to read.")
+        bool, typer.Option("--until-caught-up", help="Stop when all that is there at the start is read.")
     ] = False,
     max_records: Annotated[
         int | None,

@@ -9,6 +9,7 @@ import pytest
 import slackwater as sw
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
@@ -22,6 +23,7 @@ from slackwater.snapshot.maintain.retire import absent, retire
 from slackwater.snapshot.query import log
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Lost
 
 from tests.support.running import eventually
@@ -145,3 +147,33 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     assert collect(store, app.name, Retention(versions=1), by="test").objects
     with pytest.raises(Refused, match=r"'reader' was retired when it had read same up to v0, and the history of same"):
         claimer.check(reader)
+
+
+def test_what_a_check_asked_kafka_counts_for_the_claim_unless_somebody_claimed_meanwhile(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    app = sw.App(f"a{uuid4().hex[:8]}")
+    events = f"events-{app.name}"
+    latest = sw.topic(events, starting_offsets="latest")
+    app.stage(reads=latest, writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
+    kafka_client.create_topic(client, events, 1)
+    claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    stage, shape = app.stages["same"], Shape({}, {"by-n": ROWS}, (), None, None)
+    claimer.create_channels((stage,))
+
+    def send() -> None:
+        records.send(client, events, [(0, b"x")] * 5, b"", patience_s=30)
+
+    send()
+    checked = claimer.check(stage)
+    send()
+    assert claimer.claim(stage, shape, 1, checked).inputs[events].offsets == (5,)
+    # Another runner reads on, beyond where the topic ended when this one checked it.
+    checked = claimer.check(stage)
+    send()
+    ahead = claimer.claim(stage, shape, 2)
+    further = structs.replace(ahead.inputs[events], offsets=(15,))
+    batch = successor(ahead, kind="batch", epoch=ahead.epoch, writer="other", by="test:2", now_ms=3)
+    commit(claimer.store, structs.replace(batch, inputs={events: further}))
+    assert claimer.claim(stage, shape, 3, checked).inputs[events].offsets == (15,)
