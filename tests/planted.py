@@ -290,8 +290,8 @@ FAULTS = (
     Fault(
         "a version that does not fit the limit is left out",
         _PLANNER,
-        "rows + output.rows > self._max_records:\n                break",
-        "rows + output.rows > self._max_records:\n                continue",
+        "rows + output.rows > self.max_records:\n                break",
+        "rows + output.rows > self.max_records:\n                continue",
         DIAMOND,
     ),
     Fault(
@@ -304,14 +304,14 @@ FAULTS = (
     Fault(
         "a batch starts the count of what was consumed again",
         _PLANNER,
-        "return Position(self._channel, output.ends, end.version, output.sent, snapshots)",
-        "return Position(self._channel, output.ends, end.version, start.consumed, snapshots)",
+        "return Position(self.channel, output.ends, end.version, output.sent, snapshots)",
+        "return Position(self.channel, output.ends, end.version, start.consumed, snapshots)",
         DIAMOND,
     ),
     Fault(
         "a request is brought by every batch until it is answered",
         _PLANNER,
-        "            self._handled.update(asked)\n",
+        "            self.handled.update(asked)\n",
         "",
         PLANNER,
     ),

@@ -22,7 +22,9 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
+from ..kafka.clients import server
 from ..kafka.messages import decode, read_rows
+from ..kafka.patience import Patience
 from ..kafka.records import read_range
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
@@ -108,9 +110,9 @@ class TopicReader(_Reader):
             options.topic,
             pace=self._pace(),
             max_records=options.max_records,
-            patience_s=options.patience_s,
+            patience=Patience(server(self._private.kafka), options.patience_s),
             requests=partial(request_ids, self._open_store(), options.app) if options.store else tuple,
-            handled=frozenset(options.handled),
+            handled=set(options.handled),
         )
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
