@@ -157,7 +157,7 @@ def test_what_a_check_asked_kafka_counts_for_the_claim_unless_somebody_claimed_m
     events = f"events-{app.name}"
     latest = sw.topic(events, starting_offsets="latest")
     app.stage(reads=latest, writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
-    kafka_client.create_topic(client, events, 1)
+    topics.create_topics(client, {events: 1})
     claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     stage, shape = app.stages["same"], Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((stage,))
