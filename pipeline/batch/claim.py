@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...snapshot.clone.clone import channel_topic
+from ...snapshot.clone.channels import channel_topic
 from ...snapshot.maintain.retire import bring_back
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
-from ...store.versions.manifest import Manifest, Output, Table, Ttl
+from ...store.versions.manifest import Manifest, Output, Table
 from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
+from ..api.starting_offsets import EARLIEST, StartingOffsets
 from ..kafka import topics
 from .entries import Bounds, Entrance, Entry, enter, tell
 from .schemas import Shape
@@ -153,8 +155,14 @@ class Claimer:
     def _entry(self, entrance: Entrance, one: Topic | str) -> Entry:
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
-            return entrance.topic(one.name, topic, latest=one.starting_offsets == "latest")
+            begin = None if one.start == EARLIEST else partial(self._begin, one.start, topic)
+            return entrance.topic(one.name, topic, begin)
         return entrance.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
+
+    def _begin(
+        self, start: StartingOffsets, topic: str, earliest: tuple[int, ...], ends: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        return start.resolve(topic, earliest, ends, partial(topics.offsets_since, self.kafka, topic))
 
     def _bounds(self, stage: Stage, topic: str) -> Bounds:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
@@ -194,7 +202,7 @@ def _check_declared(stage: Stage, key: tuple[str, ...], stored: Table | None) ->
         raise Refused(
             f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}", hint=_ANOTHER
         )
-    lifetime.agree(stage.name, stored.ttl, Ttl(stage.ttl_ms, stage.ttl_by) if stage.ttl_ms else None)
+    lifetime.agree(stage.name, stored.ttl, stage.table.ttl)
 
 
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:

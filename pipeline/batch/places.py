@@ -11,6 +11,7 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access, S3Place
+from ...store.objects.s3.settings import S3Settings
 from ...store.objects.spooled import SpooledStore
 from ...store.read.cache import SstCache
 
@@ -33,6 +34,8 @@ class Places:
     """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
     elsewhere: bool = False
     """Whether tasks run on other machines, which may name a folder of their own for the cache."""
+    s3_settings: S3Settings | None = None
+    """How S3 is talked to; None for what the environment says."""
     s3: S3Access | None = None
     """How the driver gets to the store at this batch; None where its root is enough."""
 

@@ -17,7 +17,7 @@ from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
-from ...store.objects.s3.settings import found_by
+from ...store.objects.s3.settings import aws_variables
 from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
@@ -26,7 +26,7 @@ from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Repartition, Stage
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
-from ..source.data_source import ChannelSource, Private, TopicSource, open_stream
+from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
@@ -229,25 +229,23 @@ class StageRunner:
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
-        options: dict[str, object] = {
-            "subscribe": at.topic,
-            "input": name,
-            "patienceS": self._places.patience_s,
-            "triggerMs": self._limits.trigger_ms,
-            "hold": self._config.hold,
-        }
-        if self._limits.max_records is not None:
-            options["maxOffsetsPerTrigger"] = self._limits.max_records
         # A topic's source that knows the store looks there for requests.
-        if at.upstream or asks:
-            options |= {"store": self._places.store, "app": self.head.app, "counts": self._meter.folder}
-        private = Private(self._places.kafka, found_by(os.environ))
-        if not at.upstream:
-            if asks:
-                options["handled"] = ",".join(self.head.recorded)
-            return open_stream(spark, TopicSource, private, options)
-        options["upstream"] = at.upstream
-        return open_stream(spark, ChannelSource, private, options, self._shape.inputs[name])
+        looks = bool(at.upstream) or asks
+        options = SourceOptions(
+            input=name,
+            topic=at.topic,
+            upstream=at.upstream,
+            patience_s=self._places.patience_s,
+            max_records=self._limits.max_records,
+            trigger_ms=self._limits.trigger_ms,
+            hold=str(self._config.hold),
+            app=self.head.app,
+            store=self._places.store if looks else "",
+            counts=str(self._meter.folder) if looks else "",
+            handled=tuple(self.head.recorded) if asks else (),
+        )
+        private = Private(self._places.kafka, self._places.s3_settings, aws_variables(os.environ))
+        return open_stream(spark, options, private, self._shape.inputs[name] if at.upstream else None)
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:
         with self._busy:

@@ -180,7 +180,9 @@ class StateTask:
             sent = _Sink(self.places, self.outputs).write(list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)
         latest_ms = max(event_ms, default=None)
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.pieced(), latest_ms))
+        yield from _report(
+            Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.ranged_objects(), latest_ms)
+        )
 
     def _merge(
         self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads

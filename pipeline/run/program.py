@@ -14,7 +14,7 @@ from ...errors import NotFound, Usage
 from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..spark.shipping import on_path
-from ..spark.user_errors import told_as_the_users
+from ..spark.user_errors import as_user_error
 from .news import News
 from .runner import Options, run
 from .stopping import Stop
@@ -51,7 +51,7 @@ def load_app(path: str, *, name: str | None = None) -> App:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     sys.modules[module_name] = module
-    with told_as_the_users("the program"):
+    with as_user_error("the program"):
         spec.loader.exec_module(module)
     _send_by_value(module)
     found = {id(value): value for value in vars(module).values() if isinstance(value, App)}

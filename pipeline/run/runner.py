@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import tempfile
 import time
@@ -17,8 +16,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from ulid import ULID
 
-from ...errors import Refused, Usage
-from ...snapshot.clone.clone import unfinished
+from ...durations import parse_ms
+from ...errors import Refused
+from ...snapshot.clone.first_versions import unfinished
 from ...snapshot.maintain.retire import absent
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
@@ -56,28 +56,15 @@ __all__ = ["Options", "run"]
 
 _log = logging.getLogger("slackwater")
 _HEARTBEAT_PATIENCE_S = 3.0
-_INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)\s*")
-
-
-def interval_ms(text: str | None) -> int:
-    """Milliseconds of a trigger interval such as "10 seconds"; 0 for None. Raises `Usage`."""
-    if text is None:
-        return 0
-    match = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
-    if match is None:
-        raise Usage(f"trigger {text!r} is not an interval; expected something like '10 seconds' or '500 ms'")
-    number, unit = float(match[1]), match[2]
-    scale = 1 if unit.startswith(("ms", "milli")) else {"s": 1000, "m": 60_000, "h": 3_600_000}[unit[0]]
-    return round(number * scale)
 
 
 def limits_of(stage: Stage, options: Options) -> Limits:
     """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
-    declared = interval_ms(stage.trigger)
+    declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
-        declared if options.trigger is None else interval_ms(options.trigger),
-        Triggers(stage.l0_slowdown, stage.l0_stop),
+        declared_ms if options.trigger is None else parse_ms("trigger", options.trigger),
+        Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
     )
 
@@ -185,7 +172,7 @@ def _preflight(app: App, options: Options, news: News) -> _Start:
     limits = {stage.name: limits_of(stage, options) for stage in stages}
     news.doing(f"waiting for {server(options.kafka)}")
     topics.wait_for(options.kafka, options.patience_s)
-    opened = open_store(options.store, patience_s=options.patience_s)
+    opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     store = CountingStore(opened)
     news.doing("checking the app")
     if master := _known_master(options):
@@ -218,7 +205,7 @@ def _preflight(app: App, options: Options, news: News) -> _Start:
         stores,
         checked,
         store,
-        heartbeats=CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S)),
+        heartbeats=CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3)),
         claimer=claimer,
         access=partial(access_to, opened),
         new=info is None,
@@ -275,6 +262,7 @@ def _build(
             options.patience_s,
             str(spool) if limits.max_unflushed else "",
             elsewhere=not local,
+            s3_settings=options.s3,
         )
         config = StageConfig(
             stage,

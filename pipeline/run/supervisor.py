@@ -80,7 +80,7 @@ class Supervisor:
                 self._look_after()
             finally:
                 self._halt()
-                self._announcer.look(self._positions())
+                self._announcer.announce_moved(self._positions())
                 self._news.doing("waiting for the snapshot under way to be written")
             if not self._stop.is_set():
                 self._raise_failures()
@@ -117,7 +117,7 @@ class Supervisor:
             now = time.monotonic()
             if now >= housekeeping:
                 self._complete_snapshots()
-                self._announcer.look(self._positions())
+                self._announcer.announce_moved(self._positions())
                 if self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S

@@ -147,15 +147,15 @@ def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cach
         return present.tolist()
 
     assert look_up() == [True, False]
-    assert cache.pieced() == names(ssts)
+    assert cache.ranged_objects() == names(ssts)
     prefetcher = Prefetcher(store, SstCache(tmp_path / "cache", LARGE), head)
-    prefetcher.consider(head, cache.pieced())
+    prefetcher.consider(head, cache.ranged_objects())
     settle(prefetcher)
     prefetcher.close()
     before = store.counts
     assert look_up() == [True, False]
     assert store.counts == before
-    assert cache.pieced() == ()
+    assert cache.ranged_objects() == ()
 
 
 def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from slackwater.pipeline.state.upsert import upsert
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
+from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of
-from slackwater.store.sst.type_names import from_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 pytestmark = pytest.mark.spark
