@@ -104,19 +104,8 @@ def follow(what: str, process: subprocess.Popen[bytes], log: Path, done: Callabl
 def consumed(app: str, stage: str) -> int:
     """How many flights have arrived in the totals by carrier, as the store says."""
     try:
-        (row,) = json.loads(
-            subprocess.run(
-                [
-                    "slackwater",
-                    "query",
-                    app,
-                    f"SELECT coalesce(sum(flights), 0)::BIGINT n FROM {stage}",
-                    "--json",
-                ],
-                capture_output=True,
-                check=True,
-            ).stdout
-        )["rows"]
+        command = ("slackwater", "query", app, f"SELECT coalesce(sum(flights), 0)::BIGINT n FROM {stage}", "--json")
+        (row,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["rows"]
     except (subprocess.CalledProcessError, ValueError):
         return 0  # no commit yet
     return int(row["n"] if isinstance(row, dict) else row[0])
@@ -160,15 +149,7 @@ def main() -> None:
     with background(*app, log=logs / "flights.log") as running:
         log = logs / "flights.log"
         with background(
-            "python",
-            *feed[1:],
-            "--start",
-            "80000",
-            "--end",
-            str(FAULT_FROM),
-            "--rate",
-            "8000",
-            log=logs / "feed.log",
+            "python", *feed[1:], "--start", "80000", "--end", str(FAULT_FROM), "--rate", "8000", log=logs / "feed.log"
         ):
             follow(
                 "the first flights arrive in the totals",
@@ -213,14 +194,7 @@ def main() -> None:
         "reads a topic with the corrected events, and runs the same program.",
     )
     run("python", *feed[1:], "--topic", "flights-corrected", quiet=True)
-    run(
-        "slackwater",
-        "clone",
-        "flights@before-release",
-        "flights-staging",
-        "--topic",
-        "flights=flights-corrected",
-    )
+    run("slackwater", "clone", "flights@before-release", "flights-staging", "--topic", "flights=flights-corrected")
     staging = (*app[:3], "--app", "flights-staging", "--until-caught-up")
     with background(*staging, log=logs / "staging.log") as running:
         follow(
@@ -233,15 +207,7 @@ def main() -> None:
 
     say("7  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
     for ref, name in (("flights", "production"), ("flights-staging", "staging")):
-        run(
-            "slackwater",
-            "query",
-            ref,
-            "SELECT * FROM carriers",
-            "--out",
-            str(FOLDER / f"{name}.parquet"),
-            quiet=True,
-        )
+        run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
     compare(arrived)
     console.print(f"\n[dim]told in {time.monotonic() - began:.0f} s")
     say(
@@ -287,10 +253,7 @@ def compare(arrived: object) -> None:
         wrong = abs(row[1] - row[3]) > 1e-6
         style = "red" if wrong else None
         table.add_row(
-            row[0],
-            *(f"{value:,.1f}" for value in row[1:4]),
-            *(f"{value:,.0f}" for value in row[4:7]),
-            style=style,
+            row[0], *(f"{value:,.1f}" for value in row[1:4]), *(f"{value:,.0f}" for value in row[4:7]), style=style
         )
     console.print(table)
     if not all(row[-1] for row in joined) or len(joined) != 16:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ...errors import Refused, Usage
 from ...validation import whole
@@ -17,7 +19,8 @@ from ...validation import whole
 __all__ = ["EARLIEST", "StartingOffsets", "starting_offsets_of"]
 
 _LATEST, _EARLIEST = -1, -2
-_STRATEGIES = ("error", "latest")
+_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Offset = Annotated[int, msgspec.Meta(ge=_EARLIEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ def starting_offsets_of(
     topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
 ) -> StartingOffsets:
     """What these arguments of `topic(...)` say. Raises `Usage` where one is not such as Spark takes."""
-    if strategy not in _STRATEGIES:
+    if strategy not in ("error", "latest"):
         raise Usage(
             f"starting_offsets_by_timestamp_strategy of topic {topic!r} is {strategy!r}: expected 'error' or 'latest'"
         )
@@ -104,24 +107,21 @@ def starting_offsets_of(
         return timed("starting_timestamp", since)
     if by_timestamp is not None:
         option = "starting_offsets_by_timestamp"
-        return timed(option, by_partition=_by_partition(option, topic, by_timestamp, 0))
+        return timed(option, by_partition=_by_partition(option, topic, by_timestamp, _Whole))
     if offsets in ("earliest", "latest"):
         return StartingOffsets(everywhere=_EARLIEST if offsets == "earliest" else _LATEST)
-    return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _EARLIEST))
+    return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _Offset))
 
 
-def _by_partition(option: str, topic: str, text: Any, least: int) -> dict[int, int]:
+def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
     """From Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
-    what = f"{option} of topic {topic!r}"
-    words = "" if option.endswith("timestamp") else "'earliest', 'latest' or "
-    example = json.dumps({topic: {"0": 23, "1": 42}}, separators=(",", ":"))
-    wrong = Usage(f"{what} is {text!r}: expected {words}JSON by topic and partition", hint=f"such as {example}")
-    try:
-        found = json.loads(text)
-    except (TypeError, ValueError):
-        raise wrong from None
-    if not isinstance(found, dict) or found.keys() != {topic} or not isinstance(found[topic], dict):
-        raise wrong
-    if not all(partition.isdecimal() for partition in found[topic]):
-        raise wrong
-    return {int(number): whole(f"{what}: partition {number}", at, least) for number, at in found[topic].items()}
+    with suppress(TypeError, msgspec.MsgspecError):
+        found = msgspec.json.decode(text, type=dict[str, dict[_Whole, values]])
+        if found.keys() == {topic}:
+            return found[topic]
+    words = "" if values is _Whole else "'earliest', 'latest' or "
+    example = msgspec.json.encode({topic: {"0": 23, "1": 42}}).decode()
+    raise Usage(
+        f"{option} of topic {topic!r} is {text!r}: expected {words}JSON by topic and partition",
+        hint=f"such as {example}{'' if values is _Whole else '; -2 is the earliest offset, -1 the latest'}",
+    )

@@ -90,8 +90,7 @@ class EmbeddedKafka(EmbeddedServer):
         settings = self.folder / "server.properties"
         # Nobody but the broker talks to its controller, so that port may be another one each time.
         settings.write_text(
-            _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose()),
-            encoding="ascii",
+            _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose()), encoding="ascii"
         )
         # Kafka writes this file last when it prepares the folder.
         if not (self.folder / "log" / "meta.properties").exists():

@@ -101,24 +101,17 @@ def find(pid: int, mark: str) -> psutil.Process | None:
     return None
 
 
-def terminate(pid: int, mark: str, patience_s: float) -> bool:
-    """Ask a released server to end and wait until it is gone; after `patience_s` it is killed.
-
-    Returns:
-        Whether there was such a server.
-    """
-    process = find(pid, mark)
-    if process is None:
-        return False
-    with suppress(psutil.NoSuchProcess):
-        process.terminate()
-    deadline = time.monotonic() + patience_s
-    while find(pid, mark):
-        if time.monotonic() > deadline:
-            with suppress(psutil.NoSuchProcess):
+def terminate(pid: int, mark: str, patience_s: float) -> None:
+    """Ask a released server, if there is one, to end and wait until it is gone; after `patience_s` it is killed."""
+    asked, deadline = False, time.monotonic() + patience_s
+    while process := find(pid, mark):
+        with suppress(psutil.NoSuchProcess):
+            if not asked:
+                process.terminate()
+            elif time.monotonic() > deadline:
                 process.kill()
+        asked = True
         time.sleep(_POLL_S)
-    return True
 
 
 def last_words(log: Path, since: int, num_lines: int = 6) -> str:

@@ -85,11 +85,7 @@ class DevServers:
         return self._control / "env.sh"
 
     def up(
-        self,
-        *,
-        kafka_port: int | None = None,
-        s3_port: int | None = None,
-        patience_s: float = START_PATIENCE_S,
+        self, *, kafka_port: int | None = None, s3_port: int | None = None, patience_s: float = START_PATIENCE_S
     ) -> tuple[str, ...]:
         """Start whichever server does not run, and wait until both answer.
 
@@ -174,11 +170,7 @@ class DevServers:
     def environment(self) -> dict[str, str]:
         """Environment variables with which slackwater, and any AWS client, uses the servers that are up."""
         kafka, bucket = self._servers()
-        return {
-            "SLACKWATER_STORE": bucket.store_root,
-            "SLACKWATER_KAFKA": kafka.bootstrap,
-            **bucket.environment,
-        }
+        return {"SLACKWATER_STORE": bucket.store_root, "SLACKWATER_KAFKA": kafka.bootstrap, **bucket.environment}
 
     def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
         """Both as they are remembered, on port 0 where nothing is."""

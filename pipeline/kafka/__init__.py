@@ -3,4 +3,4 @@
 The only place that imports confluent-kafka, beside the servers for development.
 """
 
-__all__ = ["channels", "clients", "consumer_groups", "markers", "messages", "patience", "records", "rights", "topics"]
+__all__ = ["channels", "clients", "consumer_groups", "markers", "messages", "patience", "records", "topics"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
@@ -12,27 +13,28 @@ from ...errors import Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import ADDRESS
 from . import records, topics
+from .clients import Kafka
 from .consumer_groups import announce
 from .messages import decode_addressed, header_of, marker_of, read_rows, split
 
 __all__ = ["KafkaChannels"]
 
 
+@dataclass(frozen=True, slots=True)
 class KafkaChannels:
     """Implements `snapshot.clone.Channels`, `snapshot.capture.ChannelReader` and `snapshot.verify.Rereader`.
 
-    Args:
+    Attributes:
         kafka: librdkafka client properties.
         patience_s: How long the broker may be away.
     """
 
-    def __init__(self, kafka: Mapping[str, str], *, patience_s: float = 60) -> None:
-        self._kafka = dict(kafka)
-        self._patience_s = patience_s
+    kafka: Kafka = field(repr=False)
+    patience_s: float = 60
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """See the Protocol. Raises `NotFound` or `Refused`."""
-        earliest, ends = topics.offsets(self._kafka, topic)
+        earliest, ends = topics.offsets(self.kafka, topic)
         if len(ends) != len(offsets):
             raise Refused(
                 f"topic {topic!r} has {len(ends)} partitions; the source has read {len(offsets)}",
@@ -48,7 +50,7 @@ class KafkaChannels:
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
-        return topics.end_offsets(self._kafka, topic)
+        return topics.end_offsets(self.kafka, topic)
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""
@@ -57,31 +59,31 @@ class KafkaChannels:
         for partition, (start, end, count) in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
             where = (in_flight.topic, partition, start, end, count)
             decoded = partial(decode_addressed, attempts=attempts)
-            yield from read_rows(self._kafka, *where, decoded, patience_s=self._patience_s)
+            yield from read_rows(self.kafka, *where, decoded, patience_s=self.patience_s)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """See the Protocol."""
-        announce(self._kafka, app, stage, positions)
+        announce(self.kafka, app, stage, positions)
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
-        earliest, ends = topics.offsets(self._kafka, topic)
+        earliest, ends = topics.offsets(self.kafka, topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
-        chunks = records.read_range(self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s)
+        chunks = records.read_range(self.kafka, topic, partition, offset, offset + 1, patience_s=self.patience_s)
         return next((marker_of(header_of(message)) for chunk in chunks for message in chunk), None)
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """See the Protocol. Raises `Refused` or `Unavailable`."""
-        topics.create_topics(self._kafka, {topic: len(in_flight.ends)})
-        starts = topics.offsets(self._kafka, topic)[1]
+        topics.create_topics(self.kafka, {topic: len(in_flight.ends)})
+        starts = topics.offsets(self.kafka, topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.
         for messages in self._messages(in_flight) if kept is None else map(_encoded, kept):
-            sent = records.send(self._kafka, topic, messages, attempt.encode(), patience_s=self._patience_s)
+            sent = records.send(self.kafka, topic, messages, attempt.encode(), patience_s=self.patience_s)
             for partition, end in sent.items():
                 ends[partition] = max(ends[partition], end)
         return tuple(ends), attempt, starts
@@ -90,7 +92,7 @@ class KafkaChannels:
         attempts = frozenset(in_flight.attempts)
         for partition, (start, end) in enumerate(zip(in_flight.starts, in_flight.ends, strict=True)):
             for chunk in records.read_range(
-                self._kafka, in_flight.topic, partition, start, end, patience_s=self._patience_s
+                self.kafka, in_flight.topic, partition, start, end, patience_s=self.patience_s
             ):
                 yield [(partition, message.value()) for message in chunk if header_of(message) in attempts]
 

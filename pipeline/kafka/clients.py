@@ -14,15 +14,16 @@ from functools import cache
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from ...errors import Unavailable
+from ...errors import Refused, Unavailable
 
-__all__ = ["GONE", "POLL_S", "Clients", "Kafka", "clients", "server", "unavailable"]
+__all__ = ["GONE", "POLL_S", "Clients", "Kafka", "clients", "lacking", "server", "unavailable"]
 
 Kafka = Mapping[str, str]
 """librdkafka client properties; `bootstrap.servers` at least."""
 
 POLL_S = 0.25
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+_UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
 _READING = {
     "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
@@ -134,4 +135,22 @@ def unavailable(kafka: Kafka, error: KafkaException) -> Unavailable:
     return Unavailable(
         f"{server(kafka)} does not answer: {error.args[0].str()}",
         hint="is it running, and is the address right? `slackwater dev up` starts one for development",
+    )
+
+
+def lacking(kafka: Kafka, error: KafkaError | None, right: str, topic: str) -> Refused | None:
+    """The refusal for an answer that says that a right on a topic is missing; None for any other answer.
+
+    Args:
+        kafka: Client properties.
+        error: What the broker answered.
+        right: What was tried, in the words of Kafka's ACLs: `Describe`, `Read`, `Write` or `Create`.
+        topic: On which topic.
+    """
+    if error is None or error.code() not in _UNAUTHORISED:
+        return None
+    return Refused(
+        f"{server(kafka)} does not let this user do what it takes: the right {right} on topic {topic!r} is missing",
+        hint=f"kafka-acls --bootstrap-server {kafka['bootstrap.servers']} --add --allow-principal User:NAME "
+        f"--operation {right} --topic {topic}; docs/operating.md has all the rights that an app needs",
     )

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ...errors import Gone, Refused, Unavailable
-from .clients import GONE, POLL_S, Kafka, clients, server
+from .clients import GONE, POLL_S, Kafka, clients, lacking, server
 from .patience import Patience
-from .rights import lacking
 
 __all__ = ["Message", "read_range", "send"]
 
@@ -24,14 +23,7 @@ _FATAL = (
 
 
 def read_range(
-    kafka: Kafka,
-    topic: str,
-    partition: int,
-    start: int,
-    end: int,
-    *,
-    patience_s: float,
-    gone: list[Gone] | None = None,
+    kafka: Kafka, topic: str, partition: int, start: int, end: int, *, patience_s: float, gone: list[Gone] | None = None
 ) -> Iterator[Sequence[Message]]:
     """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 

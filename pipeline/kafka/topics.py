@@ -11,9 +11,8 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
 from ...errors import NotFound, Refused, Unavailable
-from .clients import GONE, POLL_S, Kafka, clients, server, unavailable
+from .clients import GONE, POLL_S, Kafka, clients, lacking, server, unavailable
 from .patience import Patience
-from .rights import lacking
 
 __all__ = [
     "create_topics",

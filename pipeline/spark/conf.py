@@ -15,10 +15,7 @@ SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaa
 """Settings whose values nobody may see have such names; Spark's UI and event log redact them."""
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
-_OTHERWISE = {
-    "spark.master": "--master URL",
-    "spark.submit.pyFiles": "--py-files FILES",
-}
+_OTHERWISE = {"spark.master": "--master URL", "spark.submit.pyFiles": "--py-files FILES"}
 _DRIVER_HERE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _KINDS = (".py", ".zip", ".egg")

@@ -13,6 +13,7 @@ import os
 import shlex
 import tempfile
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,25 +38,20 @@ def start(settings: dict[str, str]) -> SparkContext:
     """
     from pyspark import SparkConf, SparkContext
 
-    made: list[SparkContext] = []
-    failed: list[BaseException] = []
+    made: Future[SparkContext] = Future()
 
     def make() -> None:
         try:
             conf = SparkConf().setAll(list(settings.items()))
             if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
-                made.append(SparkContext(conf=conf, gateway=_launched(conf)))
+                made.set_result(SparkContext(conf=conf, gateway=_launched(conf)))
             else:
-                made.append(SparkContext.getOrCreate(conf))
+                made.set_result(SparkContext.getOrCreate(conf))
         except BaseException as error:
-            failed.append(error)
+            made.set_exception(error)
 
-    beside = threading.Thread(target=make, name="spark", daemon=True)
-    beside.start()
-    beside.join()
-    if failed:
-        raise failed[0]
-    return made[0]
+    threading.Thread(target=make, name="spark", daemon=True).start()
+    return made.result()
 
 
 def ended(context: SparkContext) -> str:

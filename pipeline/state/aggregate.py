@@ -120,11 +120,7 @@ def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataT
         total = _sum_type(name, made, source)
         if made.function == "sum":
             return [pa.field(name, total)]
-        return [
-            pa.field(name, pa.float64()),
-            pa.field(f"_{name}_sum", total),
-            pa.field(f"_{name}_count", pa.int64()),
-        ]
+        return [pa.field(name, pa.float64()), pa.field(f"_{name}_sum", total), pa.field(f"_{name}_count", pa.int64())]
     if pa.types.is_nested(source):
         raise Usage(f"{name}={made}: column {made.column!r} is {source}; expected a plain value, not a nested one")
     if made.function in ("min", "max"):

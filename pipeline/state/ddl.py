@@ -2,9 +2,7 @@
 
 from pyspark.sql.types import StructType
 
-__all__ = [
-    "parse_ddl",
-]
+__all__ = ["parse_ddl"]
 
 
 def parse_ddl(ddl: str) -> StructType:

@@ -84,8 +84,7 @@ class _BoundUpsert:
                 at = table.schema.get_field_index(name)
                 table = table.set_column(at, name, pa.array(digests(rows[name])))
         order = pc.sort_indices(
-            table,
-            [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)],
+            table, [("_group", "ascending"), (self.by, "descending"), *((name, "descending") for name in sortable)]
         ).to_numpy()
         return np.asarray(order[groups.starts], np.int64)
 
