@@ -144,8 +144,8 @@ STORE_FAULTS = (
     Fault(
         "a slice of rows that never expire has no column for when",
         _MERGING,
-        "        parts = [with_stamps(part) for part in parts]",
-        "        parts = [with_stamps(part) for part in parts] if len(parts) > 1 else parts",
+        "        parts = [with_expiry_column(part) for part in parts]",
+        "        parts = [with_expiry_column(part) for part in parts] if len(parts) > 1 else parts",
         ("test_ttl.py",),
     ),
     Fault(

@@ -5,8 +5,8 @@ As in RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction File
 `l0_trigger` runs, they are merged into level 1; of a level that has outgrown its size, SSTs are merged into the next
 one, those first that overlap the fewest bytes there for each byte of their own (`kMinOverlappingRatio`). Pure.
 
-One thing is different, and it keeps the law of `store.runs`, on which all readers rely: SSTs whose hashes meet do not
-overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an
+One thing is different, and it keeps the law of `sst.sorted_runs`, on which all readers rely: SSTs whose hashes meet do
+not overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an
 SST of a full level about as large as it should be), and what goes from level i to the next is all that the level has of
 a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by key. Cutting upper
 levels where the lower ones are cut is how Spooky granulates merges, too (Dayan, Weiss, Dashevsky, Pan, Bortnikov,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
-from ..sst.expiry import expired, with_stamps
+from ..sst.expiry import expired, with_expiry_column
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
@@ -142,7 +142,7 @@ def merge_rows(
     """
     if table.ttl is not None:
         # SSTs from before the table got one lack a column. What becomes of any slice of them has it.
-        parts = [with_stamps(part) for part in parts]
+        parts = [with_expiry_column(part) for part in parts]
     rows = pa.concat_tables(parts).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # Of equal keys the first came from the newest input.

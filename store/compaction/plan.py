@@ -1,6 +1,6 @@
 """A compaction as a value: which SSTs become one sorted run, what came of it, and putting that in their place.
 
-Pure. `picking` says what to compact, `merging` carries it out.
+Pure. `picker` says what to compact, `merge` carries it out.
 
 A compaction covers a range of hashes within one state partition. After a rescale an SST may reach beyond the partition.
 Of such an input, the part inside is merged, and the rest is cut at the partitions' bounds: cutting changes the order of

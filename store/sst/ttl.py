@@ -1,6 +1,6 @@
 """Time to live: by which clock rows expire, and what a manifest tells of rows that have.
 
-A row is stamped when it is written, with the time at which it expires (`_expires_at`), and keeps that stamp. It is gone
+A row gets the time at which it expires (`_expires_at`) when it is written, and keeps it. It is gone
 for everybody whose clock has reached it, so what a version holds depends on its SSTs and on a clock, and the clock is
 in the version too (`Manifest.clock_ms`): whoever looks at a version again sees the same rows. Clocks never go back, so
 a row that is expired at one version is expired at all later ones, and compaction may forget it.
@@ -10,7 +10,7 @@ largest event time that the table was given, so it stands still while nothing co
 expires nothing before its own time. A table whose time to live was turned off keeps its clock where it stood: nothing
 more expires, and nothing comes back.
 
-Pure, and without numpy; `stamps` is what looks at rows.
+Pure, and without numpy; `expiry` looks at rows.
 """
 
 from collections.abc import Sequence
