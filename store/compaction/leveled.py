@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil, log2
 
-from ..sst.sorted_runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+from ..sst.sorted_runs import bounds, bytes_within, depth, meeting, of_hash, overlapping, sorted_runs, touched
 from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
@@ -193,21 +193,10 @@ def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
     wait to be merged like those of level 0. `deepest` keeps a number that it counted up from being taken for a depth.
     """
     found: dict[Sst, int] = {}
-    met = _older_ones(ssts)
+    met: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
+    for newer, older in meeting(ssts):
+        met[newer].append(older)
     for sst in sorted(ssts, key=lambda sst: sst.seq_max):
         level = min(sst.level, deepest)
         found[sst] = level if all(found[other] > level for other in met[sst]) else 0
     return found
-
-
-def _older_ones(ssts: Sequence[Sst]) -> dict[Sst, list[Sst]]:
-    """For each SST the older ones that share hashes with it."""
-    older: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
-    reached: list[Sst] = []
-    for sst in sorted(ssts, key=lambda sst: sst.hash_min):
-        reached = [other for other in reached if other.hash_max >= sst.hash_min]
-        for other in reached:
-            newer, elder = (sst, other) if sst.seq_max > other.seq_max else (other, sst)
-            older[newer].append(elder)
-        reached.append(sst)
-    return older

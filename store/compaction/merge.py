@@ -20,6 +20,7 @@ from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.types import HASH, OP, TOMBSTONE
+from ..sst.writer import SstWriter
 from ..versions.manifest import Sst, Table
 from .merge_cursor import Cursor
 from .plan import Compaction, Done
@@ -86,17 +87,13 @@ def run(
     def write(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
     ) -> tuple[Sst, ...]:
-        writer = RollingWriter(
-            store,
-            cache,
-            table,
-            app=app,
-            stage=stage,
-            partition=partition,
-            level=level,
-            target_file_bytes=compaction.target_file_bytes,
-            row_bytes=row_bytes,
-        )
+        def finish(writer: SstWriter) -> Sst:
+            sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
+            store.put(sst.object, data)
+            cache.add_encoded(sst, table, data)
+            return sst
+
+        rolling = RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         read_bytes = _READ_BYTES // len(sorted_runs(inputs))
         cursors = [Cursor(store, cache, sst, table, window, read_bytes) for sst in inputs]
         piece_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
@@ -111,12 +108,12 @@ def run(
                 if stop():
                     raise Stopped
                 if part is not None:
-                    writer.append(part)
+                    rolling.append(part)
                 if piece.ends_slot:
-                    writer.end_slot(guard=piece.high + 1 in compaction.guards)
+                    rolling.end_slot(guard=piece.high + 1 in compaction.guards)
                 else:
-                    writer.may_cut()
-        return writer.finish()
+                    rolling.may_cut()
+        return rolling.finish()
 
     slots = compaction.slots or compaction.partitions
     outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)

@@ -99,8 +99,7 @@ class CacheFolder:
         except FileNotFoundError:
             return False
         except OSError:
-            # A folder that only reads: the file is there, and its time of use does not matter.
-            return True
+            pass  # a folder that cannot be written: the file is there, and its time of use does not matter
         return True
 
     def remove(self, name: str) -> None:

@@ -140,7 +140,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     try:
         store.put_if_absent(keys.boundary(app, boundary.number), codec.encode(boundary))
     except ObjectExists:
-        if _read(store, app, boundary.number) != boundary:
+        if boundary not in all_of(store, app):
             raise overtaken(app) from None
         # Our own write, whose answer was lost.
     # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
@@ -155,14 +155,6 @@ def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
     for info in tuple(documents(store, keys.boundaries(app))):
         if info.key < keys.boundary(app, boundary.number):
             store.delete(info.key)
-
-
-def _read(store: ObjectStore, app: str, number: int) -> Boundary | None:
-    key = keys.boundary(app, number)
-    try:
-        return codec.read(store, key, Boundary, under=lambda found: keys.boundary(app, found.number))
-    except ObjectNotFound:
-        return None
 
 
 def overtaken(app: str) -> Refused:

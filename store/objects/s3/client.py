@@ -58,11 +58,8 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 
-_CREDENTIAL_CODES = frozenset(
-    {
-        "XAdminUserNotFound",  # versitygw's, with 404, for an access key that it does not know
-    }
-)
+# versitygw's, with 404, for an access key that it does not know.
+_UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
 
 _REGION_CODES = frozenset(
     {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
@@ -227,7 +224,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
             raise Refused(
                 f"{where} belongs to another region: {_message(error)}", hint="set AWS_REGION to the bucket's"
             ) from None
-        if status in (401, 403) or code in _CREDENTIAL_CODES:
+        if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
             raise Refused(
                 f"{where} refused the credentials or the request ({code}): {_message(error)}",
                 hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",
