@@ -20,12 +20,12 @@ from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
 from .report import Checked, noted
 
-__all__ = ["placed", "reread", "row_faults"]
+__all__ = ["placed", "reread_sst", "row_faults"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
+def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
     """Read a whole SST and look at every row.
 
     Args:
