@@ -283,8 +283,8 @@ STORE_FAULTS = (
     Fault(
         "an SST may lie anywhere",
         "store/versions/checks.py",
-        '    if not keys.sst_pattern(stage).fullmatch("\\n".join((*objects, ""))):',
-        "    if not objects and ssts:",
+        '        not keys.sst_pattern(stage).fullmatch("\\n".join((*objects, "")))',
+        "        (not objects and ssts)",
         ("test_hostile_values.py",),
     ),
     # Collecting.

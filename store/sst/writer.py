@@ -58,9 +58,9 @@ class SstWriter:
         self.num_rows = 0
         self._num_tombstones = 0
         self._hash_min = self._hash_max = 0
-        self._seqs: list[tuple[int, int]] = []
+        self._seqs: list[int] = []
         self._num_expiring = 0
-        self._expires: list[tuple[int, int]] = []
+        self._expires: list[int] = []
 
     @property
     def num_bytes(self) -> int:
@@ -72,17 +72,14 @@ class SstWriter:
         if not rows.num_rows:
             return
         if self._can_expire:
-            expires = rows.column(EXPIRES)
-            if expires.null_count < len(expires):
-                self._num_expiring += len(expires) - expires.null_count
-                ends = pc.min_max(expires).as_py()
-                self._expires.append((ends["min"], ends["max"]))
+            expires = rows.column(EXPIRES).drop_null()
+            self._num_expiring += len(expires)
+            self._expires += _min_and_max(expires)
         if not self.num_rows:
             self._hash_min = rows.column(HASH)[0].as_py()
         self._hash_max = rows.column(HASH)[-1].as_py()
         self.num_rows += rows.num_rows
-        seqs = pc.min_max(rows.column(SEQ)).as_py()
-        self._seqs.append((seqs["min"], seqs["max"]))
+        self._seqs += _min_and_max(rows.column(SEQ))
         self._num_tombstones += pc.sum(pc.equal(rows.column(OP), TOMBSTONE)).as_py()
         self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
 
@@ -105,17 +102,21 @@ class SstWriter:
             checksum=xxhash.xxh3_128_hexdigest(data),
             hash_min=self._hash_min,
             hash_max=self._hash_max,
-            seq_min=min(low for low, _ in self._seqs),
-            seq_max=max(high for _, high in self._seqs),
+            seq_min=min(self._seqs),
+            seq_max=max(self._seqs),
             tombstones=self._num_tombstones,
             footer_bytes=footer_bytes,
             footer_checksum=xxhash.xxh3_128_hexdigest(data[-footer_bytes:]),
             filter_bytes=filter_bytes,
             expiring=self._num_expiring,
-            expires_min=min((low for low, _ in self._expires), default=0),
-            expires_max=max((high for _, high in self._expires), default=0),
+            expires_min=min(self._expires, default=0),
+            expires_max=max(self._expires, default=0),
         )
         return sst, data
+
+
+def _min_and_max(numbers: pa.ChunkedArray) -> list[int]:
+    return list(pc.min_max(numbers).as_py().values()) if len(numbers) else []
 
 
 def prepare(rows: pa.Table, table: Table) -> pa.Table:
