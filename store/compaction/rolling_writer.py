@@ -16,7 +16,7 @@ _WRITE_ROWS = 4 * ROW_GROUP_ROWS
 class RollingWriter:
     """Writes rows that come in the order of an SST in SSTs of about `target_file_bytes`.
 
-    It may be told where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
+    Its caller says where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
     """
 
     def __init__(

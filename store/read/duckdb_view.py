@@ -66,7 +66,7 @@ def register(
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
     dead = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
-    # Only when they are read: an expired row still shadows those before it.
+    # Only when they are read: an expired row still hides those before it.
     expiring = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms)]
     others = [sst for sst in manifest.ssts if sst not in expiring]
     # Of the others, some may be from before the table got a ttl, and lack the column.

@@ -230,7 +230,7 @@ class Manifest(Struct, frozen=True):
     stats: Stats | None = None
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
-    """The sum of `stats` since the stage began, so that two manifests tell of all that lies between them."""
+    """The sum of `stats` since the stage began, so that two manifests say what all took that lies between them."""
 
     @property
     def row_seq(self) -> int:

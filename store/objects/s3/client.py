@@ -32,7 +32,7 @@ _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
-"""What a client takes that was told a region and nothing else."""
+"""The endpoint of a client that was given a region and nothing else."""
 
 _USER = re.compile(r"//[^/]*@")
 
@@ -166,7 +166,7 @@ def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client"
     )
     verify = place.ca_bundle or None
     made = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
-    # Only the client tells which endpoint the environment and the configuration files name.
+    # Only the client knows which endpoint the environment and the configuration files name.
     endpoint = without_credentials(made.meta.endpoint_url)
     if "@" in endpoint:
         raise ValueError("it has a '@' behind its host")
@@ -178,7 +178,7 @@ def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client"
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user and password. S3 takes neither, and boto3's errors would tell them."""
+    """The URL without user and password. S3 takes neither, and boto3's errors would show them."""
     return _USER.sub("//", url, count=1)
 
 
