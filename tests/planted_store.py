@@ -144,8 +144,8 @@ STORE_FAULTS = (
     Fault(
         "a slice of rows that never expire has no column for when",
         _MERGING,
-        "        parts = [with_stamps(part) for part in parts]",
-        "        parts = [with_stamps(part) for part in parts] if len(parts) > 1 else parts",
+        "        parts = [with_expiry_column(part) for part in parts]",
+        "        parts = [with_expiry_column(part) for part in parts] if len(parts) > 1 else parts",
         ("test_ttl.py",),
     ),
     Fault(
@@ -283,8 +283,8 @@ STORE_FAULTS = (
     Fault(
         "an SST may lie anywhere",
         "store/versions/checks.py",
-        '    if not keys.sst_pattern(stage).fullmatch("\\n".join((*objects, ""))):',
-        "    if not objects and ssts:",
+        '        not keys.sst_pattern(stage).fullmatch("\\n".join((*objects, "")))',
+        "        (not objects and ssts)",
         ("test_hostile_values.py",),
     ),
     # Collecting.

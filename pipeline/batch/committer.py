@@ -268,13 +268,13 @@ class Committer:
 
     def _newer(self, head: Manifest) -> tuple[list[Manifest], Manifest | None]:
         """The compactions of this epoch that follow a version, and what came after them, if anything did."""
-        began = horizon.sights(self._store).now()
+        began = horizon.freshness(self._store).now()
         newer = list(history.after(self._store, head.app, head.stage, head.version))
         last = newer[-1].version if newer else head.version
-        if not newer and not horizon.sights(self._store).is_fresh(head.app, head.stage, last + 1):
+        if not newer and not horizon.freshness(self._store).is_fresh(head.app, head.stage, last + 1):
             # A process that was asleep may find the number free because all there was is gone.
             commit.check_there(self._store, head, last)
-        horizon.sights(self._store).saw_free(head.app, head.stage, last + 1, began)
+        horizon.freshness(self._store).saw_free(head.app, head.stage, last + 1, began)
         ours = takewhile(lambda found: found.kind == "compaction" and found.epoch == head.epoch, newer)
         compactions = list(ours)
         return compactions, newer[len(compactions)] if len(compactions) < len(newer) else None

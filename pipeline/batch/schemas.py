@@ -17,8 +17,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
+from ...store.sst.arrow_types import from_arrow
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import from_arrow
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl

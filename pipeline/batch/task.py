@@ -214,7 +214,7 @@ class StateTask:
             new = new.filter(pa.array(write))
         if new.num_rows == 0:
             return None, merged.emitted, None
-        new = expiry.stamp(new, self.table, self.clock_ms)
+        new = expiry.with_expiry(new, self.table, self.clock_ms)
         made = sst.write(
             store,
             cache,

@@ -5,8 +5,8 @@ As in RocksDB (wiki pages "Leveled Compaction" and "Choose Level Compaction File
 `l0_trigger` runs, they are merged into level 1; of a level that has outgrown its size, SSTs are merged into the next
 one, those first that overlap the fewest bytes there for each byte of their own (`kMinOverlappingRatio`). Pure.
 
-One thing is different, and it keeps the law of `store.runs`, on which all readers rely: SSTs whose hashes meet do not
-overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an
+One thing is different, and it keeps the law of `sst.sorted_runs`, on which all readers rely: SSTs whose hashes meet do
+not overlap in `_seq`. Level i is cut at fixed hashes into slots (2^d_i equal parts of the partition, as many as make an
 SST of a full level about as large as it should be), and what goes from level i to the next is all that the level has of
 a slot. So in each slot a level is newer than the levels below it as a whole, and not just key by key. Cutting upper
 levels where the lower ones are cut is how Spooky granulates merges, too (Dayan, Weiss, Dashevsky, Pan, Bortnikov,
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil, log2
 
-from ..sst.sorted_runs import bounds, bytes_within, depth, of_hash, overlapping, sorted_runs, touched
+from ..sst.sorted_runs import bounds, bytes_within, depth, meeting, of_hash, overlapping, sorted_runs, touched
 from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
@@ -193,21 +193,10 @@ def _levels(ssts: Sequence[Sst], deepest: int) -> dict[Sst, int]:
     wait to be merged like those of level 0. `deepest` keeps a number that it counted up from being taken for a depth.
     """
     found: dict[Sst, int] = {}
-    met = _older_ones(ssts)
+    met: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
+    for newer, older in meeting(ssts):
+        met[newer].append(older)
     for sst in sorted(ssts, key=lambda sst: sst.seq_max):
         level = min(sst.level, deepest)
         found[sst] = level if all(found[other] > level for other in met[sst]) else 0
     return found
-
-
-def _older_ones(ssts: Sequence[Sst]) -> dict[Sst, list[Sst]]:
-    """For each SST the older ones that share hashes with it."""
-    older: dict[Sst, list[Sst]] = {sst: [] for sst in ssts}
-    reached: list[Sst] = []
-    for sst in sorted(ssts, key=lambda sst: sst.hash_min):
-        reached = [other for other in reached if other.hash_max >= sst.hash_min]
-        for other in reached:
-            newer, elder = (sst, other) if sst.seq_max > other.seq_max else (other, sst)
-            older[newer].append(elder)
-        reached.append(sst)
-    return older

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
-from ..sst.expiry import expired, with_stamps
+from ..sst.expiry import expired, with_expiry_column
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
 from ..sst.types import HASH, OP, TOMBSTONE
+from ..sst.writer import SstWriter
 from ..versions.manifest import Sst, Table
 from .merge_cursor import Cursor
 from .plan import Compaction, Done
@@ -39,7 +40,7 @@ written for litter, and the first SST of a long merge may be as old by then."""
 
 
 class Stopped(Exception):
-    """A merge was told to stop, and did. What it had written is litter."""
+    """A merge was told to stop, and did. Nobody names what it had written."""
 
 
 def run(
@@ -86,37 +87,33 @@ def run(
     def write(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
     ) -> tuple[Sst, ...]:
-        writer = RollingWriter(
-            store,
-            cache,
-            table,
-            app=app,
-            stage=stage,
-            partition=partition,
-            level=level,
-            target_file_bytes=compaction.target_file_bytes,
-            row_bytes=row_bytes,
-        )
+        def finish(writer: SstWriter) -> Sst:
+            sst, data = writer.finish(app=app, stage=stage, partition=partition, level=level)
+            store.put(sst.object, data)
+            cache.add_encoded(sst, table, data)
+            return sst
+
+        rolling = RollingWriter(table, finish, target_file_bytes=compaction.target_file_bytes, row_bytes=row_bytes)
         read_bytes = _READ_BYTES // len(sorted_runs(inputs))
         cursors = [Cursor(store, cache, sst, table, window, read_bytes) for sst in inputs]
-        piece_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
-        for pieces in _slices(_pieces(inputs, window, slots, piece_rows)):
+        interval_rows = max(1, min(_SLICE_ROWS, int(compaction.target_file_bytes / row_bytes / _ENDS_A_FILE)))
+        for intervals in _slices(_intervals(inputs, window, slots, interval_rows)):
             if time.monotonic() - began_s > _LONGEST_S:
                 raise _too_long(compaction)
-            parts = [part for cursor in cursors for part in cursor.read(pieces[0].low, pieces[-1].high)]
+            parts = [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
             drop = compaction.drops_tombstones and partition == compaction.partition
             rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else None
-            for piece, part in zip(pieces, _cut(rows, pieces), strict=True):
+            for interval, part in zip(intervals, _cut(rows, intervals), strict=True):
                 # One slice may fill many small SSTs, a put each.
                 if stop():
                     raise Stopped
                 if part is not None:
-                    writer.append(part)
-                if piece.ends_slot:
-                    writer.end_slot(guard=piece.high + 1 in compaction.guards)
+                    rolling.append(part)
+                if interval.ends_slot:
+                    rolling.end_slot(guard=interval.high + 1 in compaction.guards)
                 else:
-                    writer.may_cut()
-        return writer.finish()
+                    rolling.may_cut()
+        return rolling.finish()
 
     slots = compaction.slots or compaction.partitions
     outputs = write(to_read, compaction.partition, compaction.output_level, compaction.hashes, slots)
@@ -142,7 +139,7 @@ def merge_rows(
     """
     if table.ttl is not None:
         # SSTs from before the table got one lack a column. What becomes of any slice of them has it.
-        parts = [with_stamps(part) for part in parts]
+        parts = [with_expiry_column(part) for part in parts]
     rows = pa.concat_tables(parts).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # Of equal keys the first came from the newest input.
@@ -164,7 +161,7 @@ def _too_long(compaction: Compaction) -> Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Interval:
     """Hashes between two places where an SST may end, both ends included."""
 
     low: int
@@ -174,39 +171,39 @@ class _Piece:
     """Of all inputs, about."""
 
 
-def _pieces(ssts: Sequence[Sst], window: tuple[int, int], slots: int, piece_rows: int) -> Iterator[_Piece]:
-    """The window cut at the bounds of slots, and these into pieces of about so many rows: hashes are spread evenly."""
+def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interval_rows: int) -> Iterator[_Interval]:
+    """The window cut at the bounds of slots, and these at about so many rows: hashes are spread evenly."""
     for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
         low, high = bounds(slot, slots)
         low, high = max(low, window[0]), min(high, window[1])
         inside = (min(high, sst.hash_max) - max(low, sst.hash_min) + 1 for sst in ssts)
         widths = ((sst, width) for sst, width in zip(ssts, inside, strict=True) if width > 0)
         num_rows = sum(sst.rows * width // (sst.hash_max - sst.hash_min + 1) for sst, width in widths)
-        count = min(max(1, -(-num_rows // piece_rows)), high - low + 1)
+        count = min(max(1, -(-num_rows // interval_rows)), high - low + 1)
         edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
         for number in range(count):
-            yield _Piece(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
+            yield _Interval(edges[number], edges[number + 1] - 1, number == count - 1, num_rows // count)
 
 
-def _slices(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """As many pieces as are merged at once."""
-    taken: list[_Piece] = []
+def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
+    """As many intervals as are merged at once."""
+    taken: list[_Interval] = []
     num_rows = 0
-    for piece in pieces:
-        if taken and num_rows + piece.num_rows > _SLICE_ROWS:
+    for interval in intervals:
+        if taken and num_rows + interval.num_rows > _SLICE_ROWS:
             yield taken
             taken, num_rows = [], 0
-        taken.append(piece)
-        num_rows += piece.num_rows
+        taken.append(interval)
+        num_rows += interval.num_rows
     yield taken
 
 
-def _cut(rows: pa.Table | None, pieces: Sequence[_Piece]) -> Iterator[pa.Table | None]:
-    """The rows of each piece; None throughout where there are none."""
+def _cut(rows: pa.Table | None, intervals: Sequence[_Interval]) -> Iterator[pa.Table | None]:
+    """The rows of each interval; None throughout where there are none."""
     if rows is None:
-        yield from [None] * len(pieces)
+        yield from [None] * len(intervals)
         return
-    ends = np.array([piece.high for piece in pieces])
+    ends = np.array([interval.high for interval in intervals])
     at = np.concatenate(([0], np.searchsorted(rows.column(HASH).to_numpy(), ends, side="right"))).tolist()
     for start, end in pairwise(at):
         yield rows.slice(start, end - start)

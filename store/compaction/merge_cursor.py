@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
-from ..read.cache import Mapped, SstCache
+from ..read.cache import SstCache
 from ..read.read_stats import Reads
 from ..read.remote_sst import RangedSst
 from ..sst.types import HASH
@@ -40,10 +40,10 @@ class Cursor:
         self._store, self._cache, self._table = store, cache, table
         self._window = window
         self._read_bytes = read_bytes
-        self._mapped: Mapped | None = None
         self._ranged: RangedSst | None = None
         self._groups: deque[int] = deque()
         self._ahead: pa.Table | None = None
+        self._is_open = False
 
     def read(self, low: int, high: int) -> list[pa.Table]:
         """The rows with hashes from `low` to `high`, both included, in the order of the SST; forgets those before.
@@ -54,32 +54,31 @@ class Cursor:
         """
         if not low <= self.sst.hash_max or not high >= self.sst.hash_min:
             return []
-        if self._mapped is None and self._ranged is None:
+        if not self._is_open:
             self._open()
-        rows = [*self._of_mapped(low, high)] if self._mapped is not None else self._of_groups(low, high)
+        rows = self._take(low, high)
         if high >= self.sst.hash_max:
             self.close()
         return [part for part in rows if part.num_rows]
 
     def close(self) -> None:
         """Let go of what is in memory."""
-        self._mapped, self._ahead = None, None
+        self._ahead = None
         self._groups.clear()
 
     def _open(self) -> None:
-        self._mapped = self._cache.peek(self.sst, self._table)
-        if self._mapped is None and not self.sst.footer_bytes:
+        self._is_open = True
+        mapped = self._cache.peek(self.sst, self._table)
+        if mapped is None and not self.sst.footer_bytes:
             # Written when manifests did not say where the footer is.
-            self._mapped = self._cache.open(self._store, self.sst, self._table)
-        if self._mapped is None:
+            mapped = self._cache.open(self._store, self.sst, self._table)
+        if mapped is not None:
+            self._ahead = mapped.table
+        else:
             self._ranged = RangedSst(self._store, self.sst, self._table, Reads())
             self._groups.extend(self._ranged.within(*self._window).tolist())
 
-    def _of_mapped(self, low: int, high: int) -> list[pa.Table]:
-        assert self._mapped is not None  # noqa: S101  as the caller has seen
-        return [_between(self._mapped.table, low, high)[0]]
-
-    def _of_groups(self, low: int, high: int) -> list[pa.Table]:
+    def _take(self, low: int, high: int) -> list[pa.Table]:
         found = []
         while True:
             if self._ahead is not None:

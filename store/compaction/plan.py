@@ -1,6 +1,6 @@
 """A compaction as a value: which SSTs become one sorted run, what came of it, and putting that in their place.
 
-Pure. `picking` says what to compact, `merging` carries it out.
+Pure. `picker` says what to compact, `merge` carries it out.
 
 A compaction covers a range of hashes within one state partition. After a rescale an SST may reach beyond the partition.
 Of such an input, the part inside is merged, and the rest is cut at the partitions' bounds: cutting changes the order of
@@ -27,8 +27,8 @@ class Compaction:
     inputs: tuple[Sst, ...]
     """At least one; newest first. All SSTs of these runs, also those that reach into other partitions."""
     drops_tombstones: bool
-    """Whether nothing older is left under these hashes that a tombstone could shadow. Then expired rows are dropped,
-    too; else they stay, for they shadow older rows as well."""
+    """Whether nothing older is left under these hashes that a tombstone could hide. Then expired rows are dropped,
+    too; else they stay, for they hide older rows as well."""
     level: int = 0
     """Of the outputs; 0 for one more than the highest of the inputs."""
     target_file_bytes: int = 64 << 20
@@ -68,7 +68,7 @@ class Done:
 
     compaction: Compaction
     outputs: tuple[Sst, ...]
-    """The SSTs of the merged run in the order of their hashes, none when no row was left; and the pieces of inputs
+    """The SSTs of the merged run in the order of their hashes, none when no row was left; and the parts of inputs
     beyond the partition."""
 
     @property

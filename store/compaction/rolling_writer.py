@@ -1,9 +1,9 @@
 """One sorted run written as several SSTs, side by side in their hashes."""
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
-from ..objects.protocol import ObjectStore
-from ..read.cache import SstCache
 from ..sst.writer import ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
 
@@ -14,39 +14,23 @@ _WRITE_ROWS = 4 * ROW_GROUP_ROWS
 
 
 class RollingWriter:
-    """Puts rows that come in the order of an SST into the store, in SSTs of about `target_file_bytes`.
+    """Writes rows that come in the order of an SST in SSTs of about `target_file_bytes`.
 
-    It may be told where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
+    Its caller says where slots end. Then an SST holds whole slots, or a part of one, and never a part and others.
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        table: Table,
-        *,
-        app: str,
-        stage: str,
-        partition: int,
-        level: int,
-        target_file_bytes: int,
-        row_bytes: float,
+        self, table: Table, finish: Callable[[SstWriter], Sst], *, target_file_bytes: int, row_bytes: float
     ) -> None:
         """Writes nothing yet.
 
         Args:
-            store: where the SSTs go, one put each.
-            cache: gets them, too.
             table: the declared columns.
-            app: name of the app.
-            stage: name of the stage.
-            partition: the state partition of all rows.
-            level: what the SSTs say of themselves.
+            finish: puts what was written as an SST where it belongs.
             target_file_bytes: how large an SST becomes, about.
             row_bytes: about how many encoded bytes a row takes.
         """
-        self._store, self._cache, self._table = store, cache, table
-        self._app, self._stage, self._partition, self._level = app, stage, partition, level
+        self._table, self._finish = table, finish
         self._target_file_bytes = target_file_bytes
         self._row_bytes = row_bytes
         self._done: list[Sst] = []
@@ -99,11 +83,6 @@ class RollingWriter:
         if self._num_waiting:
             self._write(self._num_waiting)
         if self._writer:
-            sst, data = self._writer.finish(
-                app=self._app, stage=self._stage, partition=self._partition, level=self._level
-            )
-            self._store.put(sst.object, data)
-            self._cache.add_encoded(sst, self._table, data)
-            self._done.append(sst)
+            self._done.append(self._finish(self._writer))
         self._writer = None
         self._slots, self._before_slot, self._began_inside = 0, 0.0, inside_a_slot

@@ -199,7 +199,7 @@ class LocalStore(OtherRoots):
             _make_folder((self._root / key).parent)
             if not self._swept:
                 self._swept = True
-                _sweep(scratch)
+                self._sweep()
             temporary = scratch / uuid4().hex
             try:
                 with temporary.open("xb") as file:
@@ -209,6 +209,12 @@ class LocalStore(OtherRoots):
                 yield temporary
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what puts that were killed have left."""
+        for leftover in self.leftovers(""):
+            if leftover.begun_ms < (time.time() - _LEFTOVER_S) * 1000:
+                self.discard(leftover)
 
     @contextmanager
     def _translated(self, verb: str, key: str) -> Iterator[None]:
@@ -243,13 +249,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sweep(scratch: Path) -> None:
-    """Remove what puts that were killed have left."""
-    oldest_s = time.time() - _LEFTOVER_S
-    with os.scandir(scratch) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                if entry.stat().st_mtime < oldest_s:
-                    Path(entry).unlink()

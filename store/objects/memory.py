@@ -1,6 +1,6 @@
 """The object store in memory: for tests and for trying things; the same guarantees as the durable ones."""
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -74,12 +74,12 @@ class MemoryStore(OtherRoots):
 
     def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose key starts with `prefix` and sorts after `start_after`, in the order of keys."""
-        key = self._first(prefix) if start_after < prefix else self._next(start_after)
+        key = self._first(max(prefix, start_after + "\0"))
         while key is not None and key.startswith(prefix):
             found = self._objects.get(key)
             if found is not None:
                 yield ObjectInfo(key, len(found.data), found.modified_ms)
-            key = self._next(key)
+            key = self._first(key + "\0")
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
@@ -91,16 +91,12 @@ class MemoryStore(OtherRoots):
                 # '0' is the character after '/': the first key that can lie outside the folder.
                 key = self._first(f"{prefix}{name}0")
             else:
-                key = self._next(key)
+                key = self._first(key + "\0")
 
     def _first(self, at_least: str) -> str | None:
+        """The first key from this one on. No key has a NUL, so what follows a key begins with the key and one."""
         with self._lock:
             index = bisect_left(self._keys, at_least)
-            return self._keys[index] if index < len(self._keys) else None
-
-    def _next(self, after: str) -> str | None:
-        with self._lock:
-            index = bisect_right(self._keys, after)
             return self._keys[index] if index < len(self._keys) else None
 
     def delete(self, key: str) -> None:

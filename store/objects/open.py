@@ -84,7 +84,7 @@ def open_store(
                 raise Usage(
                     f"store {url!r} names no usable bucket: expected s3://bucket/prefix, found bucket {bucket!r}"
                 )
-            if any(segment in ("", ".", "..") for segment in prefix.split("/")) and prefix:
+            if not _is_prefix(prefix):
                 raise Usage(f"store {url!r} has an empty, '.' or '..' name in its prefix {prefix!r}")
             # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
             from .s3.store import S3Store
@@ -102,19 +102,19 @@ def check_root(root: str) -> None:
     Raises:
         Usage: no store calls itself so.
     """
-    if (
-        len(root) > _MAX_ROOT
-        or _UNSPEAKABLE.search(root)
-        or not (root == "" or root.startswith(("/", "s3://")) or _IN_MEMORY.fullmatch(root))
-    ):
-        raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
+    bucket, _, prefix = root.removeprefix("s3://").partition("/")
     if root.startswith("s3://"):
-        bucket, _, prefix = root.removeprefix("s3://").partition("/")
-        segments = prefix.split("/") if prefix else []
-        if not _ANY_BUCKET.fullmatch(bucket) or any(segment in ("", ".", "..") for segment in segments):
-            raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
-    elif ".." in root.split("/"):
+        usable = _ANY_BUCKET.fullmatch(bucket) is not None and _is_prefix(prefix)
+    elif root.startswith("/"):
+        usable = ".." not in root.split("/")
+    else:
+        usable = not root or _IN_MEMORY.fullmatch(root) is not None
+    if not usable or len(root) > _MAX_ROOT or _UNSPEAKABLE.search(root):
         raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
+
+
+def _is_prefix(prefix: str) -> bool:
+    return not prefix or not any(segment in ("", ".", "..") for segment in prefix.split("/"))
 
 
 def _folder(path: str, url: str, others: Callable[[str], ObjectStore]) -> LocalStore:

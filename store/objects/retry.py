@@ -28,6 +28,8 @@ class TransientError(Exception):
     """An attempt failed in a way that may pass; its text is the reason as a person should read it."""
 
 
+# Not botocore's retries, which end after a number of attempts and not of seconds, nor tenacity's, which share no budget
+# and take no clock: the laws over crowds of requests (test_retry_budget.py) could not be tested.
 class Retry:
     """Repeats requests to one server until they succeed or patience ends. Safe to use from many threads.
 
@@ -63,7 +65,7 @@ class Retry:
         self._random = random.Random(seed)  # noqa: S311 - spreads load, guards nothing
         self._lock = Lock()
         self._away_since: float | None = None
-        self._told = False
+        self._reported = False
 
     def call(self, attempt: Callable[[], T]) -> T:
         """What `attempt` returns, as soon as it does not raise `TransientError`.
@@ -120,9 +122,9 @@ class Retry:
         with self._lock:
             if self._away_since is None:
                 self._away_since = asked_s
-            if self._told or now_s - self._away_since < _QUIET_S:
+            if self._reported or now_s - self._away_since < _QUIET_S:
                 return
-            self._told = True
+            self._reported = True
         _log.warning("%s does not answer (%s); trying again for %.0f s", self._what(), reason, self._patience_s)
 
     def _answered(self, *, repeated: bool) -> None:
@@ -130,7 +132,7 @@ class Retry:
         if self._away_since is None:
             return
         with self._lock:
-            away_since, told = self._away_since, self._told
-            self._away_since, self._told = None, False
-        if told and away_since is not None:
+            away_since, reported = self._away_since, self._reported
+            self._away_since, self._reported = None, False
+        if reported and away_since is not None:
             _log.warning("%s is back after %.0f s", self._what(), self._clock() - away_since)

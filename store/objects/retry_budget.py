@@ -43,7 +43,9 @@ class RetryBudget:
     def take(self) -> bool:
         """Whether a repetition may be sent now; if so, its token is gone."""
         with self._lock:
-            self._fill()
+            now_s = self._clock()
+            self._tokens = min(self._at_once, self._tokens + (now_s - self._filled_s) * self._per_s)
+            self._filled_s = now_s
             # What ticks of the clock add up to may fall short of a whole by a rounding.
             if self._tokens < 1 - 1e-9:
                 return False
@@ -54,8 +56,3 @@ class RetryBudget:
         """The server has answered a request; `repeated` when a token was taken for it."""
         with self._lock:
             self._tokens = min(self._at_once, self._tokens + (1 if repeated else _PER_ANSWER))
-
-    def _fill(self) -> None:
-        now_s = self._clock()
-        self._tokens = min(self._at_once, self._tokens + (now_s - self._filled_s) * self._per_s)
-        self._filled_s = now_s

@@ -35,7 +35,7 @@ class SharedCounts:
         self._lock = Lock()
 
     def add(self, method: str, read: int, written: int) -> None:
-        """Count a request: what `CountingStore` tells."""
+        """Count a request: the `on_request` of a `CountingStore`."""
         with self._lock:
             self._slots[_SLOT_OF[method]] += 1
             self._slots[_READ] += read

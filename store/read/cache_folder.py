@@ -43,7 +43,7 @@ class CacheFolder:
             path: the folder; nothing else may be kept in it.
             max_bytes: what the files may take together. Each further process that writes at the same time may
                 exceed it by a tenth, and pinned files do not yield.
-            evicted: told of each file just before it is evicted.
+            evicted: is called with each file just before it is evicted.
         """
         self._evicted = evicted
         self.path = path
@@ -99,8 +99,7 @@ class CacheFolder:
         except FileNotFoundError:
             return False
         except OSError:
-            # A folder that only reads: the file is there, and its time of use does not matter.
-            return True
+            pass  # a folder that cannot be written: the file is there, and its time of use does not matter
         return True
 
     def remove(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """A table at one version, as a DuckDB view over its SSTs: the newest row of each key, without deleted ones.
 
-Merge on read, by position: which rows of an SST do not count (`shadows`) is known before the view stands, and a bitmap
-of them a variable of the connection. So a query is a scan of the columns that it asks for and one bit a row; no key,
-hash or version is read, and nothing is joined.
+Merge on read, by position: which rows of an SST are hidden (`visible_rows`) is known before the view is made, and a
+bitmap of them a variable of the connection. So a query is a scan of the columns that it asks for and one bit a row; no
+key, hash or version is read, and nothing is joined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .visible_rows import shadowed
+from .visible_rows import hidden_rows
 
 __all__ = ["register"]
 
@@ -64,17 +64,17 @@ def register(
         con.register(name, sst_schema(table).empty_table().select(columns))
         return
     paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
-    dead = shadowed(store, cache, manifest.ssts, table)
+    dead = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
-    # Only when they are read: an expired row still shadows those before it.
-    stamped = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms)]
-    others = [sst for sst in manifest.ssts if sst not in stamped]
-    # Of those that are not stamped, some may be from before the table got a ttl, and lack a column.
+    # Only when they are read: an expired row still hides those before it.
+    expiring = [sst for sst in manifest.ssts if may_have_expired(sst, clock_ms)]
+    others = [sst for sst in manifest.ssts if sst not in expiring]
+    # Of the others, some may be from before the table got a ttl, and lack the column.
     by_name = table.ttl is not None
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     selects = [
         *_newest_rows(con, f"{name}_0", columns, paths, others, dead, by_name=by_name),
-        *_newest_rows(con, f"{name}_1", columns, paths, stamped, dead, by_name=by_name, condition=alive),
+        *_newest_rows(con, f"{name}_1", columns, paths, expiring, dead, by_name=by_name, condition=alive),
     ]
     sql = " UNION ALL ".join(selects)
     con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {sql}")

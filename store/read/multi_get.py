@@ -70,7 +70,7 @@ def multi_get(
         hashes: `hash_keys` of the keys.
         keys: the key columns, in their declared types; a key may be asked for more than once.
         reads: counts what the look-up takes; None does not.
-        clock_ms: rows that expire at this time or before are absent (`store.ttl` says whose clock); None only for a
+        clock_ms: rows that expire at this time or before are absent (`sst.ttl` says whose clock); None only for a
             table without a ttl.
 
     Returns:
@@ -82,19 +82,8 @@ def multi_get(
         Unavailable: the store did not answer.
         ValueError: the table has a ttl, and no clock is given.
     """
-    reads = Reads() if reads is None else reads
-    search = _Search(table, hashes, keys, reads, clock_ms)
-    cold = [sst for sst, _ in search.over(ssts) if sst.bytes > _SMALL_BYTES and not cache.has(sst)]
-    fetch_footers(store, cold, table, reads)
-    for sst, wanted in search.over(ssts):
-        mapped = cache.peek(sst, table)
-        reads.searched += wanted.size
-        reads.cache_hits += mapped is not None
-        reads.cache_misses += mapped is None
-        if mapped is not None:
-            search.look_in(mapped.blocks, wanted)
-        else:
-            _look_cold(store, cache, sst, table, search, wanted, reads)
+    search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms)
+    _look_up(store, cache, ssts, search)
     return search.result()
 
 
@@ -111,55 +100,51 @@ def point_get(
 
     Arguments and errors as of `multi_get`.
     """
-    reads = Reads()
-    search = _Search(table, hashes, keys, reads, clock_ms)
-    fetch_footers(store, [sst for sst, _ in search.over(ssts)], table, reads)
-    for sst, wanted in search.over(ssts):
-        reads.searched += wanted.size
-        reads.cache_misses += 1
-        ranged, groups, wanted = _narrow(store, sst, table, search, wanted, reads)
-        search.look_in(ranged.read(groups), wanted)
+    search = _Search(table, hashes, keys, Reads(), clock_ms)
+    _look_up(store, None, ssts, search)
     values, present = search.result()
-    return Found(values, present, reads)
+    return Found(values, present, search.reads)
 
 
-def _look_cold(
-    store: ObjectStore,
-    cache: SstCache,
-    sst: Sst,
-    table: Table,
-    search: "_Search",
-    wanted: npt.NDArray[np.int64],
-    reads: Reads,
+def _look_up(store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search") -> None:
+    small = _SMALL_BYTES if cache is not None else 0
+    cold = [sst for sst, _ in search.over(ssts) if sst.bytes > small and not (cache is not None and cache.has(sst))]
+    fetch_footers(store, cold, search.table, search.reads)
+    for sst, wanted in search.over(ssts):
+        mapped = cache.peek(sst, search.table) if cache is not None else None
+        search.reads.searched += wanted.size
+        search.reads.cache_hits += mapped is not None
+        search.reads.cache_misses += mapped is None
+        if mapped is not None:
+            search.look_in(mapped.blocks, wanted)
+        else:
+            _look_up_cold(store, cache, sst, search, wanted)
+
+
+def _look_up_cold(
+    store: ObjectStore, cache: SstCache | None, sst: Sst, search: "_Search", wanted: npt.NDArray[np.int64]
 ) -> None:
     """Look for the keys at these positions in an SST that this machine does not have."""
-    blocks: Iterable[Block] | None = None
-    if sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes:
-        mapped = cache.bring(store, sst, table, reads)
+    if cache is not None and (sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):
+        mapped = cache.bring(store, sst, search.table, search.reads)
         if mapped is not None:
-            reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
+            search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
             search.look_in(mapped.blocks, wanted)
             return
-    ranged, groups, wanted = _narrow(store, sst, table, search, wanted, reads)
-    size = ranged.bytes_of(groups)
-    if size > sst.bytes * (1 - _SPARED):
-        mapped = cache.bring(store, sst, table, reads)
-        blocks = None if mapped is None else mapped.blocks
-    if blocks is None:
-        cache.count_ranged(sst, size)
-        blocks = ranged.read(groups)
-    search.look_in(blocks, wanted)
-
-
-def _narrow(
-    store: ObjectStore, sst: Sst, table: Table, search: "_Search", wanted: npt.NDArray[np.int64], reads: Reads
-) -> tuple[RangedSst, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """An SST in the store; its row groups to read, and the positions of the keys that can be in them."""
-    ranged = RangedSst(store, sst, table, reads)
+    ranged = RangedSst(store, sst, search.table, search.reads)
     hashes = search.hashes[wanted]
-    reads.touched_bytes += ranged.bytes_of(ranged.needed(hashes))
+    search.reads.touched_bytes += ranged.bytes_of(ranged.needed(hashes))
     passing = ranged.passing(hashes)
-    return ranged, ranged.needed(hashes[passing]), wanted[passing]
+    wanted, groups = wanted[passing], ranged.needed(hashes[passing])
+    size = ranged.bytes_of(groups)
+    if cache is not None and size > sst.bytes * (1 - _SPARED):
+        mapped = cache.bring(store, sst, search.table, search.reads)
+        if mapped is not None:
+            search.look_in(mapped.blocks, wanted)
+            return
+    if cache is not None:
+        cache.count_ranged(sst, size)
+    search.look_in(ranged.read(groups), wanted)
 
 
 class _Search:
@@ -174,6 +159,7 @@ class _Search:
         clock_ms: int | None,
     ) -> None:
         check_clock(table, clock_ms)
+        self.table, self.reads = table, reads
         self._clock_ms = clock_ms
         reads.keys += len(hashes)
         self._key_names = [column.name for column in table.key]
@@ -219,8 +205,8 @@ class _Search:
             wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
             if not wanted.size:
                 return
-            stamps = [EXPIRES] if EXPIRES in block.rows.schema.names else []
-            rows = block.rows.select([*self._looked_at, *stamps]).take(pa.array(at))
+            expires = [EXPIRES] if EXPIRES in block.rows.schema.names else []
+            rows = block.rows.select([*self._looked_at, *expires]).take(pa.array(at))
             same = same_keys(self._keys.take(pa.array(wanted)), rows, self._key_names)
             self._take(rows, wanted, same)
             # The others met a different key with the same hash; theirs may be the next row.

@@ -58,9 +58,13 @@ class RangedSst:
 
     def needed(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The row groups, ascending, in which at least one of these hashes (ascending) can be."""
-        first = np.searchsorted(hashes, self._footer.hash_min, side="left")
-        end = np.searchsorted(hashes, self._footer.hash_max, side="right")
+        first, end = self._spans(hashes)
         return np.flatnonzero(first < end)
+
+    def _spans(self, hashes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of these hashes (ascending), for each row group: the first that can be in it, and the first beyond it."""
+        first = np.searchsorted(hashes, self._footer.hash_min, side="left")
+        return first, np.searchsorted(hashes, self._footer.hash_max, side="right")
 
     def within(self, low: int, high: int) -> npt.NDArray[np.int64]:
         """The row groups, ascending, in which hashes from `low` to `high`, both included, can be."""
@@ -77,8 +81,7 @@ class RangedSst:
             Corruption: the object is missing or a filter is damaged.
             Unavailable: the store did not answer.
         """
-        first = np.searchsorted(hashes, self._footer.hash_min, side="left")
-        end = np.searchsorted(hashes, self._footer.hash_max, side="right")
+        first, end = self._spans(hashes)
         groups = np.flatnonzero(first < end).tolist()
         # A hash that ends one row group and begins the next passes if either lets it.
         passed, inside = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)

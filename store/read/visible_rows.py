@@ -1,4 +1,4 @@
-"""Which rows of an SST do not count any more: a newer SST has their key, or they are tombstones.
+"""Which rows of an SST are not visible: a newer SST has their key, or they are tombstones.
 
 Found once for each pair of SSTs and kept, since neither ever changes; what Iceberg and Delta call a deletion vector,
 but computed instead of stored. It takes the hashes of the older SST and the keys of the newer one: a vectorised search,
@@ -22,24 +22,24 @@ from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .decode import BLOCK_ROWS, Block, corrupt, file_name
 
-__all__ = ["shadowed"]
+__all__ = ["hidden_rows"]
 
-_MAX_KEPT_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 """What positions that this process keeps may take."""
 
 _ENTRY_BYTES = 512
 """What an entry takes besides its positions: mostly its two names. Most pairs of small SSTs share no key."""
 
 
-def _kept_up_to(max_bytes: int) -> LRUCache[tuple[str, str], npt.NDArray[np.int64]]:
+def _lru(max_bytes: int) -> LRUCache[tuple[str, str], npt.NDArray[np.int64]]:
     return LRUCache(max_bytes, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES)
 
 
-_kept = _kept_up_to(_MAX_KEPT_BYTES)
+_found = _lru(_MAX_BYTES)
 _lock = Lock()
 
 
-def shadowed(
+def hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
     """The positions of the rows that do not count, of each SST that has such rows; in no order, perhaps repeated.
@@ -73,7 +73,7 @@ def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> li
     """The positions in `older` of the keys of each of the others; of its tombstones for None."""
     pairs = [(file_name(older), "" if one is None else file_name(one)) for one in newer]
     with _lock:
-        known = {pair: _kept[pair] for pair in pairs if pair in _kept}
+        known = {pair: _found[pair] for pair in pairs if pair in _found}
     absent = [(pair, one) for pair, one in zip(pairs, newer, strict=True) if pair not in known]
     if absent:
         parts: dict[tuple[str, str], list[npt.NDArray[np.int64]]] = {pair: [] for pair, _ in absent}
@@ -86,7 +86,7 @@ def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> li
         with _lock:
             for pair, _ in absent:
                 with suppress(ValueError):  # larger than all that may be kept
-                    _kept[pair] = known[pair]
+                    _found[pair] = known[pair]
     return [known[pair] for pair in pairs]
 
 
@@ -95,7 +95,7 @@ def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[np
     if newer is None:
         yield np.flatnonzero(np.asarray(block.rows.column(OP)) == TOMBSTONE)
         return
-    for other in source.kept_blocks(newer):
+    for other in source.blocks_of(newer):
         low = np.searchsorted(other.hashes, block.hashes[0], side="left")
         high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
         theirs = np.arange(low, high)
@@ -124,7 +124,7 @@ class _Source:
         self._store = store
         self._cache = cache
         self._table = table
-        self._kept: dict[Sst, list[Block]] = {}
+        self._blocks: dict[Sst, list[Block]] = {}
 
     def blocks(self, sst: Sst) -> Iterator[Block]:
         """The SST's rows, a block at a time."""
@@ -141,8 +141,8 @@ class _Source:
         except (pa.ArrowException, OSError) as error:
             raise corrupt(sst, f"it cannot be decoded ({error})") from error
 
-    def kept_blocks(self, sst: Sst) -> list[Block]:
+    def blocks_of(self, sst: Sst) -> list[Block]:
         """The blocks of an SST that is compared with several."""
-        if sst not in self._kept:
-            self._kept[sst] = list(self.blocks(sst))
-        return self._kept[sst]
+        if sst not in self._blocks:
+            self._blocks[sst] = list(self.blocks(sst))
+        return self._blocks[sst]

@@ -1,4 +1,4 @@
-"""`_expires_at`, column of an SST: stamping rows with it, and telling the expired ones."""
+"""`_expires_at`, column of an SST: when a row expires, and which rows have."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,22 +8,22 @@ import pyarrow.compute as pc
 from ..versions.manifest import Table, Ttl
 from .types import EXPIRES, OP, PUT
 
-__all__ = ["expired", "latest_event_ms", "stamp", "with_stamps"]
+__all__ = ["expired", "latest_event_ms", "with_expiry", "with_expiry_column"]
 
 _DAY_MS = 86_400_000
 
 
 def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
-    """Which rows of an SST are expired; None when none can be: it has no stamps, or there is no clock."""
+    """Which rows of an SST are expired; None when none can be: it has no such column, or there is no clock."""
     if clock_ms is None or EXPIRES not in rows.schema.names:
         return None
-    stamps = rows.column(EXPIRES)
-    if stamps.null_count == len(stamps):
+    expires = rows.column(EXPIRES)
+    if expires.null_count == len(expires):
         return None
-    return np.asarray(pc.fill_null(pc.less_equal(stamps, clock_ms), False))
+    return np.asarray(pc.fill_null(pc.less_equal(expires, clock_ms), False))
 
 
-def stamp(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
+def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
     """The rows with `_expires_at`, milliseconds since 1970 UTC, where the table has a time to live.
 
     Null, which is never: for tombstones, for rows whose event time is null, and while the time to live is turned off.
@@ -37,15 +37,15 @@ def stamp(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
     if ttl is None:
         return rows
     if not ttl.ms:
-        return with_stamps(rows)
+        return with_expiry_column(rows)
     never = pa.scalar(None, pa.int64())
     written = event_ms(rows.column(ttl.column)) if ttl.column else pa.scalar(clock_ms, pa.int64())
     put = pc.equal(rows.column(OP), PUT)
     return rows.append_column(EXPIRES, pc.if_else(put, pc.add(written, ttl.ms), never))
 
 
-def with_stamps(rows: pa.Table) -> pa.Table:
-    """The rows of an SST as one of a table with a time to live has them; those without a stamp never expire."""
+def with_expiry_column(rows: pa.Table) -> pa.Table:
+    """The rows of an SST as one of a table with a time to live has them: where there was no column, none expires."""
     if EXPIRES in rows.schema.names:
         return rows
     return rows.append_column(EXPIRES, pa.nulls(rows.num_rows, pa.int64()))

@@ -9,6 +9,7 @@ is another key than a struct of NULLs, though they share their hash.
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -212,12 +213,12 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
         return seeds
     if types.is_boolean(kind):
         column, kind = column.cast(pa.uint8()), pa.uint8()
-    if types.is_integer(kind) or types.is_date32(kind):
-        # Spark widens everything shorter to int, with its sign.
+    if types.is_integer(kind) or types.is_date32(kind) or (types.is_timestamp(kind) and kind.unit == "us"):
         values = _values(column)
-        return hash_u64(values.view(np.uint64), seeds) if values.itemsize == 8 else _hash_int(values, seeds)
-    if types.is_timestamp(kind) and kind.unit == "us":
-        return hash_u64(_values(column).view(np.uint64), seeds)
+        if values.itemsize == 8:
+            return hash_u64(values.view(np.uint64), seeds)
+        # Spark widens everything shorter to int, with its sign.
+        return hash_u32(values.astype(np.int32).view(np.uint32), seeds)
     if types.is_float32(kind) or types.is_float64(kind):
         floats = _values(column) + 0.0  # -0.0 + 0.0 is 0.0
         floats[np.isnan(floats)] = np.nan
@@ -229,33 +230,23 @@ def _hash_column(name: str, column: pa.Array, seeds: U64) -> U64:
         if kind.precision <= _LONG_DECIMAL_DIGITS:
             return hash_u64(np.ascontiguousarray(words[:, 0]), seeds)
         return hash_bytes(*_as_big_integers(words), seeds)
-    if types.is_string(kind) or types.is_binary(kind):
-        return hash_bytes(*_byte_strings(column, np.int32), seeds)
-    if types.is_large_string(kind) or types.is_large_binary(kind):
-        return hash_bytes(*_byte_strings(column, np.int64), seeds)
+    large = types.is_large_string(kind) or types.is_large_binary(kind)
+    if large or types.is_string(kind) or types.is_binary(kind):
+        return hash_bytes(*_byte_strings(column, np.dtype("<i8" if large else "<i4")), seeds)
     raise Usage(f"column {name!r} of type {kind} cannot be a key: Spark's xxhash64 of it is not known here")
-
-
-def _hash_int(values: npt.NDArray[np.int32], seeds: U64) -> U64:
-    return hash_u32(values.astype(np.int32).view(np.uint32), seeds)
 
 
 def _values(column: pa.Array) -> np.ndarray:
     """The buffer of a fixed-width column as numpy, without a copy."""
-    dtype = np.dtype(column.type.to_pandas_dtype()) if pa.types.is_floating(column.type) else None
-    if dtype is None:
-        signed = "u" if pa.types.is_unsigned_integer(column.type) else "i"
-        dtype = np.dtype(f"<{signed}{column.type.bit_width // 8}")
+    kind = "f" if pa.types.is_floating(column.type) else "u" if pa.types.is_unsigned_integer(column.type) else "i"
+    dtype = np.dtype(f"<{kind}{column.type.bit_width // 8}")
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
 
 
-def _byte_strings(
-    column: pa.Array, offset_type: type[np.int32] | type[np.int64]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _byte_strings(column: pa.Array, offset_type: np.dtype[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Data and offsets of a string or binary column."""
     _, offset_buffer, data_buffer = column.buffers()
-    size = np.dtype(offset_type).itemsize
-    offsets = np.frombuffer(offset_buffer, offset_type, len(column) + 1, column.offset * size)
+    offsets = np.frombuffer(offset_buffer, offset_type, len(column) + 1, column.offset * offset_type.itemsize)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
     return data, offsets.astype(np.int64)
 

@@ -1,6 +1,6 @@
 """Arrow values as Python's, also those for which Python has no value: dates and times beyond the years 1 to 9999.
 
-Milliseconds taken for seconds make the year 55,840. Who looks for such a fault must be shown it, so these come as text.
+Milliseconds taken for seconds make the year 55,840. Such a fault must be visible, so these come as text.
 """
 
 from datetime import date, timedelta

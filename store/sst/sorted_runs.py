@@ -8,7 +8,7 @@ the larger `seq_max`. Pure, and without numpy: `status` asks, too.
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from ..versions.manifest import Sst
@@ -20,6 +20,7 @@ __all__ = [
     "deltas",
     "depth",
     "l0_files",
+    "meeting",
     "of_hash",
     "overlapping",
     "sorted_runs",
@@ -135,13 +136,18 @@ class _Run:
 
 def deltas(ssts: Sequence[Sst]) -> tuple[Sst, ...]:
     """The SSTs in which a key can be that an older one has, too; in the order given."""
-    newer: set[Sst] = set()
+    newer = {newer for newer, _ in meeting(ssts)}
+    return tuple(sst for sst in ssts if sst in newer)
+
+
+def meeting(ssts: Iterable[Sst]) -> Iterator[tuple[Sst, Sst]]:
+    """The pairs of SSTs that share hashes, the newer one first."""
     reached: list[Sst] = []
     for sst in sorted(ssts, key=lambda sst: sst.hash_min):
         reached = [other for other in reached if other.hash_max >= sst.hash_min]
-        newer.update(max(sst, other, key=lambda sst: sst.seq_max) for other in reached)
+        for other in reached:
+            yield (sst, other) if sst.seq_max > other.seq_max else (other, sst)
         reached.append(sst)
-    return tuple(sst for sst in ssts if sst in newer)
 
 
 def of_hash(hashed: int, partitions: int) -> int:

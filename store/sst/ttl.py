@@ -1,6 +1,6 @@
-"""Time to live: by which clock rows expire, and what a manifest tells of rows that have.
+"""Time to live: by which clock rows expire, and what a manifest says of rows that have.
 
-A row is stamped when it is written, with the time at which it expires (`_expires_at`), and keeps that stamp. It is gone
+A row gets the time at which it expires (`_expires_at`) when it is written, and keeps it. It is gone
 for everybody whose clock has reached it, so what a version holds depends on its SSTs and on a clock, and the clock is
 in the version too (`Manifest.clock_ms`): whoever looks at a version again sees the same rows. Clocks never go back, so
 a row that is expired at one version is expired at all later ones, and compaction may forget it.
@@ -10,7 +10,7 @@ largest event time that the table was given, so it stands still while nothing co
 expires nothing before its own time. A table whose time to live was turned off keeps its clock where it stood: nothing
 more expires, and nothing comes back.
 
-Pure, and without numpy; `stamps` is what looks at rows.
+Pure, and without numpy; `expiry` looks at rows.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def shows_nothing(sst: Sst, clock_ms: int) -> bool:
 
 
 def shown_rows(sst: Sst, clock_ms: int) -> tuple[str, int]:
-    """Equal for two clocks when the same rows of the SST are expired by both, as far as its manifest tells."""
+    """Equal for two clocks when the same rows of the SST are expired by both, as far as its manifest says."""
     if not may_have_expired(sst, clock_ms):
         return sst.object, 0
     return sst.object, 1 + min(clock_ms, sst.expires_max) - sst.expires_min
@@ -110,7 +110,7 @@ def expired_suffix(runs: Sequence[Sequence[Sst]], clock_ms: int) -> int | None:
 def without_expired_suffix(inputs: Sequence[Sst], partitions: int, clock_ms: int) -> tuple[Sst, ...]:
     """The inputs of a merge (newest first, the oldest run among them) that have to be read.
 
-    The oldest of which nothing is to be seen are not: nothing lies under them that they could shadow. One that reaches
+    The oldest of which nothing is to be seen are not: nothing lies under them that they could hide. One that reaches
     beyond the partition is, for there something may.
     """
     end = len(inputs)

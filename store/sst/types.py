@@ -6,21 +6,9 @@ from functools import lru_cache
 import pyarrow as pa
 
 from ..versions.manifest import Column, Table
-from .arrow_types import from_arrow, to_arrow
+from .arrow_types import to_arrow
 
-__all__ = [
-    "EXPIRES",
-    "HASH",
-    "OP",
-    "PUT",
-    "SEQ",
-    "TOMBSTONE",
-    "arrow_schema",
-    "from_arrow",
-    "sst_schema",
-    "stored_schema",
-    "to_arrow",
-]
+__all__ = ["EXPIRES", "HASH", "OP", "PUT", "SEQ", "TOMBSTONE", "arrow_schema", "sst_schema", "stored_schema"]
 
 HASH = "_hash"
 """Column of an SST: Spark's `xxhash64` of the key columns, signed."""

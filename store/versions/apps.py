@@ -90,7 +90,7 @@ def _create(store: ObjectStore, info: AppInfo) -> AppInfo:
     except ObjectExists:
         return _read(store, info.name)
     # Every guarantee rests on conditional puts, and some S3 servers accept the header and overwrite all the
-    # same. The same bytes once more do no harm there, and tell before the first version is committed.
+    # same. The same bytes once more do no harm there, and show it before the first version is committed.
     try:
         store.put_if_absent(key, data)
     except ObjectExists:

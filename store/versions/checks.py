@@ -127,67 +127,65 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
 
 
 def _ssts(ssts: Sequence[Sst], stage: str, version: int) -> Iterator[Wrong]:
-    """The quick way first: a manifest may have many thousands."""
-    for number, sst in enumerate(ssts):
-        if not (
+    """Looks at all of them at once first: a manifest may have many thousands."""
+    objects = [sst.object for sst in ssts]
+    checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
+    if (
+        not keys.sst_pattern(stage).fullmatch("\n".join((*objects, "")))
+        or len(set(objects)) < len(objects)
+        or not _is_hexadecimal(checksums)
+        or not all(
             sst.hash_min <= sst.hash_max
             and sst.seq_min <= sst.seq_max <= version
             and sst.tombstones + sst.expiring <= sst.rows <= sst.bytes
             and sst.footer_bytes + sst.filter_bytes <= sst.bytes
             and sst.expires_min <= sst.expires_max
-        ):
-            yield from _sst(f"ssts[{number}]", sst, version)
-    objects = [sst.object for sst in ssts]
-    if not keys.sst_pattern(stage).fullmatch("\n".join((*objects, ""))):
-        for number, key in enumerate(objects):
-            if not keys.sst_pattern(stage).fullmatch(f"{key}\n"):
-                yield Wrong(f"ssts[{number}].object", key, f"a key like {keys.sst('APP', stage, 'ULID')}")
-    if len(set(objects)) < len(objects):
-        yield from _named_twice(ssts)
-    checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
-    if checksums.encode(errors="replace").translate(None, _HEXADECIMAL):
-        yield from _not_hexadecimal(ssts)
+            for sst in ssts
+        )
+    ):
+        seen: set[str] = set()
+        for number, sst in enumerate(ssts):
+            yield from _sst(f"ssts[{number}]", sst, stage, version, seen)
+            seen.add(sst.object)
     for root in {sst.root for sst in ssts} - {""}:
         number = next(number for number, sst in enumerate(ssts) if sst.root == root)
         yield from root_is_wrong(f"ssts[{number}].root", root)
 
 
-def _sst(at: str, sst: Sst, version: int) -> Iterator[Wrong]:
+def _sst(at: str, sst: Sst, stage: str, version: int, seen: set[str]) -> Iterator[Wrong]:
     others = "tombstones" if sst.tombstones > sst.rows else "expiring"
-    for wrong, field, expected in (
-        (sst.hash_min > sst.hash_max, "hash_max", f"not below hash_min, {sst.hash_min}"),
-        (sst.seq_min > sst.seq_max, "seq_max", f"not below seq_min, {sst.seq_min}"),
-        (sst.seq_max > version, "seq_max", f"at most the version, {version}"),
-        (sst.rows > sst.bytes, "rows", f"at most its bytes, {sst.bytes}"),
-        (sst.tombstones + sst.expiring > sst.rows, others, f"with others at most its rows, {sst.rows}"),
+    for right, field, expected in (
+        (sst.hash_min <= sst.hash_max, "hash_max", f"not below hash_min, {sst.hash_min}"),
+        (sst.seq_min <= sst.seq_max, "seq_max", f"not below seq_min, {sst.seq_min}"),
+        (sst.seq_max <= version, "seq_max", f"at most the version, {version}"),
+        (sst.rows <= sst.bytes, "rows", f"at most its bytes, {sst.bytes}"),
+        (sst.tombstones + sst.expiring <= sst.rows, others, f"with others at most its rows, {sst.rows}"),
         (
-            sst.footer_bytes + sst.filter_bytes > sst.bytes,
+            sst.footer_bytes + sst.filter_bytes <= sst.bytes,
             "footer_bytes",
             f"with filter_bytes at most its bytes, {sst.bytes}",
         ),
-        (sst.expires_min > sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
+        (sst.expires_min <= sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
+        (
+            keys.sst_pattern(stage).fullmatch(f"{sst.object}\n"),
+            "object",
+            f"a key like {keys.sst('APP', stage, 'ULID')}",
+        ),
+        (sst.object not in seen, "object", "an object that is not named before"),
     ):
-        if wrong:
+        if not right:
             yield Wrong(f"{at}.{field}", getattr(sst, field), expected)
+    yield from checksum_is_wrong(f"{at}.checksum", sst.checksum)
+    yield from checksum_is_wrong(f"{at}.footer_checksum", sst.footer_checksum)
 
 
-def _named_twice(ssts: Sequence[Sst]) -> Iterator[Wrong]:
-    seen: set[str] = set()
-    for number, sst in enumerate(ssts):
-        if sst.object in seen:
-            yield Wrong(f"ssts[{number}].object", sst.object, "an object that is not named before")
-        seen.add(sst.object)
-
-
-def _not_hexadecimal(ssts: Sequence[Sst]) -> Iterator[Wrong]:
-    for number, sst in enumerate(ssts):
-        yield from checksum_is_wrong(f"ssts[{number}].checksum", sst.checksum)
-        yield from checksum_is_wrong(f"ssts[{number}].footer_checksum", sst.footer_checksum)
+def _is_hexadecimal(text: str) -> bool:
+    return not text.encode(errors="replace").translate(None, _HEXADECIMAL)
 
 
 def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
     """What is wrong with a checksum: local copies of an object are named after it."""
-    if checksum.encode(errors="replace").translate(None, _HEXADECIMAL):
+    if not _is_hexadecimal(checksum):
         yield Wrong(field, checksum, "a checksum of hexadecimal digits")
 
 

@@ -5,7 +5,7 @@ ignore what they do not know. Whatever a reader must not ignore, or must carry o
 next format.
 
 The checksum is of all bytes behind it: everything else is checked by what manifests say, so they are checked
-themselves. Objects without one are of the first release, or were mended by hand.
+themselves. Objects without one are of the first release, or were edited by hand.
 
 A right checksum does not make right what stands there: a faulty program, or somebody with a key to the bucket, may have
 written it. So each field is held to its limits (`limits`), and to what the others say (`checks`), before anybody

@@ -79,7 +79,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
     """
     if manifest.version < 1 or manifest.epoch < 1:
         raise ValueError(f"versions and epochs count from 1; found v{manifest.version}, epoch {manifest.epoch}")
-    began = horizon.sights(store).now()
+    began = horizon.freshness(store).now()
     try:
         store.put_if_absent(keys.manifest(manifest.app, manifest.stage, manifest.version), codec.encode(manifest))
     except ObjectExists:
@@ -88,7 +88,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> None:
         existing = manifest
     if existing == manifest:  # created, or our own write, whose answer was lost
         _check_not_collected(store, manifest)
-        horizon.sights(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
+        horizon.freshness(store).saw_free(manifest.app, manifest.stage, manifest.version + 1, began)
         return
     if existing.epoch > manifest.epoch:
         raise _fenced(existing, manifest.epoch)
@@ -139,9 +139,9 @@ def claim(
     keys.check_name("app", app)
     keys.check_name("stage", stage)
     for attempt in count(1):
-        began = horizon.sights(store).now()
+        began = horizon.freshness(store).now()
         head = history.head(store, app, stage, known=known)
-        horizon.sights(store).saw_free(app, stage, head.version + 1 if head else 1, began)
+        horizon.freshness(store).saw_free(app, stage, head.version + 1 if head else 1, began)
         if head is None:
             draft = Manifest(app, stage, 1, 1, writer, now_ms, kind, by=by)
         else:
@@ -188,7 +188,7 @@ def check_there(store: ObjectStore, manifest: Manifest, version: int) -> None:
 
 def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
     """Undo a create under a number that was used and collected while this writer was away."""
-    if horizon.sights(store).is_fresh(manifest.app, manifest.stage, manifest.version):
+    if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)
     if limit is not None and not limit.allows(manifest.stage, manifest.version):

@@ -1,14 +1,14 @@
-"""What of an app's history may exist: written before anything is collected, read by whoever must not be fooled.
+"""The horizon of an app's history: which versions may exist, written before anything is collected.
 
 A boundary says of each stage from which version on its history is whole, and which versions before that one stay.
-Everything else is doomed: it is deleted already or will be. Boundaries are numbered, and made by `put_if_absent` like
-versions are, so two collections at the same time cannot overwrite each other: one of them fails.
+Everything else is collectable: it is deleted already or will be. Boundaries are numbered, and made by `put_if_absent`
+like versions are, so two collections at the same time cannot overwrite each other: one of them fails.
 
 A collection writes two. The first is a proposal. After it, snapshots are listed once more: whoever pinned a version
 before the proposal is seen there, and whoever pins one after it reads the proposal and gives way. The second is final:
 it keeps all that the proposal keeps, also where a snapshot was removed meanwhile, and what was pinned meanwhile. Only
-what a final boundary dooms is deleted, and no later boundary takes it back. So a collection that was stopped halfway,
-and wakes up when others have gone on, deletes only what is doomed anyway.
+what a final boundary leaves out is deleted, and no later boundary takes it back. So a collection that was stopped
+halfway, and wakes up when others have gone on, deletes only what is collectable anyway.
 """
 
 import time
@@ -28,14 +28,14 @@ __all__ = [
     "MIN_AGE_MS",
     "SETTLED_MS",
     "Boundary",
+    "Freshness",
     "Moment",
-    "Sights",
     "all_of",
+    "freshness",
     "newest",
     "overtaken",
     "propose",
     "settle",
-    "sights",
 ]
 
 MIN_AGE_MS = 3_600_000
@@ -66,7 +66,7 @@ class Boundary(Struct, frozen=True):
     number: fits.Version
     """From 1."""
     final: bool
-    """False for a proposal: nothing that it alone dooms is deleted."""
+    """False for a proposal: nothing is deleted because it alone leaves it out."""
     first: dict[fits.Name, fits.Version] = {}
     """The version from which on a stage's history is whole. Left out are stages that lost nothing."""
     kept: dict[fits.Name, tuple[fits.Version, ...]] = {}
@@ -140,7 +140,7 @@ def propose(store: ObjectStore, app: str, boundary: Boundary) -> None:
     try:
         store.put_if_absent(keys.boundary(app, boundary.number), codec.encode(boundary))
     except ObjectExists:
-        if _read(store, app, boundary.number) != boundary:
+        if boundary not in all_of(store, app):
             raise overtaken(app) from None
         # Our own write, whose answer was lost.
     # Numbers of replaced boundaries are free again: one that was under way for long may have taken such a number.
@@ -157,14 +157,6 @@ def settle(store: ObjectStore, app: str, boundary: Boundary) -> None:
             store.delete(info.key)
 
 
-def _read(store: ObjectStore, app: str, number: int) -> Boundary | None:
-    key = keys.boundary(app, number)
-    try:
-        return codec.read(store, key, Boundary, under=lambda found: keys.boundary(app, found.number))
-    except ObjectNotFound:
-        return None
-
-
 def overtaken(app: str) -> Refused:
     """The error for a collection that another one went ahead of."""
     return Refused(
@@ -179,12 +171,12 @@ def _seconds() -> float:
     return time.clock_gettime(clock) if clock is not None else time.time()
 
 
-class Sights:
+class Freshness:
     """When this process last saw that a stage's next number was free.
 
     A version can only be collected once it is `MIN_AGE_MS` old, and removed with its app once it is `SETTLED_MS` old.
     So a writer that saw the number free half a minute ago or less cannot re-create one that is gone; all others must
-    look after their create. A runner looks every few seconds.
+    check after their create. A runner checks every few seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = _seconds) -> None:
@@ -192,7 +184,7 @@ class Sights:
         self._free: dict[tuple[str, str], tuple[int, float]] = {}
 
     def now(self) -> float:
-        """The moment at which a look begins, in seconds."""
+        """When a request to find out begins, in seconds of a clock of its own."""
         return self._clock()
 
     def saw_free(self, app: str, stage: str, version: int, at: float) -> None:
@@ -205,9 +197,9 @@ class Sights:
         return seen == version and self._clock() - at < _UNCHECKED_S
 
 
-_sights: WeakKeyDictionary[ObjectStore, Sights] = WeakKeyDictionary()
+_freshness: WeakKeyDictionary[ObjectStore, Freshness] = WeakKeyDictionary()
 
 
-def sights(store: ObjectStore) -> Sights:
+def freshness(store: ObjectStore) -> Freshness:
     """What this process saw through this store."""
-    return _sights.setdefault(store, Sights())
+    return _freshness.setdefault(store, Freshness())

@@ -34,7 +34,7 @@ partitions was changed, or it was retired."""
 
 
 class Column(Struct, frozen=True):
-    """A column of a state table. `type` is Arrow's name for it, as `store.types` writes and reads it."""
+    """A column of a state table. `type` is Arrow's name for it, as `sst.arrow_types` writes and reads it."""
 
     name: fits.ColumnName
     type: fits.TypeName
@@ -47,7 +47,7 @@ class Policy(Struct, frozen=True):
     """
 
     kind: Literal["universal", "leveled"] = "universal"
-    """Runs of similar size merged (`store.universal`), or levels of growing size, each one run (`store.leveled`)."""
+    """Runs of similar size are merged, or there are levels of growing size, each one run: modules of `compaction`."""
     l0_trigger: fits.MergeRuns = 8
     """`level0_file_num_compaction_trigger`: sorted runs (leveled: of level 0) from which on there is work to do."""
     size_ratio: fits.Ratio = 0.1
@@ -98,7 +98,7 @@ class Sst(Struct, frozen=True):
     object: fits.Key
     """Key under the store root."""
     partition: fits.StatePartition
-    """The state partition it was written for. Where it belongs since a rescale, its hashes say: `store.runs`."""
+    """The state partition it was written for. Where it belongs since a rescale, its hashes say: `sst.sorted_runs`."""
     level: fits.LevelNumber
     """0 as a batch wrote it; what compaction wrote has the level that its policy gave it, 1 or more."""
     rows: fits.Rows
@@ -209,7 +209,7 @@ class Manifest(Struct, frozen=True):
     """By the name of the channel as declared; carried on by versions that write nothing."""
     table: Table | None = None
     clock_ms: fits.SpanMs = 0
-    """By which rows of the table expire (`store.ttl`): those whose time is this or earlier are gone at this version.
+    """By which rows of the table expire (`sst.ttl`): those whose time is this or earlier are gone at this version.
     The wall clock at the batch's start, or the largest event time seen; 0 for a table that never had a time to live."""
     ssts: Annotated[tuple[Sst, ...], Meta(max_length=fits.MAX_SSTS)] = ()
     recorded: dict[fits.Id, fits.Version] = {}
@@ -230,7 +230,7 @@ class Manifest(Struct, frozen=True):
     stats: Stats | None = None
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
-    """The sum of `stats` since the stage began, so that two manifests tell of all that lies between them."""
+    """The sum of `stats` since the stage began, so that two manifests say what all took that lies between them."""
 
     @property
     def row_seq(self) -> int:

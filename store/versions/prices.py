@@ -1,7 +1,7 @@
-"""What S3 takes for requests and for bytes, and what a stage would cost in a month of it.
+"""Prices of S3 for requests and for bytes, and what a stage would cost in a month.
 
 The defaults are the list prices of S3 Standard in US East (N. Virginia), first tier, without tax, as known to us; they
-may have changed, and https://aws.amazon.com/s3/pricing/ tells. Requests that delete are free, and so is traffic between
+may have changed: see https://aws.amazon.com/s3/pricing/. Requests that delete are free, and so is traffic between
 S3 and machines of the same region, and all traffic in.
 """
 
@@ -34,7 +34,7 @@ class Prices(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """What a month costs, if it goes on like this."""
+    """What a month costs."""
 
     requests: float
     traffic: float

@@ -34,10 +34,8 @@ def locate(data: bytes, kind: Any) -> Field | None:
 def shown(found: object) -> str:
     """A value in an error: cut short, and without what a terminal would obey."""
     if isinstance(found, str):
-        cut = found[:MOST_SHOWN]
-        return ascii(cut) + ("…" if len(found) > MOST_SHOWN else "")
-    cut = ascii(found[:MOST_SHOWN]) if isinstance(found, tuple | list) else ascii(found)
-    return cut if len(cut) <= MOST_SHOWN else cut[:MOST_SHOWN] + "…"
+        return ascii(found[:MOST_SHOWN]) + ("…" if len(found) > MOST_SHOWN else "")
+    return _cut(ascii(found[:MOST_SHOWN]) if isinstance(found, tuple | list) else ascii(found))
 
 
 def _explain(raw: msgspec.Raw, kind: Any, path: str) -> Field | None:
@@ -99,5 +97,8 @@ def _lower(sentence: str) -> str:
 
 def _json_shown(text: str) -> str:
     # JSON says control characters in letters already, but not all that a terminal obeys.
-    cut = "".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text)
-    return cut if len(cut) <= MOST_SHOWN else cut[:MOST_SHOWN] + "…"
+    return _cut("".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in text))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"

@@ -1,4 +1,4 @@
-"""What a stage took of the store in some time, told by its manifests: two of them, since each has the sums so far.
+"""What a stage took of the store in some time, from two of its manifests, since each has the sums so far.
 
 The requests to find out do not depend on how many versions lie in between, but for a search over their numbers.
 """
@@ -41,7 +41,7 @@ class StageUsage:
 def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> StageUsage | None:
     """What a stage took in versions committed after `since_ms`; None when it has no version.
 
-    A version tells of the time since the one before it; so the first of them may begin earlier. Requests: those of
+    A version counts the time since the one before it; so the first of them may begin earlier. Requests: those of
     `history.latest_at` and `history.first_version`, and a read.
 
     Raises:

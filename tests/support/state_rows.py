@@ -73,7 +73,7 @@ def write_version(
     clock_ms: int = 0,
 ) -> tuple[Sst, ...]:
     """One SST for each state partition that these changes touch."""
-    rows = expiry.stamp(state_rows(table, changes, seq, hashes), table, clock_ms)
+    rows = expiry.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return tuple(
         writer.write(

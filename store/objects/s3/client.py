@@ -32,7 +32,7 @@ _CONNECTIONS = 32
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 
 _AWS_OWN = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?")
-"""What a client takes that was told a region and nothing else."""
+"""The endpoint of a client that was given a region and nothing else."""
 
 _USER = re.compile(r"//[^/]*@")
 
@@ -58,11 +58,8 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 
-_CREDENTIAL_CODES = frozenset(
-    {
-        "XAdminUserNotFound",  # versitygw's, with 404, for an access key that it does not know
-    }
-)
+# versitygw's, with 404, for an access key that it does not know.
+_UNKNOWN_ACCESS_KEY = "XAdminUserNotFound"
 
 _REGION_CODES = frozenset(
     {"301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect"}
@@ -169,7 +166,7 @@ def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client"
     )
     verify = place.ca_bundle or None
     made = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
-    # Only the client tells which endpoint the environment and the configuration files name.
+    # Only the client knows which endpoint the environment and the configuration files name.
     endpoint = without_credentials(made.meta.endpoint_url)
     if "@" in endpoint:
         raise ValueError("it has a '@' behind its host")
@@ -181,7 +178,7 @@ def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client"
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user and password. S3 takes neither, and boto3's errors would tell them."""
+    """The URL without user and password. S3 takes neither, and boto3's errors would show them."""
     return _USER.sub("//", url, count=1)
 
 
@@ -227,7 +224,7 @@ def translated(bucket: str, endpoint: str, expected: Collection[str] = ()) -> It
             raise Refused(
                 f"{where} belongs to another region: {_message(error)}", hint="set AWS_REGION to the bucket's"
             ) from None
-        if status in (401, 403) or code in _CREDENTIAL_CODES:
+        if status in (401, 403) or code == _UNKNOWN_ACCESS_KEY:
             raise Refused(
                 f"{where} refused the credentials or the request ({code}): {_message(error)}",
                 hint=f"{_CREDENTIALS_HINT}; {_RIGHTS_HINT}, {_KMS_HINT} if there is one",

@@ -15,7 +15,7 @@ _CREATING = ("PutObject", "CreateMultipartUpload")
 
 
 def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
-    """Let a client ask for the settings' encryption whenever it creates an object, in one piece or in parts.
+    """Let a client ask for the settings' encryption whenever it creates an object, at once or in parts.
 
     In the client and not at the calls: a call that forgets it would write in the clear, and boto3's transfer manager
     does not know all of its parameters.

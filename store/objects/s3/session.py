@@ -3,7 +3,6 @@
 import os
 import socket
 from pathlib import Path
-from threading import Lock
 
 from boto3.session import Session
 from botocore.credentials import CredentialProvider, CredentialResolver, Credentials, ReadOnlyCredentials
@@ -43,16 +42,6 @@ class _HandedProvider(CredentialProvider):
 
 
 _handed: dict[S3Place, _Handed] = {}
-_lock = Lock()
-
-
-def _after_fork() -> None:
-    # It may be held by a thread that does not exist in the child.
-    global _lock
-    _lock = Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def take(access: S3Access) -> S3Place:
@@ -61,8 +50,7 @@ def take(access: S3Access) -> S3Place:
     So a worker that lives long has one client for a place, however often the credentials change.
     """
     given = access.credentials
-    with _lock:
-        signing = _handed.setdefault(access.place, _Handed())
+    signing = _handed.setdefault(access.place, _Handed())
     # One assignment: nobody signs with halves of two.
     signing.now = ReadOnlyCredentials(given.access_key, given.secret_key, given.token or None, None)
     return access.place

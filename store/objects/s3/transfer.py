@@ -129,10 +129,10 @@ def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expec
         if not starts:
             return first
         same = {"IfMatch": etag} if etag else {}
-        pieces = [_ranged(bucket, name, start, settings.part_bytes, settings, **same) for start in starts]
+        parts = [_ranged(bucket, name, start, settings.part_bytes, settings, **same) for start in starts]
         try:
-            with ThreadPoolExecutor(min(settings.parallel_parts, len(pieces))) as pool:
-                rest = pool.map(lambda piece: ask(piece, expected=(*expected, _CHANGED))[0], pieces)
+            with ThreadPoolExecutor(min(settings.parallel_parts, len(parts))) as pool:
+                rest = pool.map(lambda part: ask(part, expected=(*expected, _CHANGED))[0], parts)
                 return b"".join((first, *rest))
         except ClientError as error:
             if error_code(error) != _CHANGED:

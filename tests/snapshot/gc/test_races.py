@@ -145,13 +145,13 @@ def _write(app: FlightsApp, manifest: Manifest) -> None:
 
 def test_a_writer_that_was_away_for_less_than_half_a_minute_need_not_look() -> None:
     now = 0.0
-    sights = horizon.Sights(lambda: now)
-    sights.saw_free("app", "stage", 5, sights.now())
+    freshness = horizon.Freshness(lambda: now)
+    freshness.saw_free("app", "stage", 5, freshness.now())
     now = 29.0
-    assert sights.is_fresh("app", "stage", 5)
-    assert not sights.is_fresh("app", "stage", 6)
+    assert freshness.is_fresh("app", "stage", 5)
+    assert not freshness.is_fresh("app", "stage", 6)
     now = 1800.0
-    assert not sights.is_fresh("app", "stage", 5)
+    assert not freshness.is_fresh("app", "stage", 5)
 
 
 def test_reading_a_version_that_is_collected_meanwhile_says_so(tmp_path: Path) -> None:

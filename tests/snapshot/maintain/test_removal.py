@@ -136,10 +136,10 @@ def test_a_runner_is_not_taken_by_surprise() -> None:
 def test_a_runner_that_was_asleep_meanwhile_cannot_write() -> None:
     app = made()
     running = app.heads["legs"]
-    assert horizon.sights(app.store).is_fresh("flights", "legs", running.version + 1)
+    assert horizon.freshness(app.store).is_fresh("flights", "legs", running.version + 1)
     gone(app)
     # It had seen that its next number is free before the app was removed, and that is longer ago than it may trust it.
-    horizon.sights(app.store).saw_free("flights", "legs", running.version + 1, -1e9)
+    horizon.freshness(app.store).saw_free("flights", "legs", running.version + 1, -1e9)
     draft = successor(running, kind="batch", epoch=running.epoch, writer=running.writer, by="", now_ms=0)
     with pytest.raises(Fenced, match="flights/legs was removed"):
         commit(app.store, draft)

@@ -12,7 +12,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.duckdb_view import register
-from slackwater.store.sst.types import to_arrow
+from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, manifest_of, write_version

@@ -12,7 +12,7 @@ from slackwater.store.read import decode, duckdb_view, visible_rows
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.decode import BLOCK_ROWS
 from slackwater.store.read.multi_get import multi_get
-from slackwater.store.read.visible_rows import shadowed
+from slackwater.store.read.visible_rows import hidden_rows
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from tests.support.state_rows import AS_ALWAYS, ROUTES, Hashes, Key, Values, columns, manifest_of, write_version
@@ -23,7 +23,7 @@ NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visible_rows, "_kept", visible_rows._kept_up_to(1 << 20))
+    monkeypatch.setattr(visible_rows, "_found", visible_rows._lru(1 << 20))
 
 
 @settings(max_examples=40)
@@ -96,10 +96,10 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(visible_rows, "_in_block", count)
     for seq in range(1, 4):
         ssts += write_version(store, cache, ROUTES, {("a", "x"): (seq, None, None), (str(seq), "x"): None}, seq)
-        shadowed(store, cache, ssts, ROUTES)
+        hidden_rows(store, cache, ssts, ROUTES)
     # Three pairs, and each SST's own tombstones.
     assert len(looked) == 6
-    found = shadowed(store, cache, ssts, ROUTES)
+    found = hidden_rows(store, cache, ssts, ROUTES)
     assert len(looked) == 6
     assert {sst.seq_max: sorted(set(positions.tolist())) for sst, positions in found.items()} == {
         1: [0, 1],
@@ -110,14 +110,14 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("max_bytes", [100, 1000])
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
-    monkeypatch.setattr(visible_rows, "_kept", visible_rows._kept_up_to(max_bytes))
+    monkeypatch.setattr(visible_rows, "_found", visible_rows._lru(max_bytes))
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     changes: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in range(50)}
     ssts = tuple(one for seq in (1, 2, 3) for one in write_version(store, cache, ROUTES, changes, seq))
-    found = shadowed(store, cache, ssts, ROUTES)
+    found = hidden_rows(store, cache, ssts, ROUTES)
     assert {sst.seq_max: len(set(positions.tolist())) for sst, positions in found.items()} == {1: 50, 2: 50}
     # Two pairs have 50 positions of eight bytes, and one has none: names count, too.
-    assert len(visible_rows._kept) == (0 if max_bytes == 100 else 1)
+    assert len(visible_rows._found) == (0 if max_bytes == 100 else 1)
 
 
 def test_many_ssts_side_by_side_share_bitmaps_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Usage
+from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.hashing import digests, hash_keys, normalise_keys, partition_of, same_keys, sort_keys
-from slackwater.store.sst.types import to_arrow
 
 NAN = float("nan")
 

@@ -18,8 +18,9 @@ from slackwater.store.read.decode import BLOCK_ROWS, Block, decode, fetch
 from slackwater.store.read.read_stats import Reads
 from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
+from slackwater.store.sst.arrow_types import from_arrow, to_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.sst.types import from_arrow, sst_schema, to_arrow
+from slackwater.store.sst.types import sst_schema
 from slackwater.store.versions.manifest import Column, Table
 
 from tests.support.state_rows import ROUTES, state_rows, write_version
