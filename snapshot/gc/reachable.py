@@ -82,7 +82,7 @@ class Known:
     """Those that have a version."""
     snapshots: tuple[Snapshot, ...] = ()
     last: Boundary | None = None
-    """The last final boundary; what it dooms does not exist, whoever names it."""
+    """The last final boundary; what it gives up does not exist, whoever names it."""
 
     def exists(self, stage: str, version: int) -> bool:
         """Whether the version is part of the history."""
@@ -92,7 +92,7 @@ class Known:
             return True
         return self.last is not None and stage in self.last.first and self.last.allows(stage, version)
 
-    def dooms(self, snapshot: Snapshot) -> bool:
+    def has_collected(self, snapshot: Snapshot) -> bool:
         """Whether a version that the snapshot pins was collected, or was to be, before it was pinned."""
         return self.last is not None and not all(
             self.last.allows(stage, version) for stage, version in snapshot.stages.items()
@@ -274,7 +274,7 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
 def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Moment]:
     """Keep what a snapshot pins; gives its moment, if all of it is there."""
     known = found.known
-    if known.dooms(snapshot):
+    if known.has_collected(snapshot):
         return  # its maker is about to give it up
     there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
     moment = _keep(found, there, _pinned(snapshot), read) if there else None

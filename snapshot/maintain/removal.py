@@ -1,9 +1,9 @@
 """Removing an app wholly, in an order that may be broken off anywhere: the same call again finishes it.
 
-1. See that no clone needs it and no runner holds it (`users`). Every stage gets a version that retires it: a runner
-   that nobody sees stops at its next commit.
-2. Wait until these versions have been there for as long as a writer may commit without looking (`store.boundary`): one
-   that wakes up after that looks, finds that its history is gone, and stops.
+1. See that no clone needs it (`take.dependents`) and no runner holds it. Every stage gets a version that retires it: a
+   runner that nobody sees stops at its next commit.
+2. Wait until these versions have been there for as long as a writer may commit without looking
+   (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
 3. Write the note that the app is being removed. From here on it is an app for nobody: whoever lists its stages, or
    makes one of its name, is refused. Look once more: whoever pinned a cut before is seen now, and whoever pins one
    after it sees the note.
@@ -25,8 +25,7 @@ from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
 from ..cut.moments import heads_of
-from ..gc.collect import storage_clock_ms
-from ..gc.inventory import many
+from ..gc.inventory import do_all, storage_clock_ms
 from ..take.dependents import check_unused
 from .retire import commit_retired
 
@@ -254,5 +253,4 @@ def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> No
         # Somebody else may have ended this, and the name may be a new app's by now.
         if _note(store, keys.removing(removal.app)) != removal:
             return
-        for _ in many(lambda info: store.delete(info.key), infos[begin : begin + _BATCH]):
-            pass
+        do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])

@@ -78,7 +78,7 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
             continue  # left in the folder by somebody
     limit = None
     with noted(wrong):
-        # After the listing: what a collection takes meanwhile is doomed by the boundary that is seen then.
+        # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
         limit = horizon.newest(store, app)
     first = min(found, default=0)
     if limit is not None and stage in limit.first:

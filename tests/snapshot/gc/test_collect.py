@@ -22,7 +22,8 @@ from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history, horizon, keys
 from slackwater.store.versions.commit import commit, successor

@@ -11,7 +11,8 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import Contents, Removal, Removed, remove_app
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
