@@ -30,6 +30,7 @@ __all__ = [
     "count_by_partition",
     "discard",
     "read",
+    "read_object",
 ]
 
 
@@ -84,14 +85,29 @@ def read(store: ObjectStore, captured: Captured, flight: InFlight | None = None)
         Corruption: an object is gone, or is not what was written.
     """
     for each in captured.objects:
-        try:
-            data = store.get(each.key)
-        except ObjectNotFound:
-            raise Corruption(f"records in flight are gone: {each.key} does not exist", object_key=each.key) from None
-        if xxhash.xxh3_128_hexdigest(data) != each.checksum:
-            raise Corruption(f"{each.key} is not what was written: its checksum is another", object_key=each.key)
-        rows = read_whole(data)
+        rows = read_object(store, each)
         yield rows if flight is None else _inside(rows, flight)
+
+
+def read_object(store: ObjectStore, each: CapturedObject, *, check_pages: bool = False) -> pa.Table:
+    """The records of one object. `check_pages` looks at the checksum of every page, too.
+
+    Raises:
+        Corruption: it is gone, or is not what was written.
+        Unavailable: storage did not answer.
+    """
+    try:
+        data = store.get(each.key)
+    except ObjectNotFound:
+        raise Corruption(f"{each.key} is missing: these records in flight are gone", object_key=each.key) from None
+    found = len(data), xxhash.xxh3_128_hexdigest(data)
+    if found != (each.bytes, each.checksum):
+        raise Corruption(
+            f"{each.key} is not what was written: it has {found[0]} bytes with checksum {found[1]}; "
+            f"expected {each.bytes} with {each.checksum}",
+            object_key=each.key,
+        )
+    return read_whole(data, check_pages=check_pages)
 
 
 def _inside(rows: pa.Table, flight: InFlight) -> pa.Table:

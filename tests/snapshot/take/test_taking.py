@@ -123,7 +123,7 @@ def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond
         with pytest.raises(Corruption, match="is not what was written"):
             list(capture.read(diamond.store, kept))
     diamond.store.delete(key)
-    with pytest.raises(Corruption, match="records in flight are gone"):
+    with pytest.raises(Corruption, match="is missing: these records in flight are gone"):
         list(capture.read(diamond.store, kept))
 
 
