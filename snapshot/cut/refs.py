@@ -12,10 +12,10 @@ __all__ = [
     "AtTime",
     "Back",
     "Latest",
-    "Moment",
     "Named",
     "Ref",
     "Version",
+    "When",
     "check_snapshot_name",
     "parse",
 ]
@@ -70,7 +70,7 @@ class Version:
     version: int
 
 
-Moment = Latest | Back | AtTime | Named | Version
+When = Latest | Back | AtTime | Named | Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Ref:
     text: str
     app: str
     stage: str
-    moment: Moment
+    moment: When
 
     @property
     def moves(self) -> bool:
@@ -125,7 +125,7 @@ def check_snapshot_name(name: str) -> str:
     return name
 
 
-def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> Moment:
+def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
     if when == "now":
         return Latest()
     if match := _BACK.fullmatch(when):

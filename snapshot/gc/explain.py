@@ -82,7 +82,7 @@ def _full(store: ObjectStore, app: str, key: str) -> str:
 
 def _manifest(plan: Reachable, stage: str, version: int, key: str) -> Explanation:
     if version > plan.known.stages[stage].head.version:
-        return Explanation(key, True, ("it is newer than the head that this look began with",))
+        return Explanation(key, True, ("it is newer than the head that was found here",))
     reasons = tuple(reason.detail for reason in plan.why(stage, version))
     return Explanation(key, bool(reasons), reasons or ("no rule of retention, no snapshot and no stage needs it",))
 

@@ -22,7 +22,7 @@ from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
-from .reachable import Known, StageKnown
+from .known import Known, StageKnown
 
 __all__ = ["Inventory", "do_all", "many", "named", "storage_clock_ms", "take_inventory"]
 

@@ -1,6 +1,6 @@
 """Objects that nothing names: of attempts that failed, of versions that went, of snapshots that never were.
 
-An object that nothing names yet may be about to be named. When that is over, is told by storage's clock alone:
+An object that nothing names yet may be about to be named. Storage's clock alone says when that is over:
 
 - An SST is named by the next batch of its stage, or never: batches of a stage come one after the other, a finished
   merge goes into the next one, and after a claim the former writer cannot commit. So an SST is an orphan once its stage

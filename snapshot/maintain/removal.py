@@ -82,7 +82,7 @@ def remove_app(
     force: bool = False,
     dry_run: bool = False,
     outside: Callable[[Removal], None] = lambda _removal: None,
-    tell: Callable[[str], None] = lambda _line: None,
+    on_wait: Callable[[str], None] = lambda _line: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Removed:
     """Delete an app with its history, its tables and its snapshots.
@@ -96,7 +96,7 @@ def remove_app(
         force: also when clones live from it: these are damaged then.
         dry_run: check everything and change nothing.
         outside: removes what it has in Kafka; may raise, and is called again by the next call then.
-        tell: is told what is waited for.
+        on_wait: is called with a line about what is waited for.
         pause: waits so many seconds.
 
     Raises:
@@ -123,7 +123,7 @@ def remove_app(
         return Removed(removal, _contents(store, app), False)
     if begun is None:
         _fence(store, app, heads, by, now_ms)
-        _let_settle(store, app, heads, tell, pause)
+        _let_settle(store, app, heads, on_wait, pause)
         removal = _begin(store, removal)
     if whole or begun is None:
         try:
@@ -172,7 +172,7 @@ def _let_settle(
     store: ObjectStore,
     app: str,
     heads: dict[str, Manifest],
-    tell: Callable[[str], None],
+    on_wait: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> None:
     """Wait until no writer can be so sure of its place any more that it would not look."""
@@ -185,7 +185,7 @@ def _let_settle(
     )
     newest_ms = max(written, default=0)
     while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
-        tell(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+        on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
         pause(left_s)
 
 

@@ -160,7 +160,7 @@ def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
             for head in (history.head(app.store, "flights", stage) for stage in ("legs", "aircraft", "carriers"))
         )
 
-    remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, tell=told.append, pause=pause)
+    remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, on_wait=told.append, pause=pause)
     assert waited == [horizon.SETTLED_MS / 1_000]
     assert told == ["every stage of flights is retired; in 45 s no runner of it can write any more"]
 
