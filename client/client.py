@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from ..cli.settings import load
 from ..errors import Usage
+from ..settings import load
 from ..snapshot.clone.channels import Channels
 from ..snapshot.verify.verify import Rereader
 from ..store.objects.protocol import ObjectStore

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import Refused
+from ...settings import Settings, load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import Settings, load
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.removal import Removal, Removed
@@ -71,7 +71,8 @@ def rm(
 
 def _remove_from_kafka(settings: Settings, removal: "Removal") -> None:
     """Raises `Unavailable`, and `Refused` where Kafka does not allow it."""
-    from ...pipeline.kafka.topics import delete_groups, delete_topics
+    from ...pipeline.kafka.consumer_groups import delete_groups
+    from ...pipeline.kafka.topics import delete_topics
 
     refused = delete_topics(settings.kafka(), removal.topics)
     if refused:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import NotFound, Usage
+from ...settings import load
 from .. import humane, options, thinned
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
@@ -62,11 +62,10 @@ def clone(
     from ...snapshot.clone.clone import clone as make
     from ...snapshot.clone.first_versions import has_run
     from ...snapshot.take.audit_log import whoami
-    from ...store.objects.open import open_store
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
     opened, channels = settings.open_store(), KafkaChannels(settings.kafka())
-    target = open_store(to) if to else opened
+    target = opened.at(to or "")
     try:
         plan = make(
             opened,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import Usage
+from ...settings import Settings, load
 from .. import humane, options, thinned
 from ..output import Output, Part, output_for
-from ..settings import Settings, load
 from ..tables import Grid
 
 if TYPE_CHECKING:

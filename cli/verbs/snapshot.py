@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...settings import load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid
 from ..waiting import teller, waiting_for
 
@@ -48,9 +48,8 @@ def take(
         bool, typer.Option("--instant", help="Pin the newest consistent moment without asking the app.")
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0, callback=options.finite, help="Withdraw the request after this long."),
-    ] = 60,
+        int, options.span("Withdraw the request after this long. Default: 60s.", bare_seconds=True)
+    ] = 60_000,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
     store: options.Store = None,
     kafka: options.Kafka = None,
@@ -84,7 +83,7 @@ def take(
             by=by,
             reader=reader,
             instant=instant,
-            timeout_s=timeout,
+            timeout_s=timeout / 1_000,
             on_look=teller(tell, app_name, name),
         )
     if instant and reader is None and not taken.already:

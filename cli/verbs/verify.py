@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...settings import load
 from .. import humane, options, thinned
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:

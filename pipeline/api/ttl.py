@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pyarrow as pa
 
+from ...durations import parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.versions.limits import MAX_TTL_MS
 from ...store.versions.manifest import Ttl
 
-__all__ = ["agree", "bind", "lifetime_ms"]
-
-_UNITS_MS = {
-    "ms": 1,
-    "millisecond": 1,
-    "s": 1_000,
-    "second": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "minute": 60_000,
-    "h": 3_600_000,
-    "hour": 3_600_000,
-    "d": 86_400_000,
-    "day": 86_400_000,
-    "w": 604_800_000,
-    "week": 604_800_000,
-}
-_PART = re.compile(rf"(\d{{1,9}})\s*({'|'.join(sorted(_UNITS_MS, key=len, reverse=True))})s?\b\s*")
-_WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+", re.IGNORECASE)
+__all__ = ["agree", "check_column", "lifetime_ms"]
 
 
 def lifetime_ms(text: str) -> int:
@@ -37,37 +18,26 @@ def lifetime_ms(text: str) -> int:
     Raises:
         Usage: it is written otherwise, or is not between a millisecond and a million days.
     """
-    if not isinstance(text, str) or not _WHOLE.fullmatch(text):
-        raise Usage(f"ttl {text!r} is not a span of time", hint='write a number and a unit: "7 days", "36 hours"')
-    total_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text.lower()))
+    total_ms = parse_ms("ttl", text)
     if not 0 < total_ms <= MAX_TTL_MS:
         raise Usage(f"ttl {text!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
     return total_ms
 
 
-def bind(stage: str, ttl_ms: int, column: str, values: pa.Schema) -> Ttl | None:
-    """The time to live of a stage's table; None where none is declared.
-
-    Args:
-        stage: the stage's name.
-        ttl_ms: 0 for none.
-        column: what `ttl_by` says; empty for by write time.
-        values: the table's value columns.
+def check_column(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
+    """See that rows can expire by the declared column of a table with these value columns.
 
     Raises:
         NotFound: the table has no such value column.
         Usage: the column is no time.
     """
-    if not ttl_ms:
-        return None
-    if column:
+    if declared is not None and (column := declared.column):
         visible = [name for name in values.names if not name.startswith("_")]
         if column not in visible:
             raise NotFound("value column", column, visible, hint=f"ttl_by of stage {stage!r} is one of them")
         kind = values.field(column).type
         if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
             raise Usage(f"stage {stage!r}: ttl_by column {column!r} is {kind}; expected a timestamp or a date")
-    return Ttl(ttl_ms, column)
 
 
 def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:

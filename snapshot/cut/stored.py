@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ...errors import NotFound, ObjectNotFound
 from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import apps, checks, codec, history, keys, spark_ddl
+from ...store.versions import apps, checks, codec, column_types, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.checks import Wrong
 from .documents import read_documents
@@ -78,7 +78,7 @@ def captured_is_wrong(at: str, captured: Captured, objects: re.Pattern[str]) -> 
     if captured.after > captured.up_to:
         yield Wrong(f"{at}.up_to", captured.up_to, f"not below after, {captured.after}")
     try:
-        spark_ddl.parse(captured.schema)
+        column_types.parse_ddl(captured.schema)
     except ValueError:
         yield Wrong(f"{at}.schema", captured.schema, "a Spark DDL string")
     for number, each in enumerate(captured.objects):

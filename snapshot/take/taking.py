@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ulid import ULID
 
-from ...chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
+from ...chandy_lamport import Ports, ProtocolError, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
@@ -201,23 +201,20 @@ def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -
     if not heads:
         return None
     network = {
-        stage: Stage(
+        stage: Ports(
             frozenset(name for name, source in head.inputs.items() if source.upstream), frozenset(head.outputs)
         )
         for stage, head in heads.items()
     }
+    finished = {
+        stage: head.recorded[request.id]
+        for stage, head in heads.items()
+        if request.id in head.recorded and not head.awaited.get(request.id)
+    }
     try:
-        injector = Injector(network)
+        return completed(network, finished)
     except ProtocolError as error:
         raise Refused(
             f"no snapshot of {app} can complete: {error}",
             hint="run every stage once, or take it with --instant",
         ) from error
-    injector.receive(Take(request.id))
-    for stage, head in heads.items():
-        if request.id not in head.recorded or head.awaited.get(request.id):
-            continue
-        for action in injector.receive(StageFinished(request.id, stage, head.recorded[request.id])):
-            if isinstance(action, Complete):
-                return dict(action.versions)
-    return None

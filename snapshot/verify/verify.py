@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import Corruption, NotFound, Unavailable
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
-from ...store.read.decode import holder
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, Thinned, channels, violations
@@ -258,7 +257,7 @@ def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Ite
         for sst in manifest.ssts:
             wrong: list[str] = []
             with noted(wrong):
-                wanted.setdefault(holder(store, sst), {})[sst.object] = sst.bytes
+                wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
             if wrong:
                 yield Checked("objects", sst.object, tuple(wrong))
     for captured in snapshot.channels if snapshot else ():
