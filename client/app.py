@@ -15,7 +15,6 @@ from ..snapshot.query.channel_tables import names_channels
 from ..snapshot.query.log import entries
 from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
-from ..store.objects.open import open_store
 from .moment import Moment
 from .results import Bisection, Log
 from .shown import Shown, View
@@ -166,7 +165,7 @@ class StoredApp(Shown):
                 "nothing says where the Kafka brokers are, in which a clone has topics of its own",
                 hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
             )
-        target = client.beside(open_store(store)) if store else client
+        target = client.beside(client.store.at(store)) if store else client
         make_clone(
             client.store,
             source,

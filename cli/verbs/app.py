@@ -64,7 +64,7 @@ def rm(
         force=force,
         dry_run=dry_run,
         outside=lambda removal: _remove_from_kafka(settings, removal) if topics else None,
-        tell=output.note,
+        on_wait=output.note,
     )
     output.show({**asdict(done), "groups": _groups(done.removal), "dry_run": dry_run}, *_words(done, topics, dry_run))
 

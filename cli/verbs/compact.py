@@ -91,7 +91,7 @@ def compact(
             return
         done: list[Compacted] = []
         with output.progress() as tell:
-            for each in compactor.look(full=full):
+            for each in compactor.merge_due(full=full):
                 done.append(each)
                 tell(_line(each))
     if done:
@@ -113,7 +113,7 @@ def _watch(compactor: "AppCompactor", output: Output, app_name: str, every_s: fl
 
     while not stop.is_set():
         try:
-            for each in compactor.look(failed=put_off):
+            for each in compactor.merge_due(failed=put_off):
                 output.show(each, _line(each))
         except Unavailable as error:
             # It will be there again, and nothing is lost meanwhile.

@@ -138,7 +138,7 @@ def rm(
     """
     from ...snapshot.cut import requests
     from ...snapshot.cut.stored import find_snapshot
-    from ...snapshot.take import snapshots
+    from ...snapshot.take import remove
     from ...snapshot.take.audit_log import find_operation, record_once, whoami
 
     opened, output = load(store=store).open_store(), output_for(json=as_json)
@@ -148,13 +148,13 @@ def rm(
         earlier = find_operation(opened, app_name, "snapshot rm", name.__eq__)
         if earlier is not None:
             if not dry_run:
-                snapshots.remove_records(opened, app_name, name)
+                remove.remove_records(opened, app_name, name)
             when = f"{humane.when(earlier.time_ms, humane.now_ms())} by {earlier.by}"
             data = {"removed": None, "dry_run": dry_run, "done_already": True}
             output.show(data, f"done already: {app_name}@{name} was removed {when}")
             return
     if found is not None or not asked:
-        found = snapshots.check_removable(opened, app_name, name, force=force)
+        found = remove.check_removable(opened, app_name, name, force=force)
     gone: Any = found if found is not None else asked[0]
     if not dry_run:
         # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
@@ -162,7 +162,7 @@ def rm(
         for each in asked:
             requests.cancel(opened, app_name, each)
         if found is not None:
-            snapshots.remove(opened, app_name, name, force=force)
+            remove.remove(opened, app_name, name, force=force)
     what = f"{'the request for ' if found is None else ''}{app_name}@{name}"
     done = "would remove" if dry_run else "removed"
     data = {"removed": gone, "dry_run": dry_run, "done_already": False}

@@ -103,14 +103,14 @@ def _carry_one(
     rows = 0
     for index, reader in enumerate(readers):
         following = readers[index + 1].input if index + 1 < len(readers) else None
-        flight = stretch(store, cut, reader, following)
-        captured = keeper.captured(flight) if keeper and flight.attempts else None
-        records = read(store, captured, flight) if captured else None
-        ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app, records)
-        if flight.attempts:
+        state = stretch(store, cut, reader, following)
+        captured = keeper.captured(state) if keeper and state.attempts else None
+        records = read(store, captured, state) if captured else None
+        ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
+        if state.attempts:
             attempts.append(attempt)
             # A clone's first version says how much it copied for all of its readers.
-            rows += sum(flight.counts) if flight.counts else flight.rows
+            rows += sum(state.counts) if state.counts else state.rows
     return Carried(topic, ends, tuple(attempts), rows, starts)
 
 

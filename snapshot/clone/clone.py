@@ -18,7 +18,8 @@ from ..cut.graph import Cut, violations
 from ..cut.refs import parse
 from ..cut.stored import read_snapshot
 from ..take.audit_log import record_once
-from ..take.snapshots import pin, remove_pins_without_clone
+from ..take.remove import remove_pins_without_clone
+from ..take.snapshots import pin
 from .channels import Channels
 from .first_versions import finish_clone
 from .plan import ClonePlan, make_plan

@@ -133,12 +133,12 @@ def _begun(store: ObjectStore, target: ObjectStore, ref: Ref, wanted: AppInfo) -
     return found
 
 
-def _check_topics(cut: Cut, read_topics: Mapping[str, str], flights: Iterable[InFlight], kafka: Channels) -> None:
+def _check_topics(cut: Cut, read_topics: Mapping[str, str], states: Iterable[InFlight], kafka: Channels) -> None:
     """Raise unless Kafka still holds all that the clone has to read or copy from there."""
     for _, declared, source in _users_inputs(cut):
         kafka.check_topic(read_topics[declared], source.offsets)
-    for flight in flights:
-        kafka.check_topic(flight.topic, flight.starts)
+    for state in states:
+        kafka.check_topic(state.topic, state.starts)
 
 
 def _check_free(cut: Cut, name: str, kafka: Channels) -> None:

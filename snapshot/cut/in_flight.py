@@ -48,7 +48,7 @@ def in_flight(store: ObjectStore, cut: Cut) -> tuple[InFlight, ...]:
     there is one entry for each that lags.
     """
     found = (stretch(store, cut, channel) for channel in channels(cut))
-    return tuple(flight for flight in found if flight.attempts)
+    return tuple(state for state in found if state.attempts)
 
 
 def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None = None) -> InFlight:

@@ -13,10 +13,10 @@ __all__ = [
     "AtTime",
     "Back",
     "Latest",
-    "Moment",
     "Named",
     "Ref",
     "Version",
+    "When",
     "check_snapshot_name",
     "parse",
 ]
@@ -69,7 +69,7 @@ class Version:
     version: int
 
 
-Moment = Latest | Back | AtTime | Named | Version
+When = Latest | Back | AtTime | Named | Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Ref:
     text: str
     app: str
     stage: str
-    moment: Moment
+    moment: When
 
     @property
     def moves(self) -> bool:
@@ -124,7 +124,7 @@ def check_snapshot_name(name: str) -> str:
     return name
 
 
-def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> Moment:
+def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
     if when == "now":
         return Latest()
     if match := _BACK.fullmatch(when):

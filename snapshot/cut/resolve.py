@@ -49,7 +49,10 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
             others = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
             error.hint = f"{error.hint}; {others}" if error.hint else others
             raise
-        return _as_seen(Cut(ref.app, {ref.stage: _alone(store, ref)}), ref, now_ms), error
+        commit = _commit_of(store, ref, (ref.stage,))
+        if commit is None:
+            raise _too_early(store, ref, (ref.stage,)) from None
+        return _as_seen(Cut(ref.app, {ref.stage: commit}), ref, now_ms), error
 
 
 def _as_seen(cut: Cut, ref: Ref, now_ms: int) -> Cut:
@@ -62,25 +65,6 @@ def _as_seen(cut: Cut, ref: Ref, now_ms: int) -> Cut:
         case _:
             seen_ms = 0
     return replace(cut, seen_ms=seen_ms)
-
-
-def _alone(store: ObjectStore, ref: Ref) -> Manifest:
-    """The version of a ref to one stage, without a look at the others."""
-    match ref.moment:
-        case Latest():
-            found = history.head(store, ref.app, ref.stage)
-        case AtTime(time_ms):
-            found = history.latest_at(store, ref.app, ref.stage, time_ms)
-        case Back(commits):
-            found = _back(store, ref, (ref.stage,), commits)
-        case Version(version):
-            found = history.read(store, ref.app, ref.stage, version)
-        case Named(name):
-            version = read_snapshot(store, ref.app, name).stages.get(ref.stage, 0)
-            found = history.find(store, ref.app, ref.stage, version)
-    if found is None:
-        raise _too_early(store, ref, (ref.stage,))
-    return found
 
 
 @contextmanager
@@ -113,26 +97,37 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
     """
     stages = stages_of(store, ref.app)
     chosen = stages_of(store, ref.app, ref.stage) if ref.stage else stages
+    commit = None if isinstance(ref.moment, Named) else _commit_of(store, ref, chosen)
     match ref.moment:
-        case Latest():
-            cut = newest_cut(store, ref.app, stages)
-            if ref.stage and ref.stage not in cut.stages and (head := history.head(store, ref.app, ref.stage)):
-                cut = cut_around(store, stages, head)  # retired: as the app was then
-        case AtTime(time_ms):
-            pinned = history.latest_at(store, ref.app, ref.stage, time_ms) if ref.stage else None
-            if pinned is not None and pinned.retired:
-                cut = cut_around(store, stages, pinned)
-            else:
-                cut = cut_of_time(store, ref.app, stages, time_ms)
-        case Back(commits):
-            cut = cut_around(store, stages, _back(store, ref, chosen, commits))
-        case Version(version):
-            cut = cut_around(store, stages, history.read(store, ref.app, ref.stage, version))
         case Named(name):
             cut = of_snapshot(store, read_snapshot(store, ref.app, name))
+        case Latest() if commit is None or not commit.retired:
+            cut = newest_cut(store, ref.app, stages)
+        case AtTime(time_ms) if commit is None or not commit.retired:
+            cut = cut_of_time(store, ref.app, stages, time_ms)
+        case _:  # of a stage that is retired: as the app was then
+            cut = cut_around(store, stages, commit) if commit is not None else Cut(ref.app, {})
     if not cut.stages or (ref.stage and ref.stage not in cut.stages):
         raise _too_early(store, ref, chosen)
     return cut
+
+
+def _commit_of(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> Manifest | None:
+    """The commit that a ref names, without a look at other stages: of its stage, or of data of any of the app's."""
+    match ref.moment:
+        case Back(commits):
+            return _back(store, ref, stages, commits)
+        case Version(version):
+            return history.read(store, ref.app, ref.stage, version)
+        case _ if not ref.stage:
+            return None
+        case Latest():
+            return history.head(store, ref.app, ref.stage)
+        case AtTime(time_ms):
+            return history.latest_at(store, ref.app, ref.stage, time_ms)
+        case Named(name):
+            version = read_snapshot(store, ref.app, name).stages.get(ref.stage, 0)
+            return history.find(store, ref.app, ref.stage, version)
 
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:

@@ -69,19 +69,19 @@ class Captured(Struct, frozen=True):
         return sum(each.rows for each in self.objects)
 
 
-def captured_is_wrong(at: str, kept: Captured, objects: re.Pattern[str]) -> Iterator[Wrong]:
+def captured_is_wrong(at: str, captured: Captured, objects: re.Pattern[str]) -> Iterator[Wrong]:
     """What is wrong between the fields of a captured channel; `objects` is what its objects' keys look like."""
-    if len(kept.ends) != len(kept.starts) or any(map(int.__gt__, kept.starts, kept.ends)):
-        yield Wrong(f"{at}.ends", kept.ends, "an offset for each of starts, not before it")
-    if kept.counts and len(kept.counts) != len(kept.starts):
-        yield Wrong(f"{at}.counts", kept.counts, f"as many numbers as starts, {len(kept.starts)}, or none")
-    if kept.after > kept.up_to:
-        yield Wrong(f"{at}.up_to", kept.up_to, f"not below after, {kept.after}")
+    if len(captured.ends) != len(captured.starts) or any(map(int.__gt__, captured.starts, captured.ends)):
+        yield Wrong(f"{at}.ends", captured.ends, "an offset for each of starts, not before it")
+    if captured.counts and len(captured.counts) != len(captured.starts):
+        yield Wrong(f"{at}.counts", captured.counts, f"as many numbers as starts, {len(captured.starts)}, or none")
+    if captured.after > captured.up_to:
+        yield Wrong(f"{at}.up_to", captured.up_to, f"not below after, {captured.after}")
     try:
-        column_types.parse_ddl(kept.schema)
+        column_types.parse_ddl(captured.schema)
     except ValueError:
-        yield Wrong(f"{at}.schema", kept.schema, "a Spark DDL string")
-    for number, each in enumerate(kept.objects):
+        yield Wrong(f"{at}.schema", captured.schema, "a Spark DDL string")
+    for number, each in enumerate(captured.objects):
         if not objects.fullmatch(each.key):
             yield Wrong(f"{at}.objects[{number}].key", each.key, "a key among the app's captured records")
         if each.rows > each.bytes:
@@ -116,15 +116,15 @@ class Snapshot(Struct, frozen=True):
     @property
     def object_keys(self) -> frozenset[str]:
         """The objects that hold these records."""
-        return frozenset(one.key for kept in self.channels for one in kept.objects)
+        return frozenset(one.key for captured in self.channels for one in captured.objects)
 
-    def captured(self, flight: InFlight) -> Captured | None:
+    def captured(self, state: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
-        for kept in self.channels:
-            spans = kept.after <= flight.after and flight.up_to <= kept.up_to
+        for captured in self.channels:
+            spans = captured.after <= state.after and state.up_to <= captured.up_to
             # In a clone, readers may stand at different offsets before one version.
-            if kept.channel == flight.channel and spans and _reaches(kept, flight):
-                return kept
+            if captured.channel == state.channel and spans and _reaches(captured, state):
+                return captured
         return None
 
 
@@ -134,18 +134,18 @@ def _(value: Snapshot) -> Iterator[checks.Wrong]:
     if value.kind == "clone" and not value.clone:
         yield checks.Wrong("clone", value.clone, "the app that lives from it, as its kind is clone")
     objects = keys.captured_pattern(value.app)
-    for number, kept in enumerate(value.channels):
-        yield from captured_is_wrong(f"channels[{number}]", kept, objects)
+    for number, captured in enumerate(value.channels):
+        yield from captured_is_wrong(f"channels[{number}]", captured, objects)
 
 
 def _key(snapshot: Snapshot) -> str:
     return keys.snapshot(snapshot.app, snapshot.name)
 
 
-def _reaches(kept: Captured, flight: InFlight) -> bool:
+def _reaches(captured: Captured, state: InFlight) -> bool:
     """Whether what is kept begins and ends where these records do, or beyond."""
-    begins = all(ours <= theirs for ours, theirs in zip(kept.starts, flight.starts, strict=True))
-    return begins and all(theirs <= ours for ours, theirs in zip(kept.ends, flight.ends, strict=True))
+    begins = all(ours <= theirs for ours, theirs in zip(captured.starts, state.starts, strict=True))
+    return begins and all(theirs <= ours for ours, theirs in zip(captured.ends, state.ends, strict=True))
 
 
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:

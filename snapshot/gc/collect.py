@@ -1,45 +1,44 @@
-"""Garbage collection of one app: versions that retention lets go, the SSTs that only they named, and litter.
+"""Garbage collection of one app: versions that retention lets go, the SSTs that only they named, and orphans.
 
 The order makes it safe beside a running app, beside everything people do to it, and to be killed anywhere:
 
-1. Look (`survey`), and decide what stays (`reachable`). All manifests that stay are read: one that is missing or not
-   readable ends the collection before anything is written.
-2. Propose a boundary, look for snapshots once more, and make it final (`store.boundary` says why twice). Whoever pins
-   a cut checks the boundary after that (`pinning`), whoever commits checks it when it was away for long.
-3. Delete doomed manifests; then SSTs that no manifest that stays names, so a manifest never names what is gone.
+1. Take an `inventory`, and decide what stays (`reachable`). All manifests that stay are read: one that is missing or
+   not readable ends the collection before anything is written.
+2. Propose a boundary, look for snapshots once more, and make it final (`store.versions.horizon` says why twice). Who
+   pins a cut checks the boundary after that (`take.snapshots`); who commits checks it when it was away for long.
+3. Delete collectable manifests; then SSTs that no manifest that stays names, so a manifest never names what is gone.
 
 A runner only adds versions above the heads that were seen, made of SSTs that the head names or that are younger than
 its last commit: nothing of that is touched. A clone reads only what its pin keeps. A collection that is killed leaves
-a boundary whose doomed versions, and SSTs that nobody names: the next one finds both by listing. Of two at the same
-time one fails to write its boundary; what it has deleted by then was doomed by a final one.
+a boundary whose collectable versions, and SSTs that nobody names, are still there: the next one finds both by listing.
+Of two at the same time one fails to write its boundary; what it has deleted by then was given up by a final one.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import chain
 
 from ...errors import Corruption, SlackwaterError
-from ...store.objects.leftovers import Leftover, Leftovers
+from ...store.objects.leftovers import Leftovers
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, horizon, keys
+from ...store.versions import horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ..take.audit_log import record
-from .inventory import Survey, many, named, survey
+from .inventory import Inventory, do_all, named, take_inventory
 from .orphans import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 
-__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect", "look", "storage_clock_ms"]
+__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect"]
 
 MARGIN_MS = MIN_AGE_MS
 """Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
-(`store.merging`): with less, its first SST could go before a version names it."""
+(`store.compaction.merge`): with less, its first SST could go before a version names it."""
 
 _SILENT_MS = 3_600_000
 """A stage that has not committed for so long may be gone from the program."""
 
-T = TypeVar("T")
+_Infos = tuple[ObjectInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +94,6 @@ class Collected:
         return sum(each.bytes for each in self.stages) + self.record_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What goes of one stage."""
-
-    versions: tuple[ObjectInfo, ...]
-    ssts: tuple[ObjectInfo, ...]
-
-
 def collect(
     store: ObjectStore,
     app: str,
@@ -132,7 +123,7 @@ def collect(
         Refused: another collection of the app went on at the same time.
         Unavailable: storage did not answer; the next collection goes on where this one ended.
     """
-    seen = look(store, app, dry_run=dry_run, now_ms=now_ms)
+    seen = take_inventory(store, app, dry_run=dry_run, now_ms=now_ms)
     names: set[str] = set()
     try:
         plan = reachable(seen.known, retention, seen.read)
@@ -142,15 +133,16 @@ def collect(
     except Corruption:
         _check_alone(seen)
         raise
-    doomed = {stage: _doomed(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
+    goes = {stage: _collectable(seen, plan, names, stage, margin_ms) for stage in seen.ssts}
     records = tuple(unnamed_records(seen, margin_ms))
     writes = tuple(abandoned(seen, margin_ms))
     if not dry_run:
-        _delete(store, [info for each in doomed.values() for info in each.versions])
-        _delete(store, [info for each in doomed.values() for info in each.ssts])
-        _delete(store, records)
-        _discard(store, writes)
-    stages = tuple(_said(seen, plan, names, stage, doomed[stage]) for stage in sorted(seen.known.stages))
+        # In this order, and those of one kind in any.
+        for infos in (*zip(*goes.values(), strict=True), (records,)):
+            do_all(lambda info: store.delete(info.key), chain.from_iterable(infos))
+        if isinstance(store, Leftovers):
+            do_all(store.discard, writes)
+    stages = tuple(_counted(seen, plan, names, stage, *goes[stage]) for stage in sorted(seen.known.stages))
     record_bytes = sum(info.size_bytes for info in records)
     done = Collected(app, dry_run, retention, stages, len(records), record_bytes, len(writes), plan.absent)
     if not dry_run:
@@ -159,26 +151,7 @@ def collect(
     return done
 
 
-def look(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = None) -> Survey:
-    """What there is of an app; arguments and errors as of `collect`."""
-    apps.read_app(store, app)
-    clock_ms = time.time_ns() // 1_000_000 if dry_run else storage_clock_ms(store, app)
-    counted_from_ms = clock_ms if now_ms is None else now_ms
-    try:
-        return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
-    except Corruption:
-        # Another collection may have taken it since the boundary was read: then the new boundary says so.
-        return survey(store, app, clock_ms=clock_ms, now_ms=counted_from_ms)
-
-
-def storage_clock_ms(store: ObjectStore, app: str) -> int:
-    """Storage's time. This machine's may be wrong by years, and would take everything for old."""
-    key = keys.collection(app)
-    store.put(key, b'{"format":1}')
-    return next(info.modified_ms for info in store.list(key))
-
-
-def _read_names(seen: Survey, names: set[str], plan: Reachable, known: Reachable | None = None) -> None:
+def _read_names(seen: Inventory, names: set[str], plan: Reachable, known: Reachable | None = None) -> None:
     """Add the SSTs that the versions of a plan name; those that stay in `known`, too, were read for that."""
     for stage in plan.wholes:
         done = set(known.versions(stage)) if known is not None else set()
@@ -186,7 +159,7 @@ def _read_names(seen: Survey, names: set[str], plan: Reachable, known: Reachable
             names.update(found)
 
 
-def _fix(seen: Survey, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
+def _fix(seen: Inventory, names: set[str], plan: Reachable, retention: Retention, by: str) -> Reachable:
     """Make a plan final; returns it with what was pinned meanwhile."""
     store, app, last = seen.store, seen.app, seen.known.last
     number = max((each.number for each in seen.boundaries), default=0) + 1
@@ -200,7 +173,7 @@ def _fix(seen: Survey, names: set[str], plan: Reachable, retention: Retention, b
         final = reachable(seen.again(), retention, seen.read)
         _read_names(seen, names, final, plan)
     except SlackwaterError:
-        # Nothing is doomed by it, and nobody shall find less because of it.
+        # Nothing is given up by it, and nobody shall find less because of it.
         store.delete(keys.boundary(app, number))
         raise
     horizon.settle(store, app, final.boundary(number + 1, by, final=True))
@@ -211,33 +184,38 @@ def _content(limit: Boundary) -> tuple[object, ...]:
     return limit.first, limit.kept, limit.moments
 
 
-def _check_alone(seen: Survey) -> None:
-    """Raise `Refused` if another collection has become final since the survey: what it took is not missing."""
+def _check_alone(seen: Inventory) -> None:
+    """Raise `Refused` if another collection has become final since the inventory: what it took is not missing."""
     finals = [each for each in horizon.all_of(seen.store, seen.app) if each.final]
     if finals and finals[-1] != seen.known.last:
         raise horizon.overtaken(seen.app)
 
 
-def _doomed(seen: Survey, plan: Reachable, names: Collection[str], stage: str, margin_ms: int) -> _Found:
-    versions: tuple[ObjectInfo, ...] = ()
+def _collectable(
+    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, margin_ms: int
+) -> tuple[_Infos, _Infos]:
+    """The manifests and the SSTs that go of one stage."""
+    versions: _Infos = ()
     if stage in plan.wholes:
         stays = set(plan.versions(stage))
         head = seen.known.stages[stage].head.version
         listed = seen.manifests[stage].items()
         versions = tuple(info for version, info in listed if version <= head and version not in stays)
-    return _Found(versions, tuple(orphans(seen, stage, names, margin_ms)))
+    return versions, tuple(orphans(seen, stage, names, margin_ms))
 
 
-def _said(seen: Survey, plan: Reachable, names: Collection[str], stage: str, doomed: _Found) -> StageCollected:
-    gone = {info.key for info in doomed.ssts}
+def _counted(
+    seen: Inventory, plan: Reachable, names: Collection[str], stage: str, versions: _Infos, ssts: _Infos
+) -> StageCollected:
+    gone = {info.key for info in ssts}
     stay = [info for info in seen.ssts[stage] if info.key not in gone]
     return StageCollected(
         stage=stage,
         first=plan.first(stage),
         head=seen.known.stages[stage].head.version,
-        versions=len(doomed.versions),
-        ssts=len(doomed.ssts),
-        bytes=sum(info.size_bytes for info in (*doomed.versions, *doomed.ssts)),
+        versions=len(versions),
+        ssts=len(ssts),
+        bytes=sum(info.size_bytes for info in (*versions, *ssts)),
         kept_versions=sum(1 for _ in plan.versions(stage)),
         kept_ssts=len(stay),
         kept_bytes=sum(info.size_bytes for info in stay),
@@ -245,18 +223,3 @@ def _said(seen: Survey, plan: Reachable, names: Collection[str], stage: str, doo
         rules=plan.counts(stage),
         held_up_by=plan.held_up_by(stage, _SILENT_MS),
     )
-
-
-def _delete(store: ObjectStore, infos: Iterable[ObjectInfo]) -> None:
-    """Delete objects, many at a time; those of one list in any order."""
-    _each(lambda info: store.delete(info.key), infos)
-
-
-def _discard(store: ObjectStore, writes: Iterable[Leftover]) -> None:
-    if isinstance(store, Leftovers):
-        _each(store.discard, writes)
-
-
-def _each(what: Callable[[T], None], things: Iterable[T]) -> None:
-    for _ in many(what, things):
-        pass

@@ -6,9 +6,9 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore, exists
 from ...store.versions import keys
 from ..cut.stored import list_snapshots
-from .collect import MARGIN_MS, look
-from .inventory import Survey, named
-from .orphans import last_word_ms, unnamed_records
+from .collect import MARGIN_MS
+from .inventory import Inventory, named, take_inventory
+from .orphans import last_commit_ms, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
 
@@ -55,7 +55,7 @@ def explain(
         Corruption: a manifest that should be there is missing or not readable.
         Unavailable: storage did not answer.
     """
-    seen = look(store, app, dry_run=True, now_ms=now_ms)
+    seen = take_inventory(store, app, dry_run=True, now_ms=now_ms)
     key = _full(store, app, key)
     plan = reachable(seen.known, retention, seen.read)
     for stage, ssts in seen.ssts.items():
@@ -82,12 +82,12 @@ def _full(store: ObjectStore, app: str, key: str) -> str:
 
 def _manifest(plan: Reachable, stage: str, version: int, key: str) -> Explanation:
     if version > plan.known.stages[stage].head.version:
-        return Explanation(key, True, ("it is newer than the head that this look began with",))
+        return Explanation(key, True, ("it is newer than the head that was found here",))
     reasons = tuple(reason.detail for reason in plan.why(stage, version))
     return Explanation(key, bool(reasons), reasons or ("no rule of retention, no snapshot and no stage needs it",))
 
 
-def _sst(seen: Survey, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
+def _sst(seen: Inventory, plan: Reachable, stage: str, info: ObjectInfo, margin_ms: int) -> Explanation:
     naming: dict[str, list[int]] = {}
     if stage in plan.wholes:
         for version, names in named(seen, stage, plan.versions(stage)):
@@ -100,14 +100,14 @@ def _sst(seen: Survey, plan: Reachable, stage: str, info: ObjectInfo, margin_ms:
             for why, found in naming.items()
         )
         return Explanation(info.key, True, tuple(said))
-    if info.modified_ms <= last_word_ms(seen, stage) - margin_ms:
+    if info.modified_ms <= last_commit_ms(seen, stage) - margin_ms:
         why = f"no version that stays names it, and {stage} has committed without it since"
         return Explanation(info.key, False, (why,))
     why = f"nothing names it, but the next batch of {stage} may: it has made none since, or only just"
     return Explanation(info.key, True, (why,))
 
 
-def _record(seen: Survey, key: str, margin_ms: int) -> Explanation:
+def _record(seen: Inventory, key: str, margin_ms: int) -> Explanation:
     users = [snapshot.name for snapshot in list_snapshots(seen.store, seen.app) if key in snapshot.object_keys]
     if users:
         return Explanation(key, True, tuple(f"snapshot {name} keeps these records in flight" for name in users))

@@ -5,6 +5,7 @@ is seen to be named; heads are read before snapshots, because a stage remembers 
 written.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,14 +17,14 @@ from msgspec.structs import replace
 
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import codec, history, horizon, keys
+from ...store.versions import apps, codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
-from .reachable import Known, StageKnown
+from .known import Known, StageKnown
 
-__all__ = ["Survey", "many", "named", "survey"]
+__all__ = ["Inventory", "do_all", "many", "named", "storage_clock_ms", "take_inventory"]
 
 _BATCH = 256
 """Requests handed out at once, to `_WORKERS` threads."""
@@ -34,7 +35,7 @@ R = TypeVar("R")
 
 
 @dataclass(slots=True)
-class Survey:
+class Inventory:
     """What there is of an app."""
 
     store: ObjectStore
@@ -43,7 +44,7 @@ class Survey:
     """Storage's clock, or this machine's in a dry run."""
     ssts: dict[str, tuple[ObjectInfo, ...]]
     manifests: dict[str, dict[int, ObjectInfo]]
-    """By stage and version, doomed ones included."""
+    """By stage and version, collected ones included."""
     boundaries: tuple[Boundary, ...]
     known: Known
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
@@ -69,20 +70,38 @@ class Survey:
         return Known(self.known.now_ms, self.known.stages, tuple(there.values()), last=self.known.last)
 
 
-def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Survey:
-    """Look at all of an app.
+def take_inventory(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = None) -> Inventory:
+    """List all of an app, and read what says which versions there must be.
 
     Args:
         store: where it lives.
         app: its name.
-        clock_ms: storage's clock.
-        now_ms: what ages of versions count from.
+        dry_run: write nothing, and take this machine's clock for storage's.
+        now_ms: what ages of versions count from; default storage's clock.
 
     Raises:
         NotFound: there is no such app.
         Corruption: a manifest that should be there is missing or not readable.
         Unavailable: storage did not answer.
     """
+    apps.read_app(store, app)
+    clock_ms = time.time_ns() // 1_000_000 if dry_run else storage_clock_ms(store, app)
+    counted_from_ms = clock_ms if now_ms is None else now_ms
+    try:
+        return _list_all(store, app, clock_ms, counted_from_ms)
+    except Corruption:
+        # Another collection may have taken it since the boundary was read: then the new boundary says so.
+        return _list_all(store, app, clock_ms, counted_from_ms)
+
+
+def storage_clock_ms(store: ObjectStore, app: str) -> int:
+    """Storage's time. This machine's may be wrong by years, and would take everything for old."""
+    key = keys.collection(app)
+    store.put(key, b'{"format":1}')
+    return next(info.modified_ms for info in store.list(key))
+
+
+def _list_all(store: ObjectStore, app: str, clock_ms: int, now_ms: int) -> Inventory:
     stages = history.list_stages(store, app)
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
     boundaries = horizon.all_of(store, app)
@@ -102,16 +121,16 @@ def survey(store: ObjectStore, app: str, *, clock_ms: int, now_ms: int) -> Surve
         there[stage] = StageKnown(first, head, min(young, default=head.version + 1))
     known = Known(now_ms, there, list_snapshots(store, app), last)
     _check_kept(app, known, manifests)
-    return Survey(store, app, clock_ms, ssts, manifests, boundaries, known, seen)
+    return Inventory(store, app, clock_ms, ssts, manifests, boundaries, known, seen)
 
 
-def named(survey: Survey, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
+def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The SSTs under the app's own root that each version names; reads many at a time, from storage itself.
 
     Raises:
         Corruption: a manifest is missing, or not readable.
     """
-    store, app = survey.store, survey.app
+    store, app = inventory.store, inventory.app
 
     def read(version: int) -> tuple[int, tuple[str, ...]]:
         key = keys.manifest(app, stage, version)
@@ -132,6 +151,12 @@ def many(ask: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
         waiting = iter(things)
         while some := tuple(islice(waiting, _BATCH)):
             yield from pool.map(ask, some)
+
+
+def do_all(what: Callable[[T], None], things: Iterable[T]) -> None:
+    """`what` with each thing, many at a time, in any order."""
+    for _ in many(what, things):
+        pass
 
 
 class _Name(Struct, frozen=True):

@@ -1,16 +1,16 @@
 """Objects that nothing names: of attempts that failed, of versions that went, of snapshots that never were.
 
-An object that nothing names yet may be about to be named. When that is over, is told by storage's clock alone:
+An object that nothing names yet may be about to be named. Storage's clock alone says when that is over:
 
 - An SST is named by the next batch of its stage, or never: batches of a stage come one after the other, a finished
-  merge goes into the next one, and after a claim the former writer cannot commit. So an SST is litter once its stage
+  merge goes into the next one, and after a claim the former writer cannot commit. So an SST is an orphan once its stage
   has committed a batch or a claim at least the margin after the SST was written. A stage that has not committed since
   keeps its SSTs, however old. Versions of kind "compaction" prove nothing: they may come amidst a batch. And merges,
   which are not part of a batch, are given up long before the margin is over. Of a retired stage nothing is named any
-  more: there, an SST is litter once it is as old as the margin.
-- Records in flight are litter when no snapshot names them, nobody asks for a snapshot of their name, and nothing was
+  more: there, an SST is an orphan once it is as old as the margin.
+- Records in flight are orphans when no snapshot names them, nobody asks for a snapshot of their name, and nothing was
   added beside them for the margin.
-- A write in parts is litter when it was begun before the margin.
+- A write in parts is an orphan when it was begun before the margin.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,38 +21,38 @@ from ...store.objects.protocol import ObjectInfo
 from ...store.versions import keys
 from ..cut.requests import open_requests
 from ..cut.stored import list_snapshots
-from .inventory import Survey
+from .inventory import Inventory
 
-__all__ = ["abandoned", "last_word_ms", "orphans", "unnamed_records"]
+__all__ = ["abandoned", "last_commit_ms", "orphans", "unnamed_records"]
 
 
-def last_word_ms(survey: Survey, stage: str) -> int:
+def last_commit_ms(inventory: Inventory, stage: str) -> int:
     """When, by storage's clock, the stage last committed what names all that was finished before; 0: never.
 
     Of a retired stage now: until it comes back, nothing is named that is not.
     """
-    there = survey.known.stages.get(stage)
+    there = inventory.known.stages.get(stage)
     if there is None:
         return 0
     if there.head.retired:
-        return survey.clock_ms
+        return inventory.clock_ms
     for version in range(there.head.version, there.first - 1, -1):
-        if survey.read(stage, version).kind in ("batch", "claim"):
-            return survey.manifests[stage][version].modified_ms
+        if inventory.read(stage, version).kind in ("batch", "claim"):
+            return inventory.manifests[stage][version].modified_ms
     return 0
 
 
-def orphans(survey: Survey, stage: str, named: Collection[str], margin_ms: int) -> Iterator[ObjectInfo]:
+def orphans(inventory: Inventory, stage: str, named: Collection[str], margin_ms: int) -> Iterator[ObjectInfo]:
     """The SSTs of a stage that no version names, or ever will."""
-    before_ms = last_word_ms(survey, stage) - margin_ms
-    for info in survey.ssts.get(stage, ()):
+    before_ms = last_commit_ms(inventory, stage) - margin_ms
+    for info in inventory.ssts.get(stage, ()):
         if info.key not in named and info.modified_ms <= before_ms:
             yield info
 
 
-def unnamed_records(survey: Survey, margin_ms: int) -> Iterator[ObjectInfo]:
+def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo]:
     """Kept records in flight that belong to no snapshot, and to none that is under way."""
-    store, app = survey.store, survey.app
+    store, app = inventory.store, inventory.app
     prefix = keys.snapshots(app)
     listed = [info for info in store.list(prefix) if "/" in info.key.removeprefix(prefix)]
     if not listed:
@@ -62,14 +62,14 @@ def unnamed_records(survey: Survey, margin_ms: int) -> Iterator[ObjectInfo]:
     kept = {key for each in list_snapshots(store, app) for key in each.object_keys}
     for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
         group = tuple(infos)
-        idle = max(info.modified_ms for info in group) <= survey.clock_ms - margin_ms
+        idle = max(info.modified_ms for info in group) <= inventory.clock_ms - margin_ms
         if idle and name not in asked:
             yield from (info for info in group if info.key not in kept)
 
 
-def abandoned(survey: Survey, margin_ms: int) -> Iterator[Leftover]:
+def abandoned(inventory: Inventory, margin_ms: int) -> Iterator[Leftover]:
     """Writes that broke off, in stores that keep what was written of them."""
-    if isinstance(survey.store, Leftovers):
-        for leftover in survey.store.leftovers(f"{survey.app}/"):
-            if leftover.begun_ms <= survey.clock_ms - margin_ms:
+    if isinstance(inventory.store, Leftovers):
+        for leftover in inventory.store.leftovers(f"{inventory.app}/"):
+            if leftover.begun_ms <= inventory.clock_ms - margin_ms:
                 yield leftover

@@ -12,7 +12,7 @@ A retired stage has the same history, but holds up nobody else's: what it has no
 
 With a cut stays what its channels need: the sender's versions between what was consumed and what was sent, and, up
 through all channels, the versions that mark how far each was read. So records in flight, clones and lineage of whatever
-stays can be told for as long as it stays.
+stays can be answered for as long as it stays.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,9 +29,10 @@ from ..cut.consistency import raise_senders
 from ..cut.graph import consumed, order
 from ..cut.stored import Snapshot
 from ..cut.timeline import newest_where
+from .known import Known
 from .retention import Retention
 
-__all__ = ["Absent", "Known", "Reachable", "Reason", "StageKnown", "reachable"]
+__all__ = ["Absent", "Reachable", "Reason", "reachable"]
 
 Read = Callable[[str, int], Manifest]
 """Gets a stage and a version; of the manifest, inputs, outputs and times are looked at."""
@@ -59,44 +60,6 @@ class Absent:
     snapshot: str
     stage: str
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class StageKnown:
-    """What there is of one stage."""
-
-    first: int
-    """From here on its history is whole."""
-    head: Manifest
-    young: int
-    """From here on its versions are too young to go; after the head when none is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What there is of an app."""
-
-    now_ms: int
-    """What ages count from."""
-    stages: Mapping[str, StageKnown]
-    """Those that have a version."""
-    snapshots: tuple[Snapshot, ...] = ()
-    last: Boundary | None = None
-    """The last final boundary; what it dooms does not exist, whoever names it."""
-
-    def exists(self, stage: str, version: int) -> bool:
-        """Whether the version is part of the history."""
-        if stage not in self.stages or version > self.stages[stage].head.version:
-            return False
-        if version >= self.stages[stage].first:
-            return True
-        return self.last is not None and stage in self.last.first and self.last.allows(stage, version)
-
-    def dooms(self, snapshot: Snapshot) -> bool:
-        """Whether a version that the snapshot pins was collected, or was to be, before it was pinned."""
-        return self.last is not None and not all(
-            self.last.allows(stage, version) for stage, version in snapshot.stages.items()
-        )
 
 
 @dataclass(slots=True)
@@ -274,7 +237,7 @@ def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:
 def _keep_pinned(found: Reachable, snapshot: Snapshot, read: Read) -> Iterator[Moment]:
     """Keep what a snapshot pins; gives its moment, if all of it is there."""
     known = found.known
-    if known.dooms(snapshot):
+    if known.has_collected(snapshot):
         return  # its maker is about to give it up
     there = {stage: version for stage, version in snapshot.stages.items() if known.exists(stage, version)}
     moment = _keep(found, there, _pinned(snapshot), read) if there else None

@@ -2,8 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 
 from ...errors import Refused, Unavailable
 from ...store.compaction.picker import pick_for
@@ -75,38 +74,28 @@ def _due(head: Manifest, full: bool) -> Iterator[Merge]:
         )
 
 
+@dataclass(slots=True)
 class AppCompactor:
-    """Compacts the tables of an app, those of some stages or all.
+    """Compacts the tables of an app, those of some stages or all."""
 
-    Args:
-        store: Where the app lives.
-        cache: This machine's.
-        app: The app's name.
-        wanted: Only the tables of these stages; empty for all.
-        by: user@host, for the manifests.
-        threads: Merges that go on at once.
-        now_ms: The wall clock.
-        stop: Once it is set, merges under way are given up.
-    """
+    store: ObjectStore
+    cache: SstCache
+    app: str
+    wanted: tuple[str, ...] = ()
+    """Only the tables of these stages; empty for all."""
+    _: KW_ONLY
+    by: str
+    """user@host, for the manifests."""
+    threads: int
+    """Merges that go on at once."""
+    now_ms: Callable[[], int]
+    """The wall clock."""
+    stop: threading.Event
+    """Once it is set, merges under way are given up."""
+    _stages: dict[str, StageCompactor] = field(default_factory=dict, init=False)
+    _without_table: set[str] = field(default_factory=set, init=False)
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cache: SstCache,
-        app: str,
-        wanted: tuple[str, ...] = (),
-        *,
-        by: str,
-        threads: int,
-        now_ms: Callable[[], int],
-        stop: threading.Event,
-    ) -> None:
-        self._store, self._app, self._wanted = store, app, wanted
-        self._compactor = partial(StageCompactor, store, cache, by=by, threads=threads, now_ms=now_ms, stop=stop)
-        self._stages: dict[str, StageCompactor] = {}
-        self._without_table: set[str] = set()
-
-    def look(
+    def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
     ) -> Iterator[Compacted]:
         """Merge until nothing is due; yields each version as it is committed. To be asked again and again.
@@ -121,11 +110,19 @@ class AppCompactor:
         Raises: as `plan` and `StageCompactor.until_done` do. What nobody expected has a note that says which table it
             was.
         """
-        names = self._wanted or stages_of(self._store, self._app)
+        names = self.wanted or stages_of(self.store, self.app)
         new = tuple(name for name in names if name not in self._stages and name not in self._without_table)
         if new:
-            found = _tables_of(self._store, self._app, new, all_have_one=bool(self._wanted))
-            self._stages |= {head.stage: self._compactor(head) for head in found}
+            for head in _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted)):
+                self._stages[head.stage] = StageCompactor(
+                    self.store,
+                    self.cache,
+                    head,
+                    by=self.by,
+                    threads=self.threads,
+                    now_ms=self.now_ms,
+                    stop=self.stop,
+                )
             self._without_table.update(set(new) - self._stages.keys())
         for name in names:
             if name in self._stages:
@@ -134,7 +131,7 @@ class AppCompactor:
                 except Unavailable:
                     raise
                 except Exception as error:
-                    error.add_note(f"while compacting {self._app}/{name}")
+                    error.add_note(f"while compacting {self.app}/{name}")
                     if failed is None:
                         raise
                     failed(name, error)

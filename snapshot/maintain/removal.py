@@ -1,9 +1,9 @@
 """Removing an app wholly, in an order that may be broken off anywhere: the same call again finishes it.
 
-1. See that no clone needs it and no runner holds it (`users`). Every stage gets a version that retires it: a runner
-   that nobody sees stops at its next commit.
-2. Wait until these versions have been there for as long as a writer may commit without looking (`store.boundary`): one
-   that wakes up after that looks, finds that its history is gone, and stops.
+1. See that no clone needs it (`take.dependents`) and no runner holds it. Every stage gets a version that retires it: a
+   runner that nobody sees stops at its next commit.
+2. Wait until these versions have been there for as long as a writer may commit without looking
+   (`store.versions.horizon`): one that wakes up after that looks, finds that its history is gone, and stops.
 3. Write the note that the app is being removed. From here on it is an app for nobody: whoever lists its stages, or
    makes one of its name, is refused. Look once more: whoever pinned a cut before is seen now, and whoever pins one
    after it sees the note.
@@ -25,8 +25,7 @@ from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
 from ..cut.moments import heads_of
-from ..gc.collect import storage_clock_ms
-from ..gc.inventory import many
+from ..gc.inventory import do_all, storage_clock_ms
 from ..take.dependents import check_unused
 from .retire import commit_retired
 
@@ -83,7 +82,7 @@ def remove_app(
     force: bool = False,
     dry_run: bool = False,
     outside: Callable[[Removal], None] = lambda _removal: None,
-    tell: Callable[[str], None] = lambda _line: None,
+    on_wait: Callable[[str], None] = lambda _line: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Removed:
     """Delete an app with its history, its tables and its snapshots.
@@ -97,7 +96,7 @@ def remove_app(
         force: also when clones live from it: these are damaged then.
         dry_run: check everything and change nothing.
         outside: removes what it has in Kafka; may raise, and is called again by the next call then.
-        tell: is told what is waited for.
+        on_wait: is called with a line about what is waited for.
         pause: waits so many seconds.
 
     Raises:
@@ -124,7 +123,7 @@ def remove_app(
         return Removed(removal, _contents(store, app), False)
     if begun is None:
         _fence(store, app, heads, by, now_ms)
-        _let_settle(store, app, heads, tell, pause)
+        _let_settle(store, app, heads, on_wait, pause)
         removal = _begin(store, removal)
     if whole or begun is None:
         try:
@@ -173,7 +172,7 @@ def _let_settle(
     store: ObjectStore,
     app: str,
     heads: dict[str, Manifest],
-    tell: Callable[[str], None],
+    on_wait: Callable[[str], None],
     pause: Callable[[float], None],
 ) -> None:
     """Wait until no writer can be so sure of its place any more that it would not look."""
@@ -186,7 +185,7 @@ def _let_settle(
     )
     newest_ms = max(written, default=0)
     while (left_s := (newest_ms + horizon.SETTLED_MS - storage_clock_ms(store, app)) / 1_000) > 0:
-        tell(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
+        on_wait(f"every stage of {app} is retired; in {left_s:.0f} s no runner of it can write any more")
         pause(left_s)
 
 
@@ -254,5 +253,4 @@ def _delete(store: ObjectStore, removal: Removal, infos: list[ObjectInfo]) -> No
         # Somebody else may have ended this, and the name may be a new app's by now.
         if _note(store, keys.removing(removal.app)) != removal:
             return
-        for _ in many(lambda info: store.delete(info.key), infos[begin : begin + _BATCH]):
-            pass
+        do_all(lambda info: store.delete(info.key), infos[begin : begin + _BATCH])

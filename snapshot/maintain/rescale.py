@@ -1,9 +1,9 @@
 """Giving a stage's table another number of state partitions, by one commit that copies nothing.
 
 The new version is the head with another number in it. The SSTs stay as they are: readers go by their hashes, and
-compaction cuts them at the new bounds as it merges them (`store.runs`, `store.compaction`). It has the next epoch, like
-a claim, so that no batch that was planned for the old number can be committed after it; a runner claims the stage
-again.
+compaction cuts them at the new bounds as it merges them (`store.sst.sorted_runs`, `store.compaction`). It has the next
+epoch, like a claim, so that no batch that was planned for the old number can be committed after it; a runner claims the
+stage again.
 """
 
 from dataclasses import dataclass

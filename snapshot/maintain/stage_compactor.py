@@ -1,7 +1,7 @@
 """Compacting a stage's table from outside of its runner: versions of kind "compaction", beside the batches.
 
 What is due is picked from the head, merged, and committed with the head's own epoch by compare-and-swap. When a batch
-or a claim came first, the results are put into the new head instead (`store.compaction.apply`); they are left out only
+or a claim came first, the results are put into the new head instead (`store.compaction.plan`); they are left out only
 where they do not fit any more. Such a version reads nothing and writes nothing: all else is carried on as it is.
 """
 
@@ -196,7 +196,7 @@ class StageCompactor:
     def _still_there(self, done: list[Done]) -> list[Done]:
         """The results of which every SST is in the store: one request for each that was written.
 
-        Garbage collection takes what no version names for litter once it is an hour old, and a process may have been
+        Garbage collection takes what no version names once it is an hour old, and a process may have been
         asleep for longer.
         """
         written = [sst for one in done if not one.compaction.moves for sst in one.outputs]

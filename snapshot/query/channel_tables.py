@@ -65,26 +65,26 @@ def channel_tables(
             continue
         tables = found.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
         if edge.receiver:
-            flight = stretch(store, cut, edge)
-            tables += (_received(rows, edge.receiver) for rows in _records(store, flight, keeper, reader))
+            state = stretch(store, cut, edge)
+            tables += (_received(rows, edge.receiver) for rows in _records(store, state, keeper, reader))
     return {name: pa.concat_tables(tables, promote_options="permissive") for name, tables in found.items()}
 
 
 def _records(
-    store: ObjectStore, flight: InFlight, keeper: Snapshot | None, reader: ChannelReader | None
+    store: ObjectStore, state: InFlight, keeper: Snapshot | None, reader: ChannelReader | None
 ) -> Iterator[pa.Table]:
-    if not flight.attempts:
+    if not state.attempts:
         return iter(())
-    kept = keeper.captured(flight) if keeper else None
-    if kept is not None:
-        return capture.read(store, kept, flight)
+    captured = keeper.captured(state) if keeper else None
+    if captured is not None:
+        return capture.read(store, captured, state)
     if reader is None:
         raise Usage(
-            f"{flight.rows} records in flight on {flight.channel!r} are not kept with a snapshot, only in Kafka, and "
+            f"{state.rows} records in flight on {state.channel!r} are not kept with a snapshot, only in Kafka, and "
             "nothing says where Kafka is",
             hint="give --kafka HOST:PORT, or set SLACKWATER_KAFKA",
         )
-    return reader.read(flight)
+    return reader.read(state)
 
 
 def _empty(ddl: str) -> pa.Table:

@@ -30,6 +30,7 @@ __all__ = [
     "count_by_partition",
     "discard",
     "read",
+    "read_object",
 ]
 
 
@@ -52,7 +53,7 @@ class ChannelReader(Protocol):
 
 
 def capture(
-    store: ObjectStore, app: str, name: str, flights: Iterable[InFlight], reader: ChannelReader
+    store: ObjectStore, app: str, name: str, states: Iterable[InFlight], reader: ChannelReader
 ) -> tuple[Captured, ...]:
     """Copy records in flight from Kafka to objects of snapshot `name`. Channels that nobody reads are left out.
 
@@ -64,39 +65,52 @@ def capture(
         Refused: records are gone from Kafka.
         Unavailable: storage or Kafka did not answer.
     """
-    kept: list[CapturedObject] = []
+    written: list[CapturedObject] = []
     try:
-        return tuple(_capture_one(store, app, name, flight, reader, kept) for flight in flights if flight.receiver)
+        return tuple(_capture_one(store, app, name, state, reader, written) for state in states if state.receiver)
     except BaseException:
         # Completers try again and again while Kafka is away: they must not pile up objects. The failure itself is what
         # the caller must hear of.
         with suppress(Unavailable):
-            _delete(store, kept)
+            _delete(store, written)
         raise
 
 
-def read(store: ObjectStore, captured: Captured, flight: InFlight | None = None) -> Iterator[pa.Table]:
+def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
     """The records of a captured channel, an object at a time.
 
-    With `flight` only those: its receiver may have read further than the one for which they were captured.
+    With `state` only those: its receiver may have read further than the one for which they were captured.
 
     Raises:
         Corruption: an object is gone, or is not what was written.
     """
     for each in captured.objects:
-        try:
-            data = store.get(each.key)
-        except ObjectNotFound:
-            raise Corruption(f"records in flight are gone: {each.key} does not exist", object_key=each.key) from None
-        if xxhash.xxh3_128_hexdigest(data) != each.checksum:
-            raise Corruption(f"{each.key} is not what was written: its checksum is another", object_key=each.key)
-        rows = read_whole(data)
-        yield rows if flight is None else _inside(rows, flight)
+        rows = read_object(store, each)
+        yield rows if state is None else _inside(rows, state)
 
 
-def _inside(rows: pa.Table, flight: InFlight) -> pa.Table:
+def read_object(store: ObjectStore, each: CapturedObject, *, check_pages: bool = False) -> pa.Table:
+    """The records of one object. `check_pages` looks at the checksum of every page, too.
+
+    Raises:
+        Corruption: it is gone, or is not what was written.
+        Unavailable: storage did not answer.
+    """
+    try:
+        data = store.get(each.key)
+    except ObjectNotFound:
+        raise Corruption(f"{each.key} is missing: these records in flight are gone", object_key=each.key) from None
+    wrong = f"{len(data)} bytes; expected {each.bytes}" if len(data) != each.bytes else ""
+    if not wrong and (found := xxhash.xxh3_128_hexdigest(data)) != each.checksum:
+        wrong = f"checksum {found}; expected {each.checksum}"
+    if wrong:
+        raise Corruption(f"{each.key} is not what was written: it has {wrong}", object_key=each.key)
+    return read_whole(data, check_pages=check_pages)
+
+
+def _inside(rows: pa.Table, state: InFlight) -> pa.Table:
     partition, offset = rows["_partition"], rows["_offset"]
-    starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (flight.starts, flight.ends))
+    starts, ends = (pa.array(bound, pa.int64()).take(partition) for bound in (state.starts, state.ends))
     return rows.filter(pc.and_(pc.greater_equal(offset, starts), pc.less(offset, ends)))
 
 
@@ -117,55 +131,55 @@ def _delete(store: ObjectStore, objects: Iterable[CapturedObject]) -> None:
 
 
 def _capture_one(
-    store: ObjectStore, app: str, name: str, flight: InFlight, reader: ChannelReader, kept: list[CapturedObject]
+    store: ObjectStore, app: str, name: str, state: InFlight, reader: ChannelReader, written: list[CapturedObject]
 ) -> Captured:
-    """One channel; each object is added to `kept` as soon as it is written."""
-    counts = np.zeros(len(flight.ends), np.int64)
+    """One channel; each object is added to `written` as soon as it is written."""
+    counts = np.zeros(len(state.ends), np.int64)
     objects: list[CapturedObject] = []
     try:
-        for rows in _gathered(reader.read(flight)):
+        for rows in _gathered(reader.read(state)):
             counts += count_by_partition(rows, len(counts))
             objects.append(_write(store, keys.captured(app, name, str(ULID())), rows))
-            kept.append(objects[-1])
+            written.append(objects[-1])
     except Gone as error:
         raise Gone(
-            f"records in flight on {flight.channel!r} to {flight.receiver!r} cannot be kept: {error.message}",
-            hint=f"stage {flight.receiver!r} cannot read them any more either: start the app (`slackwater run`), "
+            f"records in flight on {state.channel!r} to {state.receiver!r} cannot be kept: {error.message}",
+            hint=f"stage {state.receiver!r} cannot read them any more either: start the app (`slackwater run`), "
             "which says how to go on without them, and take the snapshot then",
         ) from None
     found = tuple(counts.tolist())
-    if flight.counts and found != flight.counts:
+    if state.counts and found != state.counts:
         raise Corruption(
-            f"channel {flight.channel!r} holds {found} records in flight by partition; "
-            f"{flight.sender} and {flight.receiver} say {flight.counts}",
-            object_key=flight.topic,
+            f"channel {state.channel!r} holds {found} records in flight by partition; "
+            f"{state.sender} and {state.receiver} say {state.counts}",
+            object_key=state.topic,
         )
     return Captured(
-        channel=flight.channel,
-        sender=flight.sender,
-        receiver=flight.receiver,
-        topic=flight.topic,
-        starts=flight.starts,
-        ends=flight.ends,
-        after=flight.after,
-        up_to=flight.up_to,
+        channel=state.channel,
+        sender=state.sender,
+        receiver=state.receiver,
+        topic=state.topic,
+        starts=state.starts,
+        ends=state.ends,
+        after=state.after,
+        up_to=state.up_to,
         counts=found,
-        schema=flight.schema,
+        schema=state.schema,
         objects=tuple(objects),
     )
 
 
 def _gathered(chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Chunks put together to tables worth an object each."""
-    kept: list[pa.Table] = []
+    gathered: list[pa.Table] = []
     for chunk in chunks:
         if chunk.num_rows:
-            kept.append(chunk)
-        if sum(table.nbytes for table in kept) >= _OBJECT_BYTES:
-            yield pa.concat_tables(kept)
-            kept = []
-    if kept:
-        yield pa.concat_tables(kept)
+            gathered.append(chunk)
+        if sum(table.nbytes for table in gathered) >= _OBJECT_BYTES:
+            yield pa.concat_tables(gathered)
+            gathered = []
+    if gathered:
+        yield pa.concat_tables(gathered)
 
 
 def _write(store: ObjectStore, key: str, rows: pa.Table) -> CapturedObject:

@@ -11,9 +11,8 @@ from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ..cut.stored import Snapshot, list_snapshots, of_snapshot
-from .snapshots import clone_lives
 
-__all__ = ["check_pin_unused", "check_unused", "shared"]
+__all__ = ["check_pin_unused", "check_unused", "clone_lives", "shared"]
 
 
 def check_unused(store: ObjectStore, app: str) -> None:
@@ -55,6 +54,25 @@ def check_pin_unused(store: ObjectStore, snapshot: Snapshot) -> None:
                     "part of its state",
                     hint=f"remove the app {other} first, or say --force",
                 )
+
+
+def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
+    """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
+    elsewhere = snapshot.clone_root not in ("", store.url)
+    target = store.at(snapshot.clone_root)
+    try:
+        info = apps.read_app(target, snapshot.clone)
+    except NotFound:
+        # A disk that is not mounted, or another machine's, reads as a store without apps.
+        if elsewhere and next(iter(target.list_folders("")), None) is None:
+            raise Refused(
+                f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
+                f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
+                hint=f"do this where {snapshot.clone_root} can be read, or say --force if the clone is gone",
+            ) from None
+        return False
+    origin = info.origin
+    return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
 
 
 def shared(store: ObjectStore, app: str, root: str = "") -> Iterator[tuple[str, frozenset[str]]]:

@@ -1,84 +1,18 @@
-"""Snapshots: named, pinned cuts. One object each, written once, whatever the size of the state."""
+"""Writing snapshots: named, pinned cuts. One object each, written once, whatever the size of the state."""
 
 from ulid import ULID
 
 from ...errors import NotFound, ObjectExists, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore, exists
-from ...store.versions import apps, codec, history, horizon, keys
+from ...store.versions import codec, history, horizon, keys
 from ..cut.graph import Cut, violations
 from ..cut.in_flight import in_flight
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import check_not_asked
-from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot, list_snapshots, read_snapshot
+from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot, read_snapshot
 from .capture import ChannelReader, capture, discard
 
-__all__ = [
-    "check_removable",
-    "clone_lives",
-    "create",
-    "pin",
-    "remove",
-    "remove_pins_without_clone",
-    "remove_records",
-    "taken",
-]
-
-
-def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """Delete a snapshot; what only it reached may then be collected. Returns what was deleted.
-
-    Raises as `check_removable`.
-    """
-    snapshot = check_removable(store, app, name, force=force)
-    store.delete(keys.snapshot(app, name))
-    # After the document: what it named must not be missing while it is there.
-    remove_records(store, app, name)
-    return snapshot
-
-
-def remove_records(store: ObjectStore, app: str, name: str) -> None:
-    """Delete the records in flight that were kept under the name of a snapshot, but those that others share."""
-    objects = [info.key for info in store.list(keys.snapshot_objects(app, name))]
-    # Clones' pins may share them.
-    shared = {key for other in list_snapshots(store, app) for key in other.object_keys} if objects else set()
-    for key in objects:
-        if key not in shared:
-            store.delete(key)
-
-
-def remove_pins_without_clone(store: ObjectStore, app: str, clone: str, clone_root: str) -> None:
-    """Delete the pins for a clone of that name from which no app lives.
-
-    To be called when there is an app of that name: nobody else can make a clone from another pin then. Such pins are
-    left by calls that were interrupted, or that lost a race for the name, before their clone existed.
-    """
-    for each in list_snapshots(store, app):
-        if (each.kind, each.clone, each.clone_root) == ("clone", clone, clone_root) and not clone_lives(store, each):
-            remove(store, app, each.name)
-
-
-def check_removable(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
-    """The snapshot of that name, if it may be removed.
-
-    Raises:
-        NotFound: there is no such app or snapshot.
-        Refused: a clone lives from it, or a clone of that one, or may live under a root of which nothing is to be seen
-            here; unless `force`.
-        Unavailable: the clone's store did not answer.
-    """
-    snapshot = read_snapshot(store, app, name)
-    if snapshot.kind == "clone" and not force and clone_lives(store, snapshot):
-        under = f" under {snapshot.clone_root}" if snapshot.clone_root else ""
-        raise Refused(
-            f"app {snapshot.clone!r}{under} is a clone that lives from snapshot {name!r} of {app}: "
-            "without it, its state may be collected",
-            hint=f"remove the app {snapshot.clone} first, or say --force",
-        )
-    if snapshot.kind == "clone" and not force:
-        from .dependents import check_pin_unused  # which needs this module
-
-        check_pin_unused(store, snapshot)
-    return snapshot
+__all__ = ["create", "pin", "taken"]
 
 
 def pin(
@@ -114,7 +48,7 @@ def pin(
     shared = keeper.channels if keeper is not None else ()
     if (found := find_snapshot(store, cut.app, name)) is not None:
         return _whole(store, _same_or_taken(found, cut, kind, clone, clone_root, shared), keeper)
-    kept = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
+    captured = capture(store, cut.app, name, in_flight(store, cut), reader) if reader is not None else ()
     ulid = ULID()
     snapshot = Snapshot(
         name=name,
@@ -127,42 +61,36 @@ def pin(
         by=by,
         clone=clone,
         clone_root=clone_root,
-        channels=kept or shared,
+        channels=captured or shared,
     )
     written = create(store, snapshot)
     if written != snapshot:
-        discard(store, kept)
+        discard(store, captured)
         return _whole(store, _same_or_taken(written, cut, kind, clone, clone_root, shared), keeper)
     try:
         _whole(store, written, keeper)
-        _check_there(store, kept)
+        _check_there(store, captured)
     except SlackwaterError:
         store.delete(keys.snapshot(cut.app, name))
-        discard(store, kept)
+        discard(store, captured)
         raise
     return written
 
 
 def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
-    """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`."""
-    if keeper is not None and keeper.channels:
-        _still_kept(store, keeper)
-    return _not_collected(store, written)
+    """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`.
 
-
-def _still_kept(store: ObjectStore, keeper: Snapshot) -> None:
-    """See that a snapshot is there whose records are shared.
-
-    Who removes it looks for other snapshots with its records after its document is gone; this looks for the document
-    after the other snapshot is written. So one of the two sees the other.
+    Who removes a snapshot looks for others with its records after its document is gone; this looks for the document of
+    `keeper`, whose records are shared, after the other snapshot is written. So one of the two sees the other.
     """
-    if find_snapshot(store, keeper.app, keeper.name) != keeper:
+    if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
             f"snapshot of app {keeper.app!r}",
             keeper.name,
             found="it was removed while the records in flight that it keeps were to be kept for longer",
             hint="choose another moment",
         )
+    return _not_collected(store, written)
 
 
 def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
@@ -184,9 +112,9 @@ def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
     return written
 
 
-def _check_there(store: ObjectStore, kept: tuple[Captured, ...]) -> None:
-    """See that kept records are still there: until a snapshot names them they are litter, and this may take long."""
-    for one in (one for captured in kept for one in captured.objects):
+def _check_there(store: ObjectStore, captured: tuple[Captured, ...]) -> None:
+    """See that captured records are still there: until a snapshot names them they may be collected."""
+    for one in (one for each in captured for one in each.objects):
         if not exists(store, one.key):
             raise Refused(
                 f"it took so long to keep the records in flight that {one.key} was collected", hint="take it again"
@@ -219,22 +147,3 @@ def taken(written: Snapshot) -> Refused:
         f"snapshot {written.name!r} of {written.app} exists already ({held})",
         hint=f"choose another name, or remove it with `slackwater snapshot rm {written.app} {written.name}`",
     )
-
-
-def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
-    elsewhere = snapshot.clone_root not in ("", store.url)
-    target = store.at(snapshot.clone_root)
-    try:
-        info = apps.read_app(target, snapshot.clone)
-    except NotFound:
-        # A disk that is not mounted, or another machine's, reads as a store without apps.
-        if elsewhere and next(iter(target.list_folders("")), None) is None:
-            raise Refused(
-                f"app {snapshot.clone!r} was cloned from snapshot {snapshot.name!r} of {snapshot.app} "
-                f"under {snapshot.clone_root}, and from here nothing is to be seen there: it may live on",
-                hint=f"do this where {snapshot.clone_root} can be read, or say --force if the clone is gone",
-            ) from None
-        return False
-    origin = info.origin
-    return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)

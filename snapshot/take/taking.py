@@ -132,16 +132,16 @@ def try_complete(
         # Once complete, the request goes and the stages forget: another completer may have been faster.
         return _written(store, app, request)
     cut = Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
-    flights = tuple(flight for flight in in_flight(store, cut) if flight.receiver)
-    _check_captures(heads, cut, flights, request)
-    if flights and reader is None:
+    states = tuple(state for state in in_flight(store, cut) if state.receiver)
+    _check_captures(heads, cut, states, request)
+    if states and reader is None:
         return None
-    kept = capture(store, app, request.name, flights, reader) if reader is not None else ()
+    captured = capture(store, app, request.name, states, reader) if reader is not None else ()
     if all(other.id != request.id for other in open_requests(store, app)):
         # Withdrawn, or completed by somebody else, meanwhile.
-        discard(store, kept)
+        discard(store, captured)
         return _written(store, app, request)
-    return _write(store, app, request, versions, kept)
+    return _write(store, app, request, versions, captured)
 
 
 def _written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
@@ -150,7 +150,7 @@ def _written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
 
 
 def _write(
-    store: ObjectStore, app: str, request: Request, versions: Mapping[str, int], kept: tuple[Captured, ...]
+    store: ObjectStore, app: str, request: Request, versions: Mapping[str, int], captured: tuple[Captured, ...]
 ) -> Snapshot:
     snapshot = Snapshot(
         name=request.name,
@@ -161,11 +161,11 @@ def _write(
         kind="markers",
         stages=dict(versions),
         by=request.by,
-        channels=kept,
+        channels=captured,
     )
     written = create(store, snapshot)
-    if written.channels != kept:
-        discard(store, kept)
+    if written.channels != captured:
+        discard(store, captured)
     store.delete(keys.request(app, request.id))
     if written.id != request.id:
         raise Refused(
@@ -175,15 +175,15 @@ def _write(
     return written
 
 
-def _check_captures(heads: Mapping[str, Manifest], cut: Cut, flights: tuple[InFlight, ...], request: Request) -> None:
+def _check_captures(heads: Mapping[str, Manifest], cut: Cut, states: tuple[InFlight, ...], request: Request) -> None:
     """See that what the stages captured, by the protocol, is what the cut's manifests say is in flight."""
-    for flight in flights:
-        found = heads[flight.receiver].captured.get(request.id, {}).get(flight.channel)
-        due = Span(flight.after, flight.up_to)
+    for state in states:
+        found = heads[state.receiver].captured.get(request.id, {}).get(state.channel)
+        due = Span(state.after, state.up_to)
         if found != due:
             raise Corruption(
-                f"snapshot {request.name!r} of {cut.app}: stage {flight.receiver!r} captured {_show(found)} of channel "
-                f"{flight.channel!r}; the cut has {_show(due)} in flight",
+                f"snapshot {request.name!r} of {cut.app}: stage {state.receiver!r} captured {_show(found)} of channel "
+                f"{state.channel!r}; the cut has {_show(due)} in flight",
                 object_key=keys.request(cut.app, request.id),
             )
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
-from ...errors import Corruption, ObjectNotFound
+from ...errors import Corruption
 from ...store.objects.protocol import ObjectStore
-from ...store.sst.whole_file import read_whole
 from ..cut.in_flight import InFlight
 from ..cut.stored import ADDRESS, Captured, CapturedObject, Snapshot
+from ..take.capture import read_object
 from .channel_state import ChannelState
 from .report import Checked, noted
 
@@ -112,16 +111,8 @@ def recount(store: ObjectStore, captured: Captured, markers: tuple[int, ...]) ->
 def _addresses(store: ObjectStore, each: CapturedObject, partitions: int) -> Addresses:
     """The address of each record of an object, if the object is what was written. Raises `Corruption`."""
     try:
-        data = store.get(each.key)
-    except ObjectNotFound:
-        raise Corruption(f"{each.key} is missing", object_key=each.key) from None
-    if len(data) != each.bytes:
-        raise Corruption(f"{each.key} has {len(data)} bytes; expected {each.bytes}", object_key=each.key)
-    if (found := xxhash.xxh3_128_hexdigest(data)) != each.checksum:
-        raise Corruption(f"{each.key} has checksum {found}; expected {each.checksum}", object_key=each.key)
-    try:
         # All columns: a page that cannot be read is found by its own checksum.
-        rows = read_whole(data, check_pages=True)
+        rows = read_object(store, each, check_pages=True)
         found_rows = np.column_stack([rows[name].cast(pa.int64()).to_numpy() for name in ADDRESS])
     except (pa.ArrowException, OSError, KeyError) as error:
         raise Corruption(f"{each.key} does not hold records with addresses: {error}", object_key=each.key) from None

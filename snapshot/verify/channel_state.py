@@ -36,13 +36,13 @@ def _state(store: ObjectStore, cut: Cut, channel: Channel) -> ChannelState:
     if misshapen := _misshapen(cut, channel):
         return ChannelState(channel, None, False, (misshapen,))
     try:
-        flight = stretch(store, cut, channel)
-        between = range(flight.after + 1, flight.up_to + 1)
+        state = stretch(store, cut, channel)
+        between = range(state.after + 1, state.up_to + 1)
         copied = any(history.read(store, cut.app, channel.sender, each).kind == "clone" for each in between)
     except (Corruption, NotFound) as error:
         return ChannelState(channel, None, False, (f"{_name(channel)}: {as_sentence(error)}",))
     alone = sum(other.name == channel.name for other in channels(cut)) == 1
-    return ChannelState(channel, flight, alone or not copied)
+    return ChannelState(channel, state, alone or not copied)
 
 
 def _misshapen(cut: Cut, channel: Channel) -> str:

@@ -78,7 +78,7 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
             continue  # left in the folder by somebody
     limit = None
     with noted(wrong):
-        # After the listing: what a collection takes meanwhile is doomed by the boundary that is seen then.
+        # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.
         limit = horizon.newest(store, app)
     first = min(found, default=0)
     if limit is not None and stage in limit.first:
@@ -119,7 +119,7 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         yield f"{at} was committed at {later.time_ms} ms; expected more than {earlier.time_ms}, that of the one before"
     if later.epoch < earlier.epoch:
         yield f"{at} has epoch {later.epoch}; expected {earlier.epoch}, that of the one before, or more"
-    # The newer of two rows of a key is told by it.
+    # It says which of two rows of a key is newer.
     newest = max((sst.seq_max for sst in earlier.ssts), default=0)
     if later.kind == "batch" and not newest < later.row_seq <= later.version:
         yield f"{at} wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"

@@ -13,7 +13,8 @@ from slackwater.snapshot.cut.stored import list_snapshots, of_snapshot
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import retire
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.versions import history, keys
 
 from tests.models.profiles import scaled

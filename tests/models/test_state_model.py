@@ -21,7 +21,8 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.read.cache import SstCache

@@ -20,7 +20,8 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import find_snapshot
-from slackwater.snapshot.gc.reachable import Known, StageKnown, reachable
+from slackwater.snapshot.gc.known import Known, StageKnown
+from slackwater.snapshot.gc.reachable import reachable
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.query import log
 from slackwater.snapshot.take import audit_log

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Usage
-from slackwater.snapshot.cut.refs import AtTime, Back, Latest, Moment, Named, Ref, Version, check_snapshot_name, parse
+from slackwater.snapshot.cut.refs import AtTime, Back, Latest, Named, Ref, Version, When, check_snapshot_name, parse
 from slackwater.store.versions.keys import check_name
 
 NOW_MS = 1_795_245_120_000
@@ -48,7 +48,7 @@ def time_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         ("flights@2026-11-21 07:12:00.250Z", "", at(2026, 11, 21, 7, 12, 0, 250_000)),
     ],
 )
-def test_every_form_of_a_ref_is_understood(text: str, stage: str, moment: Moment) -> None:
+def test_every_form_of_a_ref_is_understood(text: str, stage: str, moment: When) -> None:
     assert parse(text, now_ms=NOW_MS) == Ref(text, "flights", stage, moment)
 
 

@@ -10,7 +10,8 @@ from slackwater.snapshot.gc.collect import Collected, collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.versions import history, horizon, keys
 
 from tests.support.collecting import (

@@ -71,7 +71,10 @@ def test_what_is_due_is_told_and_nothing_is_changed(app: FlightsApp) -> None:
 
 
 def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp, cache: SstCache) -> None:
-    for ask in (lambda name: plan(app.store, app.name, (name,)), lambda name: [*compactor(app, cache, name).look()]):
+    for ask in (
+        lambda name: plan(app.store, app.name, (name,)),
+        lambda name: [*compactor(app, cache, name).merge_due()],
+    ):
         with pytest.raises(Refused, match="flights/legs keeps no table"):
             ask("legs")
         with pytest.raises(NotFound, match="the nearest: carriers"):
@@ -80,7 +83,7 @@ def test_a_stage_without_a_table_or_that_is_not_there_is_refused(app: FlightsApp
 
 def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsApp, cache: SstCache) -> None:
     before = {stage: head(app, stage) for stage in ("legs", "aircraft", "carriers")}
-    done = [*compactor(app, cache).look()]
+    done = [*compactor(app, cache).merge_due()]
     assert [(each.stage, each.version, each.merges, each.partitions) for each in done] == [
         ("aircraft", 12, 2, (0, 1)),
         ("carriers", 12, 2, (0, 1)),
@@ -97,7 +100,7 @@ def test_a_compaction_is_a_version_of_its_own_that_changes_no_row(app: FlightsAp
         (entry,) = entries(app.store, app.name, 1, stage=stage)
         assert (entry.kind, entry.rows_in, entry.windows) == ("compaction", 0, ())
     assert sound(app)
-    assert [*compactor(app, cache).look()] == []
+    assert [*compactor(app, cache).merge_due()] == []
 
 
 class Odd(MemoryStore):
@@ -117,14 +120,16 @@ def test_a_table_that_fails_is_named_and_is_no_end_of_the_others(cache: SstCache
     app.run(flights(100))
     store.stage = "aircraft"
     failures: list[tuple[str, str]] = []
-    done = [*compactor(app, cache).look(failed=lambda stage, error: failures.append((stage, type(error).__name__)))]
+    done = [
+        *compactor(app, cache).merge_due(failed=lambda stage, error: failures.append((stage, type(error).__name__)))
+    ]
     assert [each.stage for each in done] == ["carriers"]
     assert failures == [("aircraft", "ZeroDivisionError")]
     with pytest.raises(ZeroDivisionError) as failed:
-        [*compactor(app, cache).look()]
+        [*compactor(app, cache).merge_due()]
     assert failed.value.__notes__ == ["while compacting flights/aircraft"]
     store.stage = ""
-    assert [each.stage for each in compactor(app, cache).look()] == ["aircraft"]
+    assert [each.stage for each in compactor(app, cache).merge_due()] == ["aircraft"]
 
 
 def changes(before: Manifest) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def changes(before: Manifest) -> dict[str, Any]:
 
 def test_a_compaction_tells_what_it_took(app: FlightsApp, cache: SstCache) -> None:
     asked = CountingStore(app.store)
-    done = [*compactor(app, cache, "aircraft", store=asked).look()]
+    done = [*compactor(app, cache, "aircraft", store=asked).merge_due()]
     after = head(app, "aircraft")
     assert after.stats is not None
     # The merged SSTs, but not the manifest that says so; each input comes from the store, a footer and pieces.
@@ -153,7 +158,7 @@ def test_the_stages_after_it_and_a_snapshot_under_way_go_on(app: FlightsApp, cac
     app.step("aircraft")
     recorded = head(app, "aircraft").recorded
     assert recorded
-    [*compactor(app, cache).look()]
+    [*compactor(app, cache).merge_due()]
     app.heads |= {stage: head(app, stage) for stage in app.heads}
     assert head(app, "aircraft").recorded == recorded
     assert app.step("carriers").inputs["by-carrier"].rows == 5
@@ -194,7 +199,7 @@ def test_when_batches_come_first_the_result_goes_into_the_version_after_them(
 
     raced.store.first += [batch, batch]  # type: ignore[attr-defined]
     before = len(head(raced, "aircraft").ssts)
-    (done,) = compactor(raced, cache, "aircraft").look()
+    (done,) = compactor(raced, cache, "aircraft").merge_due()
     assert (done.version, done.left_out) == (14, 0)
     after = head(raced, "aircraft")
     assert rows_of(raced.store, after) == raced.state["aircraft"]
@@ -234,7 +239,7 @@ def test_a_result_that_was_collected_before_it_could_land_is_left_out(cache: Sst
 def test_a_claim_that_comes_first_does_not_stop_it_and_is_not_undone(raced: FlightsApp, cache: SstCache) -> None:
     raced.store.first.append(lambda: raced.claim("aircraft"))  # type: ignore[attr-defined]
     epoch = head(raced, "aircraft").epoch
-    (done,) = compactor(raced, cache, "aircraft").look()
+    (done,) = compactor(raced, cache, "aircraft").merge_due()
     after = head(raced, "aircraft")
     assert (after.version, after.kind, after.epoch) == (done.version, "compaction", epoch + 1)
     assert rows_of(raced.store, after) == raced.state["aircraft"]
@@ -242,7 +247,7 @@ def test_a_claim_that_comes_first_does_not_stop_it_and_is_not_undone(raced: Flig
 
 def test_a_rescale_that_comes_first_keeps_the_result(raced: FlightsApp, cache: SstCache) -> None:
     raced.store.first.append(lambda: raced.rescale("aircraft", 5))  # type: ignore[attr-defined]
-    [*compactor(raced, cache, "aircraft").look()]
+    [*compactor(raced, cache, "aircraft").merge_due()]
     after = head(raced, "aircraft")
     assert after.table is not None
     assert after.table.partitions == 5
@@ -254,8 +259,8 @@ def test_of_two_compactors_one_is_faster_and_the_other_leaves_its_result_out(
     raced: FlightsApp, cache: SstCache
 ) -> None:
     done: list[Compacted] = []
-    raced.store.first.append(lambda: done.extend(compactor(raced, cache, "aircraft").look()))  # type: ignore[attr-defined]
-    assert [*compactor(raced, cache, "aircraft").look()] == []
+    raced.store.first.append(lambda: done.extend(compactor(raced, cache, "aircraft").merge_due()))  # type: ignore[attr-defined]
+    assert [*compactor(raced, cache, "aircraft").merge_due()] == []
     assert [each.version for each in done] == [12]
     assert rows_of(raced.store, head(raced, "aircraft")) == raced.state["aircraft"]
 
@@ -271,7 +276,7 @@ def test_a_race_that_is_always_lost_is_given_up(
 
     raced.store.first += [batch] * 3  # type: ignore[attr-defined]
     with pytest.raises(CommitConflict):
-        [*compactor(raced, cache, "aircraft").look()]
+        [*compactor(raced, cache, "aircraft").merge_due()]
     assert sound(raced)
 
 
@@ -283,15 +288,15 @@ def test_all_of_a_table_is_merged_once_on_request_whatever_comes_meanwhile(raced
         raced.step_all()
 
     raced.store.first += [batch] * 2  # type: ignore[attr-defined]
-    (done,) = compactor(raced, cache, "aircraft").look(full=True)
+    (done,) = compactor(raced, cache, "aircraft").merge_due(full=True)
     assert done.merges == 2
     raced.store.first.clear()  # type: ignore[attr-defined]
-    (done,) = compactor(raced, cache, "aircraft").look(full=True)
+    (done,) = compactor(raced, cache, "aircraft").merge_due(full=True)
     after = head(raced, "aircraft")
     assert [len(sorted_runs(mine)) for mine in by_partition(after.ssts, 2).values()] == [1, 1]
     assert not any(sst.tombstones for sst in after.ssts)
     assert rows_of(raced.store, after) == raced.state["aircraft"]
-    assert [*compactor(raced, cache, "aircraft").look(full=True)] == []
+    assert [*compactor(raced, cache, "aircraft").merge_due(full=True)] == []
     assert plan(raced.store, raced.name, ("aircraft",), full=True) == ()
 
 
@@ -301,7 +306,7 @@ def test_the_policy_is_the_tables_own(app: FlightsApp, cache: SstCache) -> None:
     app.run(flights(20))
     (one, *_) = plan(app.store, app.name, ("aircraft",))
     assert (one.inputs, one.level) == (12, 1)
-    [*compactor(app, cache, "aircraft").look()]
+    [*compactor(app, cache, "aircraft").merge_due()]
     for mine in by_partition(head(app, "aircraft").ssts, 2).values():
         assert depth(mine) == 1
 
@@ -309,20 +314,20 @@ def test_the_policy_is_the_tables_own(app: FlightsApp, cache: SstCache) -> None:
 def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app: FlightsApp, cache: SstCache) -> None:
     store = CountingStore(app.store)
     watching = compactor(app, cache, store=store)
-    assert len([*watching.look()]) == 2
+    assert len([*watching.merge_due()]) == 2
     app.heads |= {stage: head(app, stage) for stage in app.heads}
     store.reset()
-    assert [*watching.look()] == []
+    assert [*watching.merge_due()] == []
     assert store.counts == {"list_folders": 1, "get_range": 2}
     # What is new it finds.
     app.run(flights(100))
-    assert len([*watching.look()]) == 2
+    assert len([*watching.merge_due()]) == 2
 
 
 def test_a_damaged_sst_is_told(app: FlightsApp, cache: SstCache) -> None:
     app.store.put(head(app, "aircraft").ssts[3].object, b"")
     with pytest.raises(Corruption):
-        [*compactor(app, cache, "aircraft").look()]
+        [*compactor(app, cache, "aircraft").merge_due()]
     # What the other state partition had is not lost.
     assert head(app, "aircraft").kind == "compaction"
 
@@ -330,5 +335,5 @@ def test_a_damaged_sst_is_told(app: FlightsApp, cache: SstCache) -> None:
 def test_once_told_to_stop_it_begins_nothing(app: FlightsApp, cache: SstCache) -> None:
     stop = threading.Event()
     stop.set()
-    assert [*compactor(app, cache, stop=stop).look()] == []
+    assert [*compactor(app, cache, stop=stop).merge_due()] == []
     assert head(app, "aircraft").kind == "batch"

@@ -11,7 +11,8 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import Contents, Removal, Removed, remove_app
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import request
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -159,7 +160,7 @@ def test_it_waits_until_no_runner_is_sure_of_its_place_any_more() -> None:
             for head in (history.head(app.store, "flights", stage) for stage in ("legs", "aircraft", "carriers"))
         )
 
-    remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, tell=told.append, pause=pause)
+    remove_app(app.store, "flights", by="ada@host", now_ms=LATER_MS, on_wait=told.append, pause=pause)
     assert waited == [horizon.SETTLED_MS / 1_000]
     assert told == ["every stage of flights is retired; in 45 s no runner of it can write any more"]
 

@@ -14,7 +14,8 @@ from slackwater.snapshot.cut.stored import read_snapshot
 from slackwater.snapshot.query.channel_tables import channel_tables, names_channels
 from slackwater.snapshot.query.ddl import arrow_of
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.commit import claim

@@ -9,7 +9,8 @@ from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.snapshots import pin, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore

@@ -12,7 +12,8 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.stored import Snapshot, find_snapshot
 from slackwater.snapshot.take import capture
-from slackwater.snapshot.take.snapshots import create, remove
+from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.snapshots import create
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.versions import keys
 from slackwater.store.versions.commit import commit, successor
@@ -122,7 +123,7 @@ def test_records_that_are_damaged_or_gone_are_corruption(finished: tuple[Diamond
         with pytest.raises(Corruption, match="is not what was written"):
             list(capture.read(diamond.store, kept))
     diamond.store.delete(key)
-    with pytest.raises(Corruption, match="records in flight are gone"):
+    with pytest.raises(Corruption, match="is missing: these records in flight are gone"):
         list(capture.read(diamond.store, kept))
 
 
