@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from . import terminal
-from .boundary import UsageError, guard, print_usage
+from .error_boundary import UsageError, guard, print_usage
 from .options import examples
 
 __all__ = ["VERBS", "app", "main"]
@@ -31,7 +31,7 @@ VERBS = (
     "gc",
     "app",
 )
-"""In the order of `--help`. Each is the `app` of the module of its name, imported when it is asked for."""
+"""In the order of `--help`. Each is what has its name in the module of its name, imported when it is asked for."""
 
 
 class _Verbs(TyperGroup):
@@ -48,7 +48,7 @@ class _Verbs(TyperGroup):
             for verb in VERBS:
                 self.get_command(ctx, verb)
         elif cmd_name not in self.commands:
-            verb_app: typer.Typer = import_module(f".verbs.{cmd_name}", __package__).app
+            verb_app: typer.Typer = getattr(import_module(f".verbs.{cmd_name}", __package__), cmd_name)
             # Plain help: rich's boxes cost 0.2 s, half of what `--help` may take.
             verb_app.rich_markup_mode = None
             self.commands[cmd_name] = get_command(verb_app)

@@ -1,13 +1,12 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
-import shlex
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import Usage
 
-__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples", "said", "span"]
+__all__ = ["App", "DryRun", "Json", "Kafka", "Ref", "Stage", "Store", "examples", "names_of_stage", "span"]
 
 Store = Annotated[
     str | None,
@@ -28,6 +27,8 @@ Kafka = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines; errors as one JSON object on stderr.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")]
+Stage = Annotated[str, typer.Argument(metavar="APP/STAGE", help="A stage of an app.", show_default=False)]
 App = Annotated[str, typer.Argument(metavar="APP", help="Name of the app.", show_default=False)]
 Ref = Annotated[
     str,
@@ -72,9 +73,12 @@ def span(explanation: str, *names: str, least_ms: int = 0, bare_seconds: bool = 
     )
 
 
-def said(store: str | None) -> str:
-    """The `--store` that a command to type next needs because this one was given it; else nothing."""
-    return f" --store {shlex.quote(store)}" if store else ""
+def names_of_stage(text: str) -> tuple[str, str]:
+    """App and stage of `APP/STAGE`. Raises `Usage`."""
+    app, _, stage = text.partition("/")
+    if not stage:
+        raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
+    return app, stage
 
 
 def examples(*lines: str) -> str:

@@ -52,12 +52,8 @@ class Output(Protocol):
         """While it lasts, what is told to the `Progress` is shown on stderr."""
         ...
 
-    def error(self, error: SlackwaterError) -> None:
-        """A failure that the user can do something about."""
-        ...
-
-    def bug(self, error: Exception) -> None:
-        """A failure that only we can do something about."""
+    def failure(self, error: Exception) -> None:
+        """What went wrong. All that is no `SlackwaterError` is a bug, and called one."""
         ...
 
 
@@ -87,18 +83,12 @@ class JsonOutput:
         """Nothing is shown."""
         yield lambda line, *picture: None
 
-    def error(self, error: SlackwaterError) -> None:
-        """`error` is the kind, a name in `store.errors`."""
-        self._error(type(error).__name__, error.message, error.hint)
-
-    def bug(self, error: Exception) -> None:
-        """`error` is "Bug"."""
-        self._error("Bug", f"{_BUG}: {_described(error)}", _BUG_HINT)
-
-    def _error(self, kind: str, message: str, hint: str) -> None:
+    def failure(self, error: Exception) -> None:
+        """`error` is the kind, a name in `slackwater.errors`, or "Bug"."""
         import json
 
-        described = {"error": kind, "message": message, "hint": hint}
+        kind, sentence, quoted, hint = _described(error)
+        described = {"error": kind, "message": f"{sentence}\n{quoted}" if quoted else sentence, "hint": hint}
         terminal.print_json(json.dumps(described, ensure_ascii=False), stderr=True)
 
 
@@ -131,14 +121,10 @@ class TextOutput:
         with terminal.live(stderr=True, transient=True) as draw:
             yield lambda line, *picture: draw(picture or (line,))
 
-    def error(self, error: SlackwaterError) -> None:
+    def failure(self, error: Exception) -> None:
         """The sentence, what it quotes, and the next step."""
-        terminal.print_failure("error", error.sentence, quoted=error.quoted, hint=error.hint)
-
-    def bug(self, error: Exception) -> None:
-        """What it was, and how to tell us."""
-        sentence, _, quoted = _described(error).partition("\n")
-        terminal.print_failure("bug", f"{_BUG}: {sentence}", quoted=quoted, hint=_BUG_HINT)
+        kind, sentence, quoted, hint = _described(error)
+        terminal.print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
 
 
 def output_for(*, json: bool) -> Output:
@@ -146,6 +132,10 @@ def output_for(*, json: bool) -> Output:
     return JsonOutput() if json else TextOutput()
 
 
-def _described(error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ", ".join((said, *getattr(error, "__notes__", ())))
+def _described(error: Exception) -> tuple[str, str, str, str]:
+    """The kind of an error, its sentence, the text that belongs under it, and the next step."""
+    if isinstance(error, SlackwaterError):
+        return type(error).__name__, error.sentence, error.quoted, error.hint
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    sentence, _, quoted = ", ".join((words, *getattr(error, "__notes__", ()))).partition("\n")
+    return "Bug", f"{_BUG}: {sentence}", quoted, _BUG_HINT

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..pipeline.run.news import News
-from . import humane, terminal
+from . import formats, terminal
 from .output import Output
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Reporter(News):
         self._told_at = 0.0
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
-        self.also_told: Callable[[tuple[StageLag, ...]], None] | None = None
+        self.on_lags: Callable[[tuple[StageLag, ...]], None] = lambda _lags: None
         """Gets the lags, too."""
 
     def doing(self, what: str) -> None:
@@ -67,8 +67,7 @@ class Reporter(News):
     def lags(self, stages: "tuple[StageLag, ...]") -> None:
         """How far the stages are."""
         self._lags = stages
-        if self.also_told is not None:
-            self.also_told(stages)
+        self.on_lags(stages)
 
     def show(self, data: object, line: str) -> None:
         """A commit."""
@@ -138,7 +137,7 @@ class Reporter(News):
 def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
     """A line for a run that has committed nothing for `quiet_s`, or nothing at all."""
     silent = [one.stage for one in stages if one.running is False]
-    behind = [f"{one.stage} {humane.plural(one.records, 'record')}" for one in stages if one.records]
+    behind = [f"{one.stage} {formats.plural(one.records, 'record')}" for one in stages if one.records]
     unknown = [one.stage for one in stages if one.records is None]
     if behind:
         words = f"behind: {', '.join(behind)}"

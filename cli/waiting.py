@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from . import humane
+from . import formats
 from .output import Progress
 from .tables import Grid
 
@@ -37,13 +37,13 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
     from ..snapshot.take.taking import answers
     from ..snapshot.take.waiting import ask_whether_gone, silent_stages
 
-    now_ms = humane.now_ms()
+    now_ms = formats.now_ms()
     for request in asked:
         if now_ms - request.created_ms < _ANSWERED_MS:
             continue
         found = answers(store, app_name, request)
         if silent := silent_stages(found):
-            shown = ", ".join(f"{stage} (last commit {humane.when(found[stage].head_ms, now_ms)})" for stage in silent)
+            shown = ", ".join(f"{stage} (last commit {formats.when(found[stage].head_ms)})" for stage in silent)
             yield (
                 f"snapshot {request.name} waits for {shown}, which {'does' if len(silent) == 1 else 'do'} not answer: "
                 f"{ask_whether_gone(app_name, silent)}"
@@ -52,8 +52,7 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
 
 def _tell(tell: Progress, title: str, before: "Mapping[str, Answer]", found: "Mapping[str, Answer]") -> None:
     """A line for each stage that answered since, and a table of all."""
-    now_ms = humane.now_ms()
-    rows = [(stage, *_described(answer), humane.when(answer.head_ms, now_ms)) for stage, answer in found.items()]
+    rows = [(stage, *_described(answer), formats.when(answer.head_ms)) for stage, answer in found.items()]
     picture = (title, Grid.of(("stage", "marker", "recorded", "last commit"), rows))
     news = [
         f"{stage} recorded v{answer.version}{_still(answer)}"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import Refused
-from ...settings import Settings, load
-from .. import humane, options
-from ..output import Part, output_for
+from .. import formats, options
+from ..output import Part
+from ..session import Session, group, verb
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.removal import Removal, Removed
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = group()
 
 
 @app.callback(epilog=options.examples("slackwater app rm flights-staging --dry-run"))
@@ -24,13 +24,14 @@ def _app() -> None:
     """Remove an app wholly."""
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater app rm flights-staging --dry-run",
-        "slackwater app rm flights-staging --topics          # with its topics and consumer groups in Kafka",
-    )
+@verb(
+    "slackwater app rm flights-staging --dry-run",
+    "slackwater app rm flights-staging --topics          # with its topics and consumer groups in Kafka",
+    of=app,
+    kafka=True,
 )
 def rm(
+    session: Session,
     app_name: options.App,
     topics: Annotated[
         bool, typer.Option("--topics", help="Also its repartition topics and consumer groups in Kafka.")
@@ -39,10 +40,7 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Also when clones live from it: these are damaged then.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")] = False,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Remove an app: its tables, its history, its snapshots.
 
@@ -52,35 +50,34 @@ def rm(
     from ...snapshot.maintain.removal import remove_app
     from ...snapshot.take.audit_log import whoami
 
-    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     if topics:
-        settings.kafka()  # says what is missing before anything is done
+        session.settings.kafka()  # says what is missing before anything is done
     done = remove_app(
-        settings.open_store(),
+        session.store,
         app_name,
         by=whoami(),
-        now_ms=humane.now_ms(),
+        now_ms=formats.now_ms(),
         fence=fence,
         force=force,
         dry_run=dry_run,
-        outside=lambda removal: _remove_from_kafka(settings, removal) if topics else None,
-        on_wait=output.note,
+        outside=lambda removal: _remove_from_kafka(session.settings.kafka(), removal) if topics else None,
+        on_wait=session.note,
     )
-    output.show({**asdict(done), "groups": _groups(done.removal), "dry_run": dry_run}, *_words(done, topics, dry_run))
+    session.show({**asdict(done), "groups": _groups(done.removal), "dry_run": dry_run}, *_words(done, topics, dry_run))
 
 
-def _remove_from_kafka(settings: Settings, removal: "Removal") -> None:
+def _remove_from_kafka(kafka: dict[str, str], removal: "Removal") -> None:
     """Raises `Unavailable`, and `Refused` where Kafka does not allow it."""
     from ...pipeline.kafka.consumer_groups import delete_groups
     from ...pipeline.kafka.topics import delete_topics
 
-    refused = delete_topics(settings.kafka(), removal.topics)
+    refused = delete_topics(kafka, removal.topics)
     if refused:
         raise Refused(
             f"Kafka does not let these topics of {removal.app} be removed: {', '.join(refused)}",
             hint="remove them yourself, then say it again without --topics",
         )
-    delete_groups(settings.kafka(), _groups(removal))
+    delete_groups(kafka, _groups(removal))
 
 
 def _groups(removal: "Removal") -> tuple[str, ...]:
@@ -92,11 +89,11 @@ def _groups(removal: "Removal") -> tuple[str, ...]:
 def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Part]:
     removal, what = done.removal, done.contents
     if done.already:
-        when = humane.when(removal.time_ms, humane.now_ms())
+        when = formats.when(removal.time_ms)
         yield f"{removal.app} was removed {when}, by {removal.by}: done already"
     else:
         counts = ", ".join(
-            humane.plural(number, word)
+            formats.plural(number, word)
             for number, word in (
                 (len(removal.stages), "stage"),
                 (what.versions, "version"),
@@ -104,7 +101,7 @@ def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Part]:
                 (what.snapshots, "snapshot"),
             )
         )
-        size = f"{humane.plural(what.objects, 'object')}, {humane.size(what.bytes)}"
+        size = f"{formats.plural(what.objects, 'object')}, {formats.size(what.bytes)}"
         yield f"{'would remove' if dry_run else 'removed'} {removal.app}: {counts}; {size}"
     left = {"topics": ", ".join(removal.topics), "consumer groups": ", ".join(_groups(removal))}
     for kind, names in left.items():

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import Usage
-from ...settings import load
-from .. import humane, options, thinned
-from ..output import Part, Progress, output_for
+from .. import formats, options
+from ..output import Part, Progress
+from ..session import Session, verb
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
@@ -21,23 +21,21 @@ if TYPE_CHECKING:
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["bisect"]
 
 _BAR_WIDTH = 40
 _MAX_KEYS = 10
 """Keys that are printed for people."""
 
 
-@app.command(
-    epilog=options.examples(
-        'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
-        'slackwater bisect flights --good flights@before-deploy --where "FROM carriers WHERE flights < 0"',
-        'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
-    )
+@verb(
+    'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
+    'slackwater bisect flights --good flights@before-deploy --where "FROM carriers WHERE flights < 0"',
+    'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
+    kafka=True,
 )
 def bisect(
+    session: Session,
     app_name: options.App,
     where: Annotated[
         str,
@@ -51,9 +49,6 @@ def bisect(
         Path | None,
         typer.Option(metavar="FILE", help="Write all keys that turned bad to a .parquet, .csv or .json file."),
     ] = None,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
 ) -> None:
     """Find the first commit at which a query returns rows.
 
@@ -74,9 +69,8 @@ def bisect(
         )
     if out is not None:
         values.check_ending(out)
-    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
-    opened = settings.open_store()
-    with closing(settings.open_cache()) as cache, output.progress() as tell:
+    opened = session.store
+    with closing(session.settings.open_cache()) as cache, session.output.progress() as tell:
         verdict = search.bisect(
             opened,
             cache,
@@ -85,27 +79,27 @@ def bisect(
             good=good,
             bad=bad,
             on_step=_steps(tell, app_name),
-            reader=settings.open_channels() if names_channels(where) else None,
+            reader=session.settings.open_channels() if names_channels(where) else None,
         )
     for ref, cut in verdict.asked.items():
-        thinned.tell(output, ref, cut.thinned)
+        session.note_thinned(ref, cut.thinned)
     if verdict.begins:
-        output.note(
+        session.note(
             f"note: the history of {app_name} before {verdict.begins} was thinned out by gc; it is not searched"
         )
     if out is not None and verdict.keys is not None:
         values.write(verdict.keys.flat(), out)
     elif out is not None:
-        output.note(f"note: {verdict.stage} keeps no table, so no key turned bad, and {out} is not written")
-    output.show(_data(verdict, out), *_parts(verdict, out, opened, options.said(store)))
+        session.note(f"note: {verdict.stage} keeps no table, so no key turned bad, and {out} is not written")
+    session.show(_data(verdict, out), *_parts(verdict, out, opened, session.flags))
     if verdict.more_rows:
-        output.note(
-            f"note: the query returns more than {humane.count(MAX_ROWS)} rows at {verdict.bad_ref}; "
+        session.note(
+            f"note: the query returns more than {formats.count(MAX_ROWS)} rows at {verdict.bad_ref}; "
             "keys that only later rows name are not told"
         )
     if verdict.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {_word(step.bad)}" for step in verdict.non_monotone)
-        output.note(
+        session.note(
             f"it went from good to bad more than once ({against}), and this is one of the changes: "
             "narrow it with --good and --bad"
         )
@@ -169,14 +163,13 @@ def _step(step: "Step") -> dict[str, Any]:
 
 
 def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: str) -> Iterator[Part]:
-    now_ms = humane.now_ms()
     yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
-    good = (verdict.good_ref, humane.when(verdict.good_time_ms, now_ms), verdict.good.ref)
+    good = (verdict.good_ref, formats.when(verdict.good_time_ms), verdict.good.ref)
     yield Grid.of(
         ("", "", "committed", "the whole app"),
         (
             ("last good", *(good if verdict.good_ref else ("-", "before the first commit", ""))),
-            ("first bad", verdict.bad_ref, humane.when(verdict.bad_time_ms, now_ms), verdict.bad.ref),
+            ("first bad", verdict.bad_ref, formats.when(verdict.bad_time_ms), verdict.bad.ref),
         ),
     )
     yield ""
@@ -190,7 +183,7 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
     if verdict.keys:
         yield from _keys(verdict.keys, out)
     yield ""
-    yield f"found with {humane.plural(verdict.evaluations, 'evaluation')}; to go on:"
+    yield f"found with {formats.plural(verdict.evaluations, 'evaluation')}; to go on:"
     if verdict.good_ref:
         yield f"  slackwater query {verdict.good_ref} {shlex.quote(verdict.where)}{flags}"
     yield f"  slackwater query {verdict.bad_ref} {shlex.quote(verdict.where)}{flags}"
@@ -211,9 +204,9 @@ def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
     yield Grid.of(headings, (line for key in islice(shown, _MAX_KEYS) for line in _changes(key, word)))
     where = "" if out is None else f"; all are in {out}"
     if len(shown) > _MAX_KEYS:
-        yield f"and {humane.count(len(shown) - _MAX_KEYS)} more{where or '; --json and --out FILE give all'}"
+        yield f"and {formats.count(len(shown) - _MAX_KEYS)} more{where or '; --json and --out FILE give all'}"
     elif out is not None:
-        yield f"{humane.plural(len(keys), 'key')} in {out}"
+        yield f"{formats.plural(len(keys), 'key')} in {out}"
 
 
 def _free_name(store: "ObjectStore", app_name: str) -> str:
@@ -230,7 +223,7 @@ def _is_source(verdict: "Verdict") -> bool:
 
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:
-    return ((str(window), humane.count(window.end - window.start)) for window in windows)
+    return ((str(window), formats.count(window.end - window.start)) for window in windows)
 
 
 def _changes(change: "KeyChange", word: Callable[[object], str]) -> Iterator[tuple[str, ...]]:

@@ -6,27 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import NotFound, Usage
-from ...settings import load
-from .. import humane, options, thinned
-from ..output import Part, output_for
+from .. import formats, options
+from ..output import Part
+from ..session import Session, store_flag, verb
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
     from ...snapshot.clone.plan import ClonePlan
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["clone"]
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater clone flights flights-staging",
-        "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
-        "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
-    )
+@verb(
+    "slackwater clone flights flights-staging",
+    "slackwater clone flights@before-deploy flights-staging --topic flights=flights-corrected",
+    "slackwater clone flights/carriers@v16 flights-staging --to s3://staging/slackwater --dry-run",
+    kafka=True,
 )
 def clone(
+    session: Session,
     source: Annotated[
         str,
         typer.Argument(metavar="SRC[@REF]", help="The app to clone, and the moment. Default: now.", show_default=False),
@@ -44,12 +42,7 @@ def clone(
         str | None,
         typer.Option("--to", metavar="ROOT", help="Store root of the clone. Default: the source's."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")
-    ] = False,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Make a new app from a moment of another one.
 
@@ -63,32 +56,29 @@ def clone(
     from ...snapshot.clone.first_versions import has_run
     from ...snapshot.take.audit_log import whoami
 
-    settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
-    opened, channels = settings.open_store(), KafkaChannels(settings.kafka())
-    target = opened.at(to or "")
+    topics, target = _topics(topic or ()), session.store.at(to or "")
     try:
         plan = make(
-            opened,
+            session.store,
             source,
             name,
             topics=topics,
-            channels=channels,
+            channels=KafkaChannels(session.settings.kafka()),
             target_store=target,
-            by=by,
+            by=whoami(),
             dry_run=dry_run,
         )
     except NotFound as error:
-        if error.what == "app" and store and not to:
+        if error.what == "app" and session.said_store and not to:
             error.hint += "; --store is where the source is, --to says where the clone goes"
         raise
-    output = output_for(json=as_json)
-    thinned.tell(output, source, plan.source.thinned)
+    session.note_thinned(source, plan.source.thinned)
     parts = (
         _done_already(plan, runs=has_run(target, plan.info))
         if plan.done
-        else _parts(plan, source, options.said(to or store), dry_run)
+        else _parts(plan, source, store_flag(to or session.said_store), dry_run)
     )
-    output.show(_data(plan, dry_run), *parts)
+    session.show(_data(plan, dry_run), *parts)
 
 
 def _topics(pairs: Sequence[str]) -> dict[str, str]:
@@ -121,12 +111,11 @@ def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
 
 
 def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Part]:
-    now_ms = humane.now_ms()
     origin = plan.info.origin
     since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
     yield (
         f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
-        f"the moment of {humane.when(plan.source.time_ms, now_ms)}, begun {humane.age(plan.info.created_ms, now_ms)}"
+        f"the moment of {formats.when(plan.source.time_ms)}, begun {formats.age(plan.info.created_ms)}"
     )
     if runs:
         yield "it has run on since; another clone of that moment needs another name"
@@ -142,9 +131,9 @@ def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterato
             (
                 manifest.stage,
                 f"v{manifest.version}",
-                humane.moment(manifest.time_ms),
-                humane.size(sum(sst.bytes for sst in manifest.ssts)) if manifest.table else "-",
-                humane.windows(
+                formats.moment(manifest.time_ms),
+                formats.size(sum(sst.bytes for sst in manifest.ssts)) if manifest.table else "-",
+                formats.windows(
                     f"{plan.topics[name]}[{partition}] {offset}"
                     for name, read in manifest.inputs.items()
                     if not read.upstream
@@ -156,7 +145,7 @@ def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterato
     )
     rows = sum(flight.rows for flight in plan.in_flight)
     if rows:
-        yield f"{humane.plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+        yield f"{formats.plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
     if dry_run:
         return
     if plan.info.origin:

@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import humane, options
+from .. import formats, options
 from ..output import output_for
+from ..session import group
 from ..tables import Grid
 
 if TYPE_CHECKING:
     from ...pipeline.dev.servers import ServerStatus
 
-__all__ = ["app"]
+__all__ = ["dev"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+dev = group()
 
 Folder = Annotated[
     Path,
@@ -33,7 +34,7 @@ def _port(name: str, usual: int) -> Any:
     )
 
 
-@app.callback(epilog=options.examples('eval "$(slackwater dev up)"', "slackwater dev down"))
+@dev.callback(epilog=options.examples('eval "$(slackwater dev up)"', "slackwater dev down"))
 def _dev() -> None:
     """Run Kafka and S3 on this machine, for development.
 
@@ -41,7 +42,7 @@ def _dev() -> None:
     """
 
 
-@app.command(
+@dev.command(
     epilog=options.examples(
         "slackwater dev up",
         'eval "$(slackwater dev up)"      # and set the variables in this shell',
@@ -80,7 +81,7 @@ def up(
     )
 
 
-@app.command(
+@dev.command(
     epilog=options.examples(
         "slackwater dev down",
         "slackwater dev down --purge --dry-run      # what would be deleted",
@@ -109,11 +110,11 @@ def down(
     lines = [f"{name} {would}stopped" for name in stopped] or [
         f"no server of {folder.absolute()} runs; --folder names another"
     ]
-    lines += [f"{_short(each.path)} ({humane.size(each.bytes)}) {would}deleted" for each in deleted]
+    lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
     output.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)
 
 
-@app.command(epilog=options.examples("slackwater dev status", "slackwater dev status --json"))
+@dev.command(epilog=options.examples("slackwater dev status", "slackwater dev status --json"))
 def status(folder: Folder = _FOLDER, as_json: options.Json = False) -> None:
     """Show whether Kafka and S3 run, where they listen, and where their data and logs are."""
     from ...pipeline.dev.servers import DevServers
@@ -130,8 +131,8 @@ def _row(each: "ServerStatus") -> tuple[str, ...]:
         each.state,
         each.address or "-",
         str(each.pid or "-"),
-        humane.age(each.started_ms, humane.now_ms()) if each.started_ms else "-",
-        humane.size(each.data_bytes),
+        formats.age(each.started_ms, formats.now_ms()) if each.started_ms else "-",
+        formats.size(each.data_bytes),
         _short(each.data),
     )
 

@@ -7,18 +7,16 @@ import typer
 
 from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
-from ...settings import load
-from .. import humane, options
-from ..output import Part, output_for
+from .. import formats, options
+from ..output import Part
+from ..session import Session, verb
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
     from ...snapshot.gc.collect import Collected
     from ...snapshot.gc.explain import Explanation
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["gc"]
 
 _RULES = {
     "head": "newest",
@@ -34,14 +32,13 @@ _RULES = {
 }
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater gc flights --dry-run",
-        "slackwater gc flights --all 1d --hourly 7d",
-        "slackwater gc flights --explain flights/stages/carriers/sst/01K9TZ3Y5C8V0WQ2X4N6M8R0TB.parquet",
-    )
+@verb(
+    "slackwater gc flights --dry-run",
+    "slackwater gc flights --all 1d --hourly 7d",
+    "slackwater gc flights --explain flights/stages/carriers/sst/01K9TZ3Y5C8V0WQ2X4N6M8R0TB.parquet",
 )
 def gc(
+    session: Session,
     app_name: options.App,
     all_: Annotated[int | None, options.span("Keep every version this young.", "--all")] = None,
     hourly: Annotated[int | None, options.span("Within this age, keep a moment an hour.")] = None,
@@ -57,9 +54,7 @@ def gc(
         str | None,
         typer.Option(metavar="OBJECT", help="Say why this object is kept, or not; delete nothing.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and why the rest stays.")] = False,
-    store: options.Store = None,
-    as_json: options.Json = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Collect garbage: versions that retention lets go, and objects that nothing names.
 
@@ -71,21 +66,20 @@ def gc(
     from ...snapshot.gc.explain import explain as why
     from ...snapshot.take.audit_log import whoami
 
-    settings, output = load(store=store), output_for(json=as_json)
-    rules = settings.retention_of(app_name, all_ms=all_, hourly_ms=hourly, daily_ms=daily, versions=versions)
+    rules = session.settings.retention_of(app_name, all_ms=all_, hourly_ms=hourly, daily_ms=daily, versions=versions)
     if margin < MARGIN_MS:
         raise Usage(
             f"--margin is {format_ms(margin)}; expected 1h or more: what a merge writes may be half an hour old before "
             "a version names it",
             hint="leave --margin away; what nothing names goes after an hour",
         )
-    opened = settings.open_store()
+    opened = session.store
     if explain is not None:
         told = why(opened, app_name, explain, rules, margin_ms=margin)
-        output.show(told, *_explained(told))
+        session.show(told, *_explained(told))
         return
     done = collect(opened, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin)
-    output.show(done, *_parts(done))
+    session.show(done, *_parts(done))
 
 
 def _explained(told: "Explanation") -> Iterator[Part]:
@@ -95,19 +89,19 @@ def _explained(told: "Explanation") -> Iterator[Part]:
 
 def _parts(done: "Collected") -> Iterator[Part]:
     verb = "would collect" if done.dry_run else "collected"
-    what = f"{humane.plural(done.objects, 'object')}, {humane.size(done.bytes)}" if done.objects else "nothing"
+    what = f"{formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}" if done.objects else "nothing"
     yield Title(f"{verb} {what} of {done.app}")
     yield Grid.of(
         ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept"),
         (
             (
                 each.stage,
-                humane.count(each.versions),
-                humane.count(each.ssts),
-                humane.size(each.bytes),
-                humane.count(each.kept_versions),
+                formats.count(each.versions),
+                formats.count(each.ssts),
+                formats.size(each.bytes),
+                formats.count(each.kept_versions),
                 f"v{each.first} to v{each.head}",
-                humane.size(each.kept_bytes),
+                formats.size(each.kept_bytes),
             )
             for each in done.stages
         ),
@@ -116,7 +110,7 @@ def _parts(done: "Collected") -> Iterator[Part]:
 
     words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
     for each in done.stages:
-        rules = ", ".join(f"{humane.count(number)} {words[rule]}" for rule, number in each.rules.items())
+        rules = ", ".join(f"{formats.count(number)} {words[rule]}" for rule, number in each.rules.items())
         yield f"{each.stage} keeps {rules}"
     for each in done.stages:
         for reader in each.held_up_by:
@@ -125,13 +119,13 @@ def _parts(done: "Collected") -> Iterator[Part]:
                 f"{ask_whether_gone(done.app, [reader])}"
             )
     if done.records:
-        yield f"{humane.plural(done.records, 'object')} of records in flight that no snapshot names"
+        yield f"{formats.plural(done.records, 'object')} of records in flight that no snapshot names"
     if done.leftovers:
-        yield f"{humane.plural(done.leftovers, 'write')} that had broken off"
+        yield f"{formats.plural(done.leftovers, 'write')} that had broken off"
     for gone in done.absent:
         yield f"snapshot {gone.snapshot} pins {gone.stage}@v{gone.version}, which is not there; what else it pins stays"
     waiting = sum(each.waiting_ssts for each in done.stages)
     if waiting:
-        yield f"{humane.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
+        yield f"{formats.plural(waiting, 'SST')} that nothing names yet may be named by the next batch, and stay"
     if done.retention.keeps_everything:
         yield "no rule of retention is set, so the whole history stays: [retention] in slackwater.toml has the rules"

@@ -3,39 +3,35 @@
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import Usage
-from ...settings import Settings, load
-from .. import humane, options, thinned
-from ..output import Output, Part, output_for
+from .. import formats, options
+from ..output import Part
+from ..session import Session, verb
 from ..tables import Grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...snapshot.cut.graph import Cut
-    from ...store.objects.protocol import ObjectStore
-    from ...store.versions.manifest import Manifest
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["query"]
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater query flights                       # which tables there are",
-        'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
-        'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
-        'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
-        "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
-        "slackwater query flights --file report.sql --json",
-    )
+@verb(
+    "slackwater query flights                       # which tables there are",
+    'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
+    'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
+    'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
+    "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
+    "slackwater query flights --file report.sql --json",
+    kafka=True,
 )
 def query(
+    session: Session,
     ref: options.Ref,
     sql: Annotated[
         str | None,
@@ -53,34 +49,31 @@ def query(
         Path | None, typer.Option(metavar="FILE", help="Write all rows to a .parquet, .csv or .json file.")
     ] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Print this many rows; 0 for all.")] = 50,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
 ) -> None:
     """Query the state with DuckDB, now or at any earlier moment.
 
     Every table is named after its stage; records on the way between stages are inflight('NAME'), by the name of the
     repartition topic. Without SQL the tables and their columns are listed.
     """
-    settings, output, text = load(store=store, kafka=kafka), output_for(json=as_json), _sql(sql, file)
+    text = _sql(sql, file)
     if text is None:
-        output.show(*_tables(output, settings.open_store(), ref))
+        session.show(*_tables(session, ref))
         return
     from .. import values
 
     if out is not None:
         values.check_ending(out)
-    cut, rows = _run(settings, output, ref, text)
+    cut, rows = _run(session, ref, text)
     if out is not None:
         values.write(rows, out)
         written = {"file": str(out), "rows": rows.num_rows, "thinned_out": cut.thinned}
-        output.show(written, f"{humane.plural(rows.num_rows, 'row')} in {out}")
-    elif as_json:
-        output.show({"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, **values.for_json(rows)})
+        session.show(written, f"{formats.plural(rows.num_rows, 'row')} in {out}")
+    elif session.as_json:
+        session.show({"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, **values.for_json(rows)})
     else:
-        output.show(None, values.grid(rows, limit or None))
+        session.show(None, values.grid(rows, limit or None))
         if 0 < limit < rows.num_rows:
-            output.note(f"and {humane.plural(rows.num_rows - limit, 'more row')}; --limit 0 prints all")
+            session.note(f"and {formats.plural(rows.num_rows - limit, 'more row')}; --limit 0 prints all")
 
 
 def _sql(sql: str | None, file: Path | None) -> str | None:
@@ -101,45 +94,44 @@ def _decoded(text: bytes, where: str) -> str:
         ) from None
 
 
-def _run(settings: Settings, output: Output, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
-    from ...snapshot.cut.resolve import resolve_around
+def _run(session: Session, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
     from ...snapshot.query.answers import answer, later_stages
     from ...snapshot.query.channel_tables import names_channels
 
-    store = settings.open_store()
-    cut, damage = resolve_around(store, ref, now_ms=humane.now_ms())
-    thinned.tell(output, ref, cut.thinned)
-    if damage is not None:
-        output.note(f"only {', '.join(cut.stages)} is shown, by itself: {damage.message}")
+    store = session.store
+    cut, is_whole = session.cut_around(ref, "shown")
     # A stage that could not be read is none that has not begun.
-    later = later_stages(store, cut) if damage is None else {}
+    later = later_stages(store, cut) if is_whole else {}
     not_yet = [name for name, head in later.items() if head.table is not None and name.casefold() in sql.casefold()]
-    reader = settings.open_channels() if names_channels(sql) else None
-    with closing(settings.open_cache()) as cache:
+    reader = session.settings.open_channels() if names_channels(sql) else None
+    with closing(session.settings.open_cache()) as cache:
         rows = answer(store, cache, cut, sql, later=later, reader=reader)
     for name in not_yet:
-        output.note(f"note: {name} had no version yet at {ref}: it has no rows there")
+        session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
     return cut, rows
 
 
-def _tables(output: Output, store: "ObjectStore", ref: str) -> tuple[object, Part]:
+def _tables(session: Session, ref: str) -> tuple[object, Part]:
     """The tables at a ref, for machines and for people."""
     from ...snapshot.cut.resolve import resolve
-
-    cut = resolve(store, ref, now_ms=humane.now_ms())
-    thinned.tell(output, ref, cut.thinned)
-    found = [_describe(name, manifest) | {"thinned_out": cut.thinned} for name, manifest in cut.tables.items()]
-    if not found:
-        return found, f"{cut.ref} has no table: none of its stages keeps state"
-    rows = (
-        (each["table"], column["name"], column["type"], "key" if column["key"] else "")
-        for each in found
-        for column in each["columns"]
-    )
-    return found, Grid.of(("table", "column", "type", ""), rows)
-
-
-def _describe(name: str, manifest: "Manifest") -> dict[str, Any]:
     from ...snapshot.query.columns import columns
 
-    return {"table": name, "version": manifest.version, "columns": [asdict(each) for each in columns(manifest)]}
+    cut = resolve(session.store, ref, now_ms=formats.now_ms())
+    session.note_thinned(ref, cut.thinned)
+    found = [
+        {
+            "table": name,
+            "version": manifest.version,
+            "columns": [asdict(each) for each in columns(manifest)],
+            "thinned_out": cut.thinned,
+        }
+        for name, manifest in cut.tables.items()
+    ]
+    if not found:
+        return found, f"{cut.ref} has no table: none of its stages keeps state"
+    rows = [
+        (name, column.name, column.type, "key" if column.key else "")
+        for name, manifest in cut.tables.items()
+        for column in columns(manifest)
+    ]
+    return found, Grid.of(("table", "column", "type", ""), rows)

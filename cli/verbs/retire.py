@@ -2,40 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ...errors import Unavailable, Usage
-from ...settings import Settings, load
-from .. import humane, options
-from ..output import Part, output_for
+from ...errors import Unavailable
+from ...settings import Settings
+from .. import formats, options
+from ..output import Part
+from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.retire import Retired
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["retire"]
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater retire flights/carriers --dry-run",
-        "slackwater retire flights/carriers",
-    )
-)
-def retire(
-    stage: Annotated[
-        str, typer.Argument(metavar="APP/STAGE", help="The stage that is gone from the program.", show_default=False)
-    ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, say what would be done; change nothing.")
-    ] = False,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
-) -> None:
+@verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True)
+def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = False) -> None:
     """Let an app go on without a stage that is gone from its program.
 
     From then on snapshots do not wait for it, moments of the app leave it out, and garbage collection keeps nothing
@@ -45,17 +27,11 @@ def retire(
     from ...snapshot.maintain.retire import retire as change
     from ...snapshot.take.audit_log import whoami
 
-    app_name, _, stage_name = stage.partition("/")
-    if not stage_name:
-        raise Usage(
-            f"{stage!r} names no stage; expected APP/STAGE",
-            hint=f"`slackwater status {app_name}` shows the stages",
-        )
-    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
-    done = change(settings.open_store(), app_name, stage_name, by=whoami(), now_ms=humane.now_ms(), dry_run=dry_run)
-    output.show({**asdict(done), "dry_run": dry_run}, *_words(done, dry_run, options.said(store)))
-    if not dry_run and (trouble := _forget_group(settings, app_name, stage_name)):
-        output.note(trouble)
+    names = options.names_of_stage(stage)
+    done = change(session.store, *names, by=whoami(), now_ms=formats.now_ms(), dry_run=dry_run)
+    session.show({**asdict(done), "dry_run": dry_run}, *_words(done, dry_run, session.flags))
+    if not dry_run and (trouble := _forget_group(session.settings, *names)):
+        session.note(trouble)
 
 
 def _forget_group(settings: Settings, app_name: str, stage: str) -> str:
@@ -76,18 +52,18 @@ def _words(done: "Retired", dry_run: bool, flags: str) -> Iterator[Part]:
     if done.already:
         yield f"{stage} is retired since v{done.version}: done already"
         return
-    last = f"it last committed {humane.when(done.last_ms, humane.now_ms())}, by {done.last_by or 'nobody known'}"
+    last = f"it last committed {formats.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
     if dry_run:
         yield f"would retire {stage} with v{done.version}"
         yield f"{last}; a runner that has it would stop"
     else:
         yield f"retired {stage} with v{done.version}; its history stays, and so does its table" + (
-            f" ({humane.plural(done.ssts, 'SST')})" if done.ssts else ""
+            f" ({formats.plural(done.ssts, 'SST')})" if done.ssts else ""
         )
         yield f"{last}; a runner that has it stops within seconds, with all stages that it runs"
     if done.snapshots:
         yield f"snapshots under way do not wait for it {'then' if dry_run else 'any more'}: {', '.join(done.snapshots)}"
     for sender, versions in done.unread.items():
-        yield f"it has not read {humane.plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
+        yield f"it has not read {formats.plural(versions, 'version')} of {sender}, which gc keeps no longer for it"
     if not dry_run:
         yield f'see its last state: slackwater query {stage}{flags} "SELECT …"; a program that has it brings it back'

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...durations import format_ms
-from ...settings import load
-from .. import humane, options
-from ..output import Output, output_for
+from .. import formats, options
 from ..reporter import reporting
+from ..session import Session, verb
 
 if TYPE_CHECKING:
     from ...pipeline.batch.batch_report import BatchReport
-    from ...pipeline.run.metrics import Metrics
     from ...pipeline.run.options import Options
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["run"]
 
 
 class Compaction(StrEnum):
@@ -29,17 +25,17 @@ class Compaction(StrEnum):
     external = "external"
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater run flights.py",
-        "slackwater run flights.py --until-caught-up --max-records 50000",
-        "slackwater run flights.py --stage carriers --master 'local[4]'",
-        "slackwater run flights.py --master spark://head:7077 --conf spark.executor.memory=2g --py-files rules.zip",
-        "slackwater run flights.py --metrics 9464             # for Prometheus",
-        "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
-    )
+@verb(
+    "slackwater run flights.py",
+    "slackwater run flights.py --until-caught-up --max-records 50000",
+    "slackwater run flights.py --stage carriers --master 'local[4]'",
+    "slackwater run flights.py --master spark://head:7077 --conf spark.executor.memory=2g --py-files rules.zip",
+    "slackwater run flights.py --metrics 9464             # for Prometheus",
+    "slackwater run flights.py --app flights-staging      # the same program as a clone of it",
+    kafka=True,
 )
 def run(
+    session: Session,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Python file that declares the app.", show_default=False)
     ],
@@ -97,9 +93,6 @@ def run(
     compaction_threads: Annotated[
         int, typer.Option(metavar="N", min=1, help="Merges of each stage that go on at once beside the batches.")
     ] = 1,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
@@ -107,19 +100,20 @@ def run(
     batch under way ends first, or is dropped whole after some seconds; a second Ctrl-C does not wait for it. A second
     runner of the same stage takes it over; the first says so and stops.
     """
-    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
+    settings = session.settings
     root, brokers = settings.store_root(), settings.kafka()
     from ...pipeline.run.options import Options
     from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
 
     spark_conf = settings_of(conf or ())
     if secrets := secrets_in(spark_conf):
-        output.note(
+        session.note(
             f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
             "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
         )
     files = check_py_files(file for files in py_files or () for file in files.split(","))
     _run(
+        session,
         str(file),
         app=app_name,
         options=Options(
@@ -142,53 +136,47 @@ def run(
             cache_memory_bytes=settings.cache_memory_bytes,
             prefetch=settings.prefetch,
         ),
-        output=output,
-        quiet=as_json,
         metrics=metrics,
     )
 
 
-def _run(file: str, *, app: str | None, options: "Options", output: Output, quiet: bool, metrics: int | None) -> None:
+def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:
     from ...pipeline.run.stopping import stop_signals
 
-    with reporting(output, quiet=quiet) as reporter, stop_signals(reporter.asked) as stop:
+    with reporting(session.output, quiet=session.as_json) as reporter, stop_signals(reporter.asked) as stop:
         reporter.doing(f"loading {file}")
         with stop.at_once():
             # Spark's Python side takes a second or two.
             from ...pipeline.run.program import run_file
 
-        observed = _serve(metrics, output) if metrics is not None else None
+        observed = None
+        if metrics is not None:
+            from ...pipeline.run.metrics import Metrics
+
+            observed = Metrics()
+            session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
+            reporter.on_lags = observed.observe_lags
 
         def on_commit(commit: "BatchReport") -> None:
             reporter.show(commit, _line(commit))
             if observed is not None:
                 observed.observe(commit)
 
-        if observed is not None:
-            reporter.also_told = observed.observe_lags
         run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
-
-
-def _serve(port: int, output: Output) -> "Metrics":
-    from ...pipeline.run.metrics import Metrics
-
-    metrics = Metrics()
-    output.note(f"metrics: http://localhost:{metrics.serve(port)}/metrics")
-    return metrics
 
 
 def _line(commit: "BatchReport") -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     words = (
-        humane.moment(commit.time_ms),
+        formats.moment(commit.time_ms),
         f"{commit.stage} v{commit.version}",
-        humane.plural(commit.rows_in, "row"),
-        f"{humane.plural(commit.keys, 'key')} written" if commit.keys else "",
-        f"{humane.count(commit.rows_out)} out" if commit.rows_out else "",
+        formats.plural(commit.rows_in, "row"),
+        f"{formats.plural(commit.keys, 'key')} written" if commit.keys else "",
+        f"{formats.count(commit.rows_out)} out" if commit.rows_out else "",
         f"{commit.seconds:.1f} s ({rate:,.0f}/s)",
         f"held back {commit.stall_seconds:.1f} s by {commit.state.l0_files} L0 SSTs" if commit.stall_seconds else "",
         f"{commit.unflushed} unflushed" if commit.unflushed else "",
-        humane.windows(commit.windows),
+        formats.windows(commit.windows),
         f"snapshot {', '.join(commit.snapshots)}" if commit.snapshots else "",
     )
     return "  ".join(filter(None, words))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...settings import load
-from .. import humane, options
-from ..output import Part, output_for
+from .. import formats, options
+from ..output import Part
+from ..session import Session, group, verb
 from ..tables import Grid
 from ..waiting import teller, waiting_for
 
@@ -18,27 +18,28 @@ if TYPE_CHECKING:
     from ...snapshot.cut.requests import Request
     from ...snapshot.cut.stored import Snapshot
 
-__all__ = ["app"]
+__all__ = ["snapshot"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+snapshot = group()
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.", show_default=False)]
 
 
-@app.callback(
+@snapshot.callback(
     epilog=options.examples("slackwater snapshot take flights before-deploy", "slackwater snapshot list flights")
 )
 def _snapshot() -> None:
     """Take, list, show and remove snapshots of an app."""
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater snapshot take flights before-deploy",
-        "slackwater snapshot take flights --instant      # also of an app that does not run",
-    )
+@verb(
+    "slackwater snapshot take flights before-deploy",
+    "slackwater snapshot take flights --instant      # also of an app that does not run",
+    of=snapshot,
+    kafka=True,
 )
 def take(
+    session: Session,
     app_name: options.App,
     name: Annotated[
         str | None,
@@ -51,9 +52,6 @@ def take(
         int, options.span("Withdraw the request after this long. Default: 60s.", bare_seconds=True)
     ] = 60_000,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
 ) -> None:
     """Take a snapshot of a running app, without stopping or slowing it.
 
@@ -65,17 +63,16 @@ def take(
     from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.waiting import take as take_and_wait
 
-    settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
-    opened, reader = settings.open_store(), settings.open_channels()
-    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", humane.now_ms()
+    opened, reader, by = session.store, session.settings.open_channels(), whoami()
+    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", formats.now_ms()
     # A call that was interrupted is typed again: it finds what that one took, or its request.
     if not (wait or instant or taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms)):
         own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
-        when = f" already, {humane.age(asked.created_ms, now_ms)}" if own else ""
-        output.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
+        when = f" already, {formats.age(asked.created_ms)}" if own else ""
+        session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
-    with output.progress() as tell:
+    with session.output.progress() as tell:
         taken = take_and_wait(
             opened,
             app_name,
@@ -87,26 +84,25 @@ def take(
             on_look=teller(tell, app_name, name),
         )
     if instant and reader is None and not taken.already:
-        output.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-    output.show(taken.snapshot, *_taken(taken.snapshot, options.said(store), taken.already))
+        session.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
+    session.show(taken.snapshot, *_taken(taken.snapshot, session.flags, taken.already))
 
 
-@app.command("list", epilog=options.examples("slackwater snapshot list flights"))
-def list_(app_name: options.App, store: options.Store = None, as_json: options.Json = False) -> None:
+@verb("slackwater snapshot list flights", of=snapshot, name="list")
+def list_(session: Session, app_name: options.App) -> None:
     """List the snapshots of an app, and those it was asked for."""
     from ...snapshot.cut.requests import open_requests
     from ...snapshot.cut.stored import list_snapshots
 
-    opened = load(store=store).open_store()
+    opened = session.store
     taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
-    output = output_for(json=as_json)
-    output.show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
+    session.show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
     for sentence in waiting_for(opened, app_name, asked):
-        output.note(sentence)
+        session.note(sentence)
 
 
-@app.command(epilog=options.examples("slackwater snapshot show flights before-deploy"))
-def show(app_name: options.App, name: Name, store: options.Store = None, as_json: options.Json = False) -> None:
+@verb("slackwater snapshot show flights before-deploy", of=snapshot)
+def show(session: Session, app_name: options.App, name: Name) -> None:
     """Show the versions of a snapshot, and where its inputs stood.
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
@@ -114,23 +110,22 @@ def show(app_name: options.App, name: Name, store: options.Store = None, as_json
     from ...snapshot.cut.in_flight import in_flight
     from ...snapshot.cut.stored import of_snapshot, read_snapshot
 
-    opened = load(store=store).open_store()
+    opened = session.store
     snapshot = read_snapshot(opened, app_name, name)
     cut = of_snapshot(opened, snapshot)
     flights = in_flight(opened, cut)
     inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
     data = {"snapshot": snapshot, "inputs": inputs, "in_flight": flights}
-    output_for(json=as_json).show(data, *_shown(snapshot, cut, flights))
+    session.show(data, *_shown(snapshot, cut, flights))
 
 
-@app.command(epilog=options.examples("slackwater snapshot rm flights before-deploy --dry-run"))
+@verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
 def rm(
+    session: Session,
     app_name: options.App,
     name: Name,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; change nothing.")] = False,
+    dry_run: options.DryRun = False,
     force: Annotated[bool, typer.Option("--force", help="Also when a clone lives from it.")] = False,
-    store: options.Store = None,
-    as_json: options.Json = False,
 ) -> None:
     """Remove a snapshot, or withdraw the request for one.
 
@@ -141,7 +136,7 @@ def rm(
     from ...snapshot.take import remove
     from ...snapshot.take.audit_log import find_operation, record_once, whoami
 
-    opened, output = load(store=store).open_store(), output_for(json=as_json)
+    opened = session.store
     asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
     found = find_snapshot(opened, app_name, name)
     if found is None and not asked:
@@ -149,9 +144,9 @@ def rm(
         if earlier is not None:
             if not dry_run:
                 remove.remove_records(opened, app_name, name)
-            when = f"{humane.when(earlier.time_ms, humane.now_ms())} by {earlier.by}"
+            when = f"{formats.when(earlier.time_ms)} by {earlier.by}"
             data = {"removed": None, "dry_run": dry_run, "done_already": True}
-            output.show(data, f"done already: {app_name}@{name} was removed {when}")
+            session.show(data, f"done already: {app_name}@{name} was removed {when}")
             return
     if found is not None or not asked:
         found = remove.check_removable(opened, app_name, name, force=force)
@@ -166,27 +161,24 @@ def rm(
     what = f"{'the request for ' if found is None else ''}{app_name}@{name}"
     done = "would remove" if dry_run else "removed"
     data = {"removed": gone, "dry_run": dry_run, "done_already": False}
-    output.show(data, f"{done} {what}{'' if found is None else f' ({_versions(found)})'}")
+    session.show(data, f"{done} {what}{'' if found is None else f' ({_versions(found)})'}")
 
 
 def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
-    took = humane.duration(snapshot.completed_ms - snapshot.created_ms)
+    took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if is_earlier:
-        done = f"is the one that you took {humane.age(snapshot.completed_ms, humane.now_ms())}"
+        done = f"is the one that you took {formats.age(snapshot.completed_ms)}"
     begin = "done already: " if is_earlier else ""
     yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
-        yield f"{humane.plural(rows, 'record')} on the way between stages kept with it"
+        yield f"{formats.plural(rows, 'record')} on the way between stages kept with it"
     yield f'query it: slackwater query {snapshot.app}@{snapshot.name} "SELECT …"{flags}'
 
 
 def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:
-    now_ms = humane.now_ms()
-    rows: list[tuple[str, ...]] = [
-        (s.name, humane.when(s.completed_ms, now_ms), s.kind, _versions(s), s.by) for s in taken
-    ]
-    rows += [(r.name, humane.when(r.created_ms, now_ms), "asked for", "…", r.by) for r in asked]
+    rows: list[tuple[str, ...]] = [(s.name, formats.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
+    rows += [(r.name, formats.when(r.created_ms), "asked for", "…", r.by) for r in asked]
     if rows:
         yield Grid.of(("name", "taken", "kind", "versions", "by"), rows)
     else:
@@ -194,9 +186,8 @@ def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request,
 
 
 def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Part]:
-    now_ms = humane.now_ms()
     by = f" by {snapshot.by}" if snapshot.by else ""
-    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {humane.when(snapshot.completed_ms, now_ms)}{by}"
+    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {formats.when(snapshot.completed_ms)}{by}"
     if snapshot.clone:
         yield f"kept for the clone {snapshot.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
@@ -206,9 +197,9 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
             (
                 m.stage,
                 f"v{m.version}",
-                humane.moment(m.time_ms),
+                formats.moment(m.time_ms),
                 m.stage if m.table else "-",
-                humane.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
+                formats.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
             )
             for m in manifests
         ),
@@ -219,13 +210,13 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     yield ""
     yield Grid.of(
         ("on the way", "from", "to", ">rows", "offsets"),
-        ((f.channel, f.sender, f.receiver or "-", humane.count(f.rows), _windows(f)) for f in flights),
+        ((f.channel, f.sender, f.receiver or "-", formats.count(f.rows), _windows(f)) for f in flights),
     )
 
 
 def _windows(flight: "InFlight") -> str:
     partitions = enumerate(zip(flight.starts, flight.ends, strict=True))
-    return humane.windows(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
+    return formats.windows(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
 
 
 def _versions(snapshot: "Snapshot") -> str:

@@ -6,31 +6,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...settings import load
-from .. import humane, options, thinned
-from ..output import Part, output_for
+from .. import formats, options
+from ..output import Part
+from ..session import Session, verb
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
     from ...snapshot.verify.ledger import Entry
     from ...snapshot.verify.verify import Report
 
-__all__ = ["app"]
-
-app = typer.Typer(add_completion=False)
+__all__ = ["verify"]
 
 _TELL_S = 1.0
 _ACCEPTED = "sent = consumed + lost + in flight"
 
 
-@app.command(
-    epilog=options.examples(
-        "slackwater verify flights@before-deploy",
-        "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
-        "slackwater verify flights --json                 # all differences, for machines",
-    )
+@verb(
+    "slackwater verify flights@before-deploy",
+    "slackwater verify flights@before-deploy --deep   # every byte, every row, the whole history",
+    "slackwater verify flights --json                 # all differences, for machines",
+    kafka=True,
 )
 def verify(
+    session: Session,
     ref: options.Ref,
     deep: Annotated[
         bool,
@@ -38,9 +36,6 @@ def verify(
             "--deep", help="Read every object and the whole history, and what Kafka still has, instead of sizes."
         ),
     ] = False,
-    store: options.Store = None,
-    kafka: options.Kafka = None,
-    as_json: options.Json = False,
 ) -> None:
     """Prove that a moment is whole: that it is consistent, complete and undamaged.
 
@@ -49,12 +44,11 @@ def verify(
     """
     from ...snapshot.verify.verify import verify as prove
 
-    settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
-    opened, reader = settings.open_store(), settings.open_channels() if deep else None
-    with output.progress() as tell:
-        report = prove(opened, ref, now_ms=humane.now_ms(), deep=deep, reader=reader, on_progress=_seldom(tell))
-    thinned.tell(output, ref, report.thinned_out)
-    output.show(_data(report), *_parts(report))
+    opened, reader = session.store, session.settings.open_channels() if deep else None
+    with session.output.progress() as tell:
+        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(tell))
+    session.note_thinned(ref, report.thinned_out)
+    session.show(_data(report), *_parts(report))
     if not report.consistent:
         raise typer.Exit(1)
 
@@ -105,7 +99,7 @@ def _parts(report: "Report") -> Iterator[Part]:
         (
             (
                 each.check,
-                humane.plural(each.checked, CHECKS[each.check][0]),
+                formats.plural(each.checked, CHECKS[each.check][0]),
                 _ACCEPTED if lossy and each.check == "channels" else CHECKS[each.check][1],
                 str(each.differences),
             )
@@ -114,13 +108,13 @@ def _parts(report: "Report") -> Iterator[Part]:
     )
     yield ""
     yield from report.not_reread
-    read = f"{humane.plural(report.requests, 'request')}, {humane.size(report.bytes_read)} read"
+    read = f"{formats.plural(report.requests, 'request')}, {formats.size(report.bytes_read)} read"
     if report.consistent:
         yield f"consistent ({read})"
         return
     yield f"not consistent: {report.differences[0].message}"
     if more := len(report.differences) - 1:
-        yield f"and {humane.plural(more, 'more difference')}; --json has them all"
+        yield f"and {formats.plural(more, 'more difference')}; --json has them all"
 
 
 def _lines(entry: "Entry", *, lossy: bool) -> Iterator[tuple[str, ...]]:
@@ -138,4 +132,4 @@ def _lines(entry: "Entry", *, lossy: bool) -> Iterator[tuple[str, ...]]:
 
 
 def _number(number: int | None) -> str:
-    return "?" if number is None else humane.count(number)
+    return "?" if number is None else formats.count(number)

@@ -111,7 +111,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
         broken = typer.Typer()
         broken.command()(verb)
-        monkeypatch.setattr(status, "app", broken)
+        monkeypatch.setattr(status, "status", broken)
 
     return fail_with
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from slackwater.cli import humane, values
+from slackwater.cli import formats, values
 from slackwater.cli.tables import Grid, as_plain, as_rich
 from slackwater.errors import Refused, Usage
 from slackwater.snapshot.cut.refs import AtTime, parse
@@ -87,7 +87,7 @@ def test_narrow_columns_keep_their_lines_and_wide_ones_fold() -> None:
 
 def test_windows_name_a_topic_once() -> None:
     windows = ("flights[0] 1..2", "flights[1] 3..4", "other[0] 5..6")
-    assert humane.windows(windows) == "flights[0] 1..2, [1] 3..4, other[0] 5..6"
+    assert formats.windows(windows) == "flights[0] 1..2, [1] 3..4, other[0] 5..6"
 
 
 def test_values_are_shown_as_they_are() -> None:
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
     ],
 )
 def test_sizes(num_bytes: int, words: str) -> None:
-    assert humane.size(num_bytes) == words
+    assert formats.size(num_bytes) == words
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_sizes(num_bytes: int, words: str) -> None:
      (7_200_000, "2 h ago"), (3 * 86_400_000, "3 d ago")],
 )  # fmt: skip
 def test_ages(elapsed_ms: int, words: str) -> None:
-    assert humane.age(1_000_000, 1_000_000 + elapsed_ms) == words
+    assert formats.age(1_000_000, 1_000_000 + elapsed_ms) == words
 
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_a_moment_as_shown_is_a_ref_that_includes_it(time_ms: int) -> None:
-    moment = parse(f"flights@{humane.moment(time_ms)}", now_ms=time_ms).moment
+    moment = parse(f"flights@{formats.moment(time_ms)}", now_ms=time_ms).moment
     assert isinstance(moment, AtTime)
     assert time_ms <= moment.time_ms < time_ms + 1000

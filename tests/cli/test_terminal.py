@@ -124,8 +124,8 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
             each.show({text: text}, text, output.terminal.Title(text), Grid.of((text, f">{text}"), [(text, text)]))
             each.show(None, values.grid(pa.table({text: [text], f"<{text}": [1]})))
             each.note(text)
-            each.error(Refused(f"{text} happened", quoted=f"{text}\n{text}", hint=text))
-            each.bug(ValueError(text))
+            each.failure(Refused(f"{text} happened", quoted=f"{text}\n{text}", hint=text))
+            each.failure(ValueError(text))
             with each.progress() as tell:
                 tell(text, text, Grid.of((text,), [(text,)]))
             with each.live() as show:
@@ -138,7 +138,7 @@ def test_no_renderer_passes_on_what_strangers_say(tty: bool, text: str, json_too
 def test_a_quoted_text_cannot_pass_for_a_line_of_ours() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", err := Terminal(tty=False))
-        output.output_for(json=False).error(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
+        output.output_for(json=False).failure(Refused("no", quoted="LINE 1\nhint: forged\n  x", hint="real"))
     assert err.getvalue() == "error: no\n  | LINE 1\n  | hint: forged\n  |   x\nhint: real\n"
 
 

@@ -1,4 +1,4 @@
-"""What `slackwater status` shows: how far every stage of an app is, from the heads of its stages alone.
+"""How far every stage of an app is, from the newest versions of its stages alone.
 
 A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
@@ -6,18 +6,18 @@ A few requests per stage, and nothing of the state: of the number of keys, manif
 import time
 from dataclasses import dataclass
 
-from ..errors import Corruption
-from ..snapshot.cut.graph import order
-from ..snapshot.cut.requests import open_requests
-from ..snapshot.status import roster
-from ..snapshot.status.lag import EndOffsets, input_lag
-from ..store.objects.protocol import ObjectStore
-from ..store.sst.sorted_runs import deltas, l0_files
-from ..store.versions import apps, history
-from ..store.versions.manifest import Manifest, Origin
-from ..store.versions.usage import recent
+from ...errors import Corruption, Refused
+from ...store.objects.protocol import ObjectStore
+from ...store.sst.sorted_runs import deltas, l0_files
+from ...store.versions import apps, history
+from ...store.versions.manifest import Manifest, Origin
+from ...store.versions.usage import recent
+from ..cut.graph import order
+from ..cut.requests import open_requests
+from . import roster
+from .lag import EndOffsets, input_lag
 
-__all__ = ["AppOverview", "EndOffsets", "InputOverview", "StageOverview", "TableFigures", "overview"]
+__all__ = ["AppOverview", "EndOffsets", "InputOverview", "StageOverview", "TableFigures", "overview", "overviews"]
 
 _RECENT = 100
 """Versions that figures of a table are told of."""
@@ -144,6 +144,31 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
     )
 
 
+def overviews(
+    store: ObjectStore, app: str | None, ends_of: EndOffsets
+) -> tuple[tuple[AppOverview, ...], tuple[str, ...]]:
+    """All apps of the store, or `app` alone and in detail; and a sentence for each thing that cannot be read.
+
+    Raises:
+        NotFound: there is no such app.
+        Corruption: what says who `app` is cannot be read.
+        Refused: `app` is being removed.
+        Unavailable: the store does not answer.
+    """
+    if app is not None:
+        found = overview(store, app, ends_of, in_detail=True)
+        return (found,), found.damaged
+    apps_found: list[AppOverview] = []
+    damaged: list[str] = []
+    for name in apps.list_apps(store):
+        try:
+            apps_found.append(overview(store, name, ends_of))
+            damaged += apps_found[-1].damaged
+        except (Corruption, Refused) as error:  # refused: it is being removed
+            damaged.append(f"{name}: {error.message} ({error.hint})")
+    return tuple(apps_found), tuple(damaged)
+
+
 def _stage(
     head: Manifest,
     heads: dict[str, Manifest],
@@ -174,7 +199,7 @@ def _figures(store: ObjectStore, head: Manifest) -> TableFigures | None:
     if head.table is None:
         return None
     # numpy and Arrow, which a look without details does without.
-    from ..store.compaction.picker import pick_for
+    from ...store.compaction.picker import pick_for
 
     due = pick_for(head)
     versions, took = recent(store, head, _RECENT)

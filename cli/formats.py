@@ -43,9 +43,9 @@ def duration(milliseconds: int) -> str:
     return _rounded(milliseconds)
 
 
-def age(time_ms: int, present_ms: int) -> str:
+def age(time_ms: int, present_ms: int | None = None) -> str:
     """How long ago, in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
-    elapsed_ms = present_ms - time_ms
+    elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
     return "now" if elapsed_ms < 1000 else f"{_rounded(elapsed_ms)} ago"
 
 
@@ -56,9 +56,10 @@ def _rounded(milliseconds: int) -> str:
     return f"{milliseconds} ms"
 
 
-def moment(time_ms: int) -> str:
-    """A time in UTC, as a ref takes it: `2026-11-21T07:12:05Z`."""
-    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def moment(time_ms: int, precision: str = "seconds") -> str:
+    """A time in UTC, as a ref takes it, in whole seconds or milliseconds: `2026-11-21T07:12:05Z`."""
+    time = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
+    return f"{time.isoformat(timespec=precision).removesuffix('+00:00')}Z"
 
 
 def windows(texts: Iterable[str]) -> str:
@@ -71,6 +72,11 @@ def windows(texts: Iterable[str]) -> str:
     return ", ".join(shown)
 
 
-def when(time_ms: int, present_ms: int) -> str:
+def when(time_ms: int) -> str:
     """A moment and how long ago it was."""
-    return f"{moment(time_ms)} ({age(time_ms, present_ms)})"
+    return f"{moment(time_ms)} ({age(time_ms)})"
+
+
+def listed(*counted: tuple[int, str]) -> str:
+    """Each number with its noun: `1 row, 2 SSTs`."""
+    return ", ".join(plural(number, noun) for number, noun in counted)

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from ..errors import SlackwaterError, Usage
+from ..errors import Usage
 from . import terminal
 from .output import output_for
 
@@ -35,11 +35,6 @@ def guard(args: Sequence[str], *, debug: bool = False) -> Iterator[None]:
     try:
         yield
         terminal.flush()
-    except SlackwaterError as error:
-        output.error(error)
-        if debug:
-            terminal.print_traceback(error)
-        raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     except BrokenPipeError:
@@ -51,16 +46,16 @@ def guard(args: Sequence[str], *, debug: bool = False) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        output.bug(error)
+        output.failure(error)
         if debug:
             terminal.print_traceback(error)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, Usage) else 1) from None
 
 
 def print_usage(error: Any, args: Sequence[str]) -> None:
     """What typer found wrong with the words of a command line, in which these words may be repeated."""
     if "--json" in args:
-        output_for(json=True).error(Usage(error.format_message()))
+        output_for(json=True).failure(Usage(error.format_message()))
         return
     context = error.ctx
     if type(error).__name__ == _NO_WORDS:

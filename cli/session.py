@@ -1,0 +1,132 @@
+"""What every verb works with: settings, the store they name, the output; and the decorator that hands it over."""
+
+import inspect
+import shlex
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..settings import Settings, load
+from . import formats, options
+from .output import Output, Part, output_for
+
+if TYPE_CHECKING:
+    from ..snapshot.cut.graph import Cut, Thinned
+    from ..store.objects.protocol import ObjectStore
+
+__all__ = ["Session", "group", "store_flag", "verb"]
+
+
+class Session:
+    """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for.
+
+    Args:
+        output: where results go.
+        store: `--store`, or None.
+        kafka: `--kafka`, or None.
+        as_json: whether the output is for machines.
+    """
+
+    def __init__(self, output: Output, store: str | None, kafka: str | None, as_json: bool) -> None:
+        self.output = output
+        self.as_json = as_json
+        self.said_store = store
+        self._kafka = kafka
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Where things are. Raises `Usage`."""
+        return load(store=self.said_store, kafka=self._kafka)
+
+    @cached_property
+    def store(self) -> "ObjectStore":
+        """The store that the settings name. Raises `Usage`."""
+        return self.settings.open_store()
+
+    @property
+    def flags(self) -> str:
+        """The `--store` that a command to type next needs because this one was given it; else nothing."""
+        return store_flag(self.said_store)
+
+    def show(self, data: object, *parts: Part) -> None:
+        """The result: `data` for machines, `parts` for people."""
+        self.output.show(data, *parts)
+
+    def note(self, line: str) -> None:
+        """Something worth knowing that is not the result."""
+        self.output.note(line)
+
+    def note_thinned(self, ref: str, thinned: "Thinned | None") -> None:
+        """Say when gc has left another moment than `ref` asked for. Machines find `thinned_out` in the result."""
+        if thinned is None:
+            return
+        moved_ms = thinned.answered_ms - thinned.asked_ms
+        how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
+        self.note(
+            f"note: {ref}: history was thinned out by gc there; answering with the moment "
+            f"{formats.moment(thinned.answered_ms, 'milliseconds')}{how_far}"
+        )
+
+    def cut_around(self, ref: str, done: str) -> "tuple[Cut, bool]":
+        """The moment that a ref names, and whether all of the app is in it; notes say what is not, or is another.
+
+        `done` is what happens to the one stage that is left where others cannot be read.
+        """
+        from ..snapshot.cut.resolve import resolve_around
+
+        cut, damage = resolve_around(self.store, ref, now_ms=formats.now_ms())
+        if damage is not None:
+            self.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
+        self.note_thinned(ref, cut.thinned)
+        return cut, damage is None
+
+
+def store_flag(root: str | None) -> str:
+    """The `--store` to type for a root; empty for None."""
+    return f" --store {shlex.quote(root)}" if root else ""
+
+
+def group() -> typer.Typer:
+    """A verb that has verbs of its own."""
+    return typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+def verb(
+    *examples: str, of: typer.Typer | None = None, name: str | None = None, kafka: bool = False
+) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a command of a function whose first parameter is its `Session`.
+
+    In place of that the command has the options that verbs share: --store, --kafka, --json. Returns the typer app.
+
+    Args:
+        examples: for the end of its help.
+        of: the group that it belongs to; by itself without one.
+        name: its name, where that is not the function's.
+        kafka: whether it has --kafka.
+    """
+    app = of or typer.Typer(add_completion=False)
+
+    def register(body: Callable[..., None]) -> typer.Typer:
+        shared = {"store": options.Store, "as_json": options.Json}
+        if kafka:
+            shared = {"store": options.Store, "kafka": options.Kafka, "as_json": options.Json}
+
+        def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **given: Any) -> None:
+            body(Session(output_for(json=as_json), store, kafka, as_json), **given)
+
+        own = inspect.signature(body).parameters.values()
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [each.replace(kind=keyword) for each in own if each.name != "session"]
+        parameters += [
+            inspect.Parameter(each, keyword, default=False if each == "as_json" else None, annotation=kind)
+            for each, kind in shared.items()
+        ]
+        command.__doc__ = body.__doc__
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        app.command(name or body.__name__, epilog=options.examples(*examples))(command)
+        return app
+
+    return register

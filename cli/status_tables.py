@@ -1,0 +1,135 @@
+"""Tables of what `slackwater status` shows: how far apps are, and what they cost."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from . import formats
+from .output import Part
+from .tables import Grid, Title
+
+if TYPE_CHECKING:
+    from ..snapshot.status.cost import AppCost, StageCost
+    from ..snapshot.status.overview import AppOverview, InputOverview, StageOverview, TableFigures
+
+__all__ = ["cost_parts", "overview_parts"]
+
+_FIGURES = ("table", ">L0", ">debt", ">read amp", ">write amp", ">cache hits", ">filter hits", ">commit")
+
+
+def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterator[Part]:
+    """The stages of each app; with `in_detail` also its tables and the partitions of its inputs."""
+    for number, each in enumerate(found):
+        if number:
+            yield ""
+        yield _title(each)
+        yield Grid.of(
+            ("stage", "runs", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
+            (_row(stage) for stage in each.stages),
+        )
+        if in_detail:
+            if any(stage.figures for stage in each.stages):
+                yield ""
+                yield Grid.of(
+                    (*_FIGURES, ">of versions"),
+                    (_figures(stage, figures) for stage in each.stages if (figures := stage.figures)),
+                )
+            yield ""
+            yield Grid.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
+
+
+def _title(each: "AppOverview") -> str:
+    words = [f"{each.app}  created {formats.when(each.created_ms)}"]
+    if each.origin:
+        words.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
+    if each.requested:
+        words.append(f"snapshot asked for: {', '.join(each.requested)}")
+    return "; ".join(words)
+
+
+def _row(stage: "StageOverview") -> tuple[str, ...]:
+    keys = "-" if stage.keys is None else f"{'' if stage.keys_exact else '≤'}{formats.count(stage.keys)}"
+    has_table = stage.keys is not None
+    return (
+        stage.stage,
+        "?" if stage.runner is None else "yes" if stage.runner else "no",
+        f"v{stage.version}",
+        str(stage.epoch),
+        formats.age(stage.time_ms),
+        formats.count(stage.rows),
+        keys,
+        str(stage.ssts) if has_table else "-",
+        formats.size(stage.bytes) if has_table else "-",
+        "retired" if stage.retired else "; ".join(map(_lag, stage.inputs)),
+    )
+
+
+def _lag(source: "InputOverview") -> str:
+    if not source.upstream:
+        # A clone may read another topic than the program names.
+        return f"{source.topic} {_number(source.records)}"
+    if source.lag == 0 or source.versions is None:
+        return f"{source.name} {_number(source.lag)}"
+    rows = "? rows" if source.records is None else formats.plural(source.records, "row")
+    return f"{source.name} {formats.plural(source.versions, 'version')}, {rows}"
+
+
+def _figures(stage: "StageOverview", figures: "TableFigures") -> tuple[str, ...]:
+    return (
+        stage.stage,
+        str(figures.l0_files),
+        formats.size(figures.debt_bytes),
+        _ratio(figures.read_amplification, "{:.1f}"),
+        _ratio(figures.write_amplification, "{:.1f}"),
+        _ratio(figures.cache_hits, "{:.0%}"),
+        _ratio(figures.filter_hits, "{:.0%}"),
+        _ratio(figures.commit_ms, "{:.0f} ms"),
+        formats.count(figures.versions),
+    )
+
+
+def _ratio(value: float | None, shape: str) -> str:
+    return "-" if value is None else shape.format(value)
+
+
+def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:
+    for stage in each.stages:
+        for source in () if stage.retired else stage.inputs:
+            ends = source.ends or ()
+            for partition in range(max(len(source.offsets), len(ends))):
+                # A partition added since the last commit has not been read at all.
+                offset = source.offsets[partition] if partition < len(source.offsets) else 0
+                end = ends[partition] if partition < len(ends) else None
+                lag = None if end is None else max(0, end - offset)
+                yield (
+                    stage.stage,
+                    f"{source.topic}[{partition}]",
+                    str(offset),
+                    "?" if end is None else str(end),
+                    _number(lag),
+                )
+
+
+def _number(lag: int | None) -> str:
+    return "?" if lag is None else formats.count(lag)
+
+
+def cost_parts(costs: "Sequence[AppCost]", since: str) -> Iterator[Part]:
+    """What each app costs, by the versions of the last `since`, and what the figures mean."""
+    for each in costs:
+        money, total = each.prices.currency, each.total
+        rates = (">GET/h", ">PUT/h", ">LIST/h", ">DELETE/h", ">read/h", ">written/h")
+        yield Title(each.app)
+        yield Grid.of(("stage", *rates, ">stored", f">{money}/month"), map(_cost, (*each.stages, total)))
+        yield (
+            f"a month: {total.requests_cost:,.2f} {money} for requests, {total.storage_cost:,.2f} for storage"
+            + (f", {total.traffic_cost:,.2f} for traffic" if each.prices.read_per_gb else "")
+        )
+        yield ""
+    yield f"by the versions of the last {since}, for an hour in which the runner is on; -: none was committed"
+
+
+def _cost(row: "StageCost") -> tuple[str, ...]:
+    counts = map(formats.count, (row.gets, row.puts, row.lists, row.deletes))
+    rates = (*counts, formats.size(row.bytes_read), formats.size(row.bytes_written))
+    shown = rates if row.counted_ms else ("-",) * len(rates)
+    return (row.stage, *shown, formats.size(row.stored_bytes), f"{row.monthly_cost:,.2f}")
