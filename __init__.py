@@ -5,6 +5,8 @@ What a program needs to declare an app is here; `slackwater run FILE` runs it.
 
 from typing import TYPE_CHECKING, Any
 
+from . import errors
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -12,6 +14,7 @@ __all__ = [
     "__version__",
     "aggregate",
     "count",
+    "errors",
     "first",
     "last",
     "leveled",
@@ -20,6 +23,7 @@ __all__ = [
     "min",
     "repartition",
     "sum",
+    "table",
     "topic",
     "universal",
     "update",
@@ -29,6 +33,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
+    from .pipeline.api.table import table
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert
@@ -37,6 +42,7 @@ _HOMES = {
     "App": "api.app",
     "leveled": "api.compaction_policy",
     "repartition": "api.app",
+    "table": "api.table",
     "topic": "api.app",
     "universal": "api.compaction_policy",
     "update": "state.update",

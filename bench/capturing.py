@@ -51,12 +51,14 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
 
     app = sw.App("bench")
 
-    @app.stage(reads=sw.topic(TOPIC), writes=sw.repartition("by-leg", "leg"))
+    by_leg = sw.repartition("by-leg", "leg")
+
+    @app.stage(reads=sw.topic(TOPIC), writes=by_leg)
     def events(flights: DataFrame) -> DataFrame:
         key = F.col("key").cast("string").alias("leg")
         return flights.select(key, F.col("value").cast("string").alias("event"), "timestamp")
 
-    @app.stage(reads="by-leg", state=sw.aggregate(n=sw.count()), partitions=PARTITIONS)
+    @app.stage(reads=by_leg, state=sw.aggregate(n=sw.count()), table=sw.table(partitions=PARTITIONS))
     def legs(rows: DataFrame) -> DataFrame:
         return rows
 

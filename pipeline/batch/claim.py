@@ -15,10 +15,11 @@ from ...snapshot.maintain.retire import bring_back
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
-from ...store.versions.manifest import Manifest, Output, Table, Ttl
+from ...store.versions.manifest import Manifest, Output, Table
 from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
-from ..kafka import topics as kafka_client
+from ..api.starting_offsets import EARLIEST, StartingOffsets
+from ..kafka import topics
 from .entries import Entrance, Entry, enter, tell
 from .schemas import Shape
 
@@ -50,11 +51,11 @@ class Claimer:
 
     def create_channels(self, stages: tuple[Stage, ...]) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet. Raises `Refused`."""
-        kafka_client.create_topics(self.kafka, self._channels(stages))
+        topics.create_topics(self.kafka, self._channels(stages))
 
     def check_channels(self, stages: tuple[Stage, ...]) -> None:
         """See that `create_channels` will be allowed to make what is missing. Raises `Refused` where it will not."""
-        kafka_client.create_topics(self.kafka, self._channels(stages), only_ask=True)
+        topics.create_topics(self.kafka, self._channels(stages), only_ask=True)
 
     def check_declared(self, stage: Stage) -> None:
         """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
@@ -113,7 +114,7 @@ class Claimer:
         if known is not None:
             return replace(known, schema=ddl)
         topic = self._topic_of(channel)
-        ends = kafka_client.offsets(self.kafka, topic)[1]
+        ends = topics.offsets(self.kafka, topic)[1]
         return Output(topic, ends, schema=ddl, sent=(0,) * len(ends))
 
     def _entries(self, stage: Stage, head: Manifest | None) -> dict[str, Entry]:
@@ -130,13 +131,19 @@ class Claimer:
     def _entry(self, entrance: Entrance, one: Topic | str) -> Entry:
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
-            return entrance.topic(one.name, topic, latest=one.starting_offsets == "latest")
+            begin = None if one.start == EARLIEST else partial(self._begin, one.start, topic)
+            return entrance.topic(one.name, topic, begin)
         return entrance.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
+
+    def _begin(
+        self, start: StartingOffsets, topic: str, earliest: tuple[int, ...], ends: tuple[int, ...]
+    ) -> tuple[int, ...]:
+        return start.resolve(topic, earliest, ends, partial(topics.offsets_since, self.kafka, topic))
 
     def _bounds(self, stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
         try:
-            return kafka_client.offsets(self.kafka, topic)
+            return topics.offsets(self.kafka, topic)
         except Refused:
             if topic in self._channels((stage,)):
                 # Kafka does not say whether there is one that may not be seen. Who may not make it lacks that first.
@@ -171,7 +178,7 @@ def _check_declared(stage: Stage, key: tuple[str, ...], stored: Table | None) ->
         raise Refused(
             f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}", hint=_ANOTHER
         )
-    lifetime.agree(stage.name, stored.ttl, Ttl(stage.ttl_ms, stage.ttl_by) if stage.ttl_ms else None)
+    lifetime.agree(stage.name, stored.ttl, stage.table.ttl)
 
 
 def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:

@@ -26,6 +26,9 @@ _log = logging.getLogger("slackwater")
 Offsets = Callable[[str], tuple[tuple[int, ...], tuple[int, ...]]]
 """Gets a topic; gives the earliest and the end offset of each of its partitions."""
 
+Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
+"""Gets the earliest and the end offset of each partition; gives the first that is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -64,12 +67,15 @@ class Entrance:
     offsets: Offsets
     accept_loss: bool
 
-    def topic(self, name: str, topic: str, *, latest: bool) -> Entry:
-        """The entry of a user's topic. Raises `Refused`, or what `offsets` raises."""
+    def topic(self, name: str, topic: str, begin: Begin | None) -> Entry:
+        """The entry of a user's topic; a new stage begins where `begin` says, or at the earliest offsets.
+
+        Raises `Refused`, or what `offsets` and `begin` raise.
+        """
         earliest, ends = self.offsets(topic)
         if self.head is None:
-            if latest:
-                return Entry(Input(topic, ends))
+            if begin is not None:
+                return Entry(Input(topic, begin(earliest, ends)))
             unseen = _windows(topic, ((p, 0, at) for p, at in enumerate(earliest) if at))
             return Entry(Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else "")
         known = self.head.inputs[name]

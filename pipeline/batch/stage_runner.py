@@ -26,7 +26,7 @@ from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Repartition, Stage
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
-from ..source.data_source import ChannelSource, Private, TopicSource, open_stream
+from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
@@ -200,25 +200,23 @@ class StageRunner:
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
-        options: dict[str, object] = {
-            "subscribe": at.topic,
-            "input": name,
-            "patienceS": self._places.patience_s,
-            "triggerMs": self._limits.trigger_ms,
-            "hold": self._hold,
-        }
-        if self._limits.max_records is not None:
-            options["maxOffsetsPerTrigger"] = self._limits.max_records
         # A topic's source that knows the store looks there for requests.
-        if at.upstream or asks:
-            options |= {"store": self._places.store, "app": self.head.app, "counts": self._meter.folder}
+        looks = bool(at.upstream) or asks
+        options = SourceOptions(
+            input=name,
+            topic=at.topic,
+            upstream=at.upstream,
+            patience_s=self._places.patience_s,
+            max_records=self._limits.max_records,
+            trigger_ms=self._limits.trigger_ms,
+            hold=str(self._hold),
+            app=self.head.app,
+            store=self._places.store if looks else "",
+            counts=str(self._meter.folder) if looks else "",
+            handled=tuple(self.head.recorded) if asks else (),
+        )
         private = Private(self._places.kafka, found_by(os.environ))
-        if not at.upstream:
-            if asks:
-                options["handled"] = ",".join(self.head.recorded)
-            return open_stream(spark, TopicSource, private, options)
-        options["upstream"] = at.upstream
-        return open_stream(spark, ChannelSource, private, options, self._shape.inputs[name])
+        return open_stream(spark, options, private, self._shape.inputs[name] if at.upstream else None)
 
     def _on_batch(self, rows: DataFrame, batch: int) -> None:
         with self._busy:

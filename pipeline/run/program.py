@@ -13,7 +13,7 @@ from ...errors import NotFound, Usage
 from ..api.app import App
 from ..batch.progress import Progress
 from ..spark.shipping import on_path
-from ..spark.user_errors import told_as_the_users
+from ..spark.user_errors import as_user_error
 from .news import News
 from .runner import Options, run
 from .stopping import Stop
@@ -50,7 +50,7 @@ def load_app(path: str, *, name: str | None = None) -> App:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(file.parent))
     sys.modules[module_name] = module
-    with told_as_the_users("the program"):
+    with as_user_error("the program"):
         spec.loader.exec_module(module)
     # Workers do not have the file: its functions travel by value.
     from pyspark import cloudpickle

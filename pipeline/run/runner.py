@@ -35,7 +35,7 @@ from ..batch.schemas import shapes
 from ..batch.stage_runner import Limits, StageRunner
 from ..batch.task import Places
 from ..batch.write_stall import Triggers
-from ..kafka import topics as kafka_client
+from ..kafka import topics
 from ..kafka.clients import server
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
@@ -74,7 +74,7 @@ def limits_of(stage: Stage, options: Options) -> Limits:
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
         declared if options.trigger is None else interval_ms(options.trigger),
-        Triggers(stage.l0_slowdown, stage.l0_stop),
+        Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
     )
 
@@ -108,7 +108,7 @@ def run(
         stop = stop or stack.enter_context(stop_signals())
         with stop.at_once():
             news.doing(f"waiting for {server(options.kafka)}")
-            kafka_client.wait_for(options.kafka, options.patience_s)
+            topics.wait_for(options.kafka, options.patience_s)
             opened = open_store(options.store, patience_s=options.patience_s)
         store = CountingStore(opened)
         beats = CountingStore(open_store(options.store, patience_s=_BEAT_PATIENCE_S))

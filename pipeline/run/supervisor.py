@@ -16,7 +16,7 @@ from ...store.versions import history
 from ...store.versions.manifest import Input
 from ..api.app import App
 from ..batch.stage_runner import StageRunner
-from ..kafka import topics as kafka_client
+from ..kafka import topics
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
 from ..spark.query_errors import translate
@@ -81,7 +81,7 @@ class Watch:
                 self._look_after()
             finally:
                 self._halt()
-                self._announcer.look(self._positions())
+                self._announcer.announce_moved(self._positions())
                 self._news.doing("waiting for the snapshot under way to be written")
             if not self._stop.is_set():
                 self._raise_failures()
@@ -118,7 +118,7 @@ class Watch:
             now = time.monotonic()
             if now >= housekeeping:
                 self._complete_snapshots()
-                self._announcer.look(self._positions())
+                self._announcer.announce_moved(self._positions())
                 if self._options.until_caught_up and self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S
@@ -202,7 +202,7 @@ class Watch:
 
     def _at_the_end(self, name: str, at: Input) -> bool:
         if not at.upstream:
-            return kafka_client.end_offsets(self._options.kafka, at.topic) == at.offsets
+            return topics.end_offsets(self._options.kafka, at.topic) == at.offsets
         sent = (
             manifest.outputs.get(name)
             for manifest in history.after(self._store, self._app.name, at.upstream, at.version)

@@ -15,8 +15,7 @@ from slackwater.errors import Gone, Refused
 from slackwater.pipeline.batch.claim import Claimer
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.retire import absent, retire
@@ -44,7 +43,7 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
     sender = app.stages["same"]
     for name in ("early", "late"):
         app.stages[name] = replace(sender, name=name, reads=("by-n",), writes=())
-    kafka_client.create_topic(client, events, 1)
+    topics.create_topics(client, {events: 1})
     claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)
     claimer.create_channels((sender,))
@@ -54,7 +53,7 @@ def test_partitions_added_by_hand_to_a_repartition_topic_are_left_alone(kafka: E
 
     admin = AdminClient(client)
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result()
-    eventually(lambda: len(kafka_client.offsets(client, topic)[1]) == 5, "the new partitions")
+    eventually(lambda: len(topics.offsets(client, topic)[1]) == 5, "the new partitions")
     again = claimer.claim(app.stages["early"], shape, 2)
     late = claimer.claim(app.stages["late"], shape, 2)
     assert claimer.claim(sender, shape, 2).outputs["by-n"].ends == (0, 0)
@@ -71,14 +70,14 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     old = app.stages["same"]
     new = app.stages["new"] = replace(old, name="new", writes=())
-    kafka_client.create_topic(client, events, 2)
+    topics.create_topics(client, {events: 2})
     admin = AdminClient(client)
 
     def delete(*before: int) -> None:
         doomed = [TopicPartition(events, partition, offset) for partition, offset in enumerate(before)]
         for deleted in admin.delete_records(doomed).values():
             deleted.result()
-        eventually(lambda: kafka_client.offsets(client, events)[0] == before, "the records to be gone")
+        eventually(lambda: topics.offsets(client, events)[0] == before, "the records to be gone")
 
     refusing = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
     accepting = replace(refusing, accept_loss=True)
@@ -110,8 +109,8 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
 
     # A topic that was made again is no loss to be accepted: offsets mean other records now.
     admin.delete_topics([events])[events].result()
-    eventually(lambda: kafka_client.end_offsets(client, events) is None, "the topic to be gone")
-    kafka_client.create_topic(client, events, 2)
+    eventually(lambda: topics.end_offsets(client, events) is None, "the topic to be gone")
+    topics.create_topics(client, {events: 2})
     for claimer in (refusing, accepting):
         with pytest.raises(Refused, match=rf"further than the topic goes: {events}\[0\] 0\.\.3, .* made again") as no:
             claimer.check(old, shape)
@@ -127,7 +126,7 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
     app.stage(reads=sw.topic(events), writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
     sender = app.stages["same"]
     reader = app.stages["reader"] = replace(sender, name="reader", reads=("by-n",), writes=())
-    kafka_client.create_topic(client, events, 1)
+    topics.create_topics(client, {events: 1})
     ensure_app(store, AppInfo(app.name, 1))
     claimer = Claimer(store, client, app, {}, "w", "test", accept_loss=False)
     shape = Shape({}, {"by-n": ROWS}, (), None, None)

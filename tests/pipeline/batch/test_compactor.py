@@ -218,12 +218,13 @@ def test_a_program_says_how_its_tables_are_compacted() -> None:
     app = App("flights")
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="a")(lambda rows: rows)
     chosen = sw.leveled(level_base_bytes=8 << 20, fanout=8)
-    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="b", compaction=chosen)(lambda rows: rows)
-    assert app.stages["a"].compaction == sw.universal() == Policy()
+    chosen_table = sw.table(compaction=chosen)
+    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="b", table=chosen_table)(lambda rows: rows)
+    assert app.stages["a"].table.compaction == sw.universal() == Policy()
     expected = Policy("leveled", l0_trigger=4, level_base_bytes=8 << 20, fanout=8, target_file_bytes=16 << 20)
-    assert app.stages["b"].compaction == expected
-    with pytest.raises(Usage, match="no table to compact"):
-        app.stage(reads=topic("t"), writes=sw.repartition("r", "k"), compaction=chosen)
+    assert app.stages["b"].table.compaction == expected
+    with pytest.raises(Usage, match="so it has no table"):
+        app.stage(reads=topic("t"), writes=sw.repartition("r", "k"), table=chosen_table, name="c")(lambda rows: rows)
 
 
 @pytest.mark.parametrize(

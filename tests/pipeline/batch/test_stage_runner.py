@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.pipeline.api.app import Repartition, Stage, topic
+from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.batch.progress import Progress
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_runner import Limits, StageRunner
 from slackwater.pipeline.batch.task import Places, Result, Sent
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.messages import header_of, split
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
@@ -71,7 +71,7 @@ class Running:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         self.store = CountingStore(LocalStore(folder / "store"))
         self.topic = f"out-{uuid4().hex[:8]}"
-        kafka_client.create_topic(self.kafka, self.topic, 2)
+        topics.create_topics(self.kafka, {self.topic: 2})
         self.scratch = folder / "scratch"
         self.told: list[Progress] = []
         self.at: dict[str, Position] = {}
@@ -82,9 +82,7 @@ class Running:
             writes=(Repartition("out", ("n",), 2),),
             state=None,
             key=(),
-            partitions=1,
-            max_records=None,
-            trigger=None,
+            table=DEFAULT_TABLE,
         )
         inputs = {name: Input(name, (0, 0), f"writer-of-{name}", consumed=(0, 0)) for name in reads}
         claimed = claim(
@@ -134,7 +132,7 @@ class Running:
 
     def headers(self) -> list[list[str]]:
         """What lies in each partition of the output."""
-        ends = kafka_client.offsets(self.kafka, self.topic)[1]
+        ends = topics.offsets(self.kafka, self.topic)[1]
         return [
             [
                 header_of(message)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,7 +187,7 @@ def test_a_position_survives_its_json(position: Position) -> None:
 
 
 def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(msgspec.ValidationError):
         Position.of({"offsets": [1]})
 
 
