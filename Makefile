@@ -36,11 +36,11 @@ soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedule
 	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/models/test_state_model.py tests/models/test_gc_model.py tests/models/test_hostile_stores.py
 
-mutants: $(READY) ## faults planted in protocol and store, one at a time: do the tests notice? (eight minutes)
-	@$(BIN)/python -m tests.mutants
+mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)
+	@$(BIN)/python -m tests.mutation.run $(GROUPS)
 
 clean: ## remove what the targets made (not .slackwater)
-	rm -rf $(VENV) .types .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
+	rm -rf $(VENV) .types .cache/mutants .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build *.egg-info bench/out
 
 # mypy wants the package under its name, which is the repository's root.
 .types/slackwater:

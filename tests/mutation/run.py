@@ -19,11 +19,18 @@ import sys
 import time
 import tomllib
 from collections import Counter
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+
+from mutmut.configuration import reset_config
+from mutmut.mutation.file_mutation import mutate_file_contents
+from mutmut.utils.format_utils import get_mutant_name
 
 ROOT = Path(__file__).parents[2]
 WORKSPACES = ROOT / ".cache" / "mutants"
+WORTH_A_LOOK = ("survived", "not run", "odd")
 MUTMUT = Path(sys.executable).with_name("mutmut")
 
 _NOT_THE_PACKAGE = (".*", "__pycache__", "*.egg-info", "build", "dist", "out", "docs", "examples", "bench", "tests")
@@ -80,6 +87,16 @@ class Group:
         )
         return ran.stdout if quiet else ""
 
+    def mutants(self) -> list[str]:
+        """The names of all its mutants."""
+        with chdir(self.workspace):
+            reset_config()  # mutmut reads it from the folder it is in
+            return [
+                get_mutant_name(Path(module), name)
+                for module in self.modules
+                for name in mutate_file_contents(module, Path(module).read_text(encoding="utf-8")).mutant_names
+            ]
+
     def outcomes(self, module: str) -> dict[str, int | None]:
         """The exit code of the tests for each mutant of a module; None for one that was not tried."""
         meta = json.loads((self.workspace / "mutants" / f"{module}.meta").read_text(encoding="utf-8"))
@@ -107,49 +124,49 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation.run", description="Do the tests notice mutants?")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(known)}; all without one")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="mutants tried at once")
+    parser.add_argument("--sample", type=int, default=0, help="so many mutants of each group, always the same ones")
     options = parser.parse_args()
     if unknown := [name for name in options.groups if name not in known]:
         parser.error(f"there is no group {', '.join(unknown)}")
-    rows, survivors = [], []
+    rows: list[tuple[str, dict[str, int | None]]] = []
+    survivors: list[tuple[Group, str]] = []
     for group in (known[name] for name in options.groups or known):
         began_s = time.monotonic()
         group.prepare()
-        group.mutmut("run", "--max-children", str(options.jobs))
+        names = group.mutants()
+        chosen = Random(1985).sample(names, options.sample) if 0 < options.sample < len(names) else []
+        group.mutmut("run", "--max-children", str(options.jobs), *chosen)
         print(f"{group.name}: {time.monotonic() - began_s:.0f} s", flush=True)
         for module in group.modules:
             outcomes = group.outcomes(module)
             rows.append((module.removeprefix("slackwater/"), outcomes))
-            survivors += [(group, name) for name, code in outcomes.items() if _outcome(code) != "killed"]
+            survivors += [(group, name) for name, code in outcomes.items() if _outcome(code) in WORTH_A_LOOK]
     for group, name in survivors:
         print(group.mutmut("show", name, quiet=True))
     print(*_table(rows), sep="\n")
     return 0
 
 
+_OUTCOMES = {0: "survived", 1: "killed", 3: "killed", 33: "not run", 36: "timed out", -24: "timed out"}
+"""By the exit code of a mutant's tests: mutmut's own are above 30, those below 0 are signals."""
+
+
 def _outcome(code: int | None) -> str:
-    """What the exit code of a mutant's tests says; mutmut's own are above 30, those below 0 are signals."""
-    if code is None:
-        return "not tried"
-    return {0: "survived", 1: "killed", 3: "killed", 33: "not run", -24: "timed out", 36: "timed out"}.get(code, "odd")
+    return "left out" if code is None else _OUTCOMES.get(code, "odd")
 
 
 def _table(rows: list[tuple[str, dict[str, int | None]]]) -> list[str]:
     """The score of each module, in Markdown."""
-    lines = ["| module | mutants | killed | timed out | not run | survived | score |", "|---|--:|--:|--:|--:|--:|--:|"]
-    total: Counter[str] = Counter()
-    for module, outcomes in rows:
+    columns = ("killed", "timed out", "survived", "not run", "odd")
+    lines = [f"| module | mutants | tried | {' | '.join(columns)} | score |", "|---|" + "--:|" * (len(columns) + 3)]
+    everything = {mutant: code for _, outcomes in rows for mutant, code in outcomes.items()}
+    for name, outcomes in [*rows, ("all", everything)]:
         found = Counter(map(_outcome, outcomes.values()))
-        total += found
-        lines.append(_row(f"`{module}`", found))
-    return [*lines, _row("all", total)]
-
-
-def _row(name: str, found: Counter[str]) -> str:
-    noticed = found["killed"] + found["timed out"]
-    rest = found.total() - noticed - found["not run"]
-    score = 100 * noticed / (found.total() or 1)
-    counts = (found.total(), found["killed"], found["timed out"], found["not run"], rest)
-    return f"| {name} | {' | '.join(map(str, counts))} | {score:.0f} % |"
+        tried = found.total() - found["left out"]
+        score = 100 * (found["killed"] + found["timed out"]) / (tried or 1)
+        counts = (found.total(), tried, *(found[column] for column in columns))
+        lines.append(f"| {name} | {' | '.join(map(str, counts))} | {score:.0f} % |")
+    return lines
 
 
 if __name__ == "__main__":

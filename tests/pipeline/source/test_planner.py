@@ -1,19 +1,14 @@
 """Where a batch ends: admission, the trigger interval, whole upstream versions, and never past a marker."""
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records, topics
-from slackwater.pipeline.kafka.patience import Patience
 from slackwater.pipeline.source.checkpoint import Checkpoint
-from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
@@ -38,6 +33,14 @@ def test_admission_stays_under_its_limit_and_moves_every_backlog(backlogs: list[
 
 def test_a_new_partition_is_read_from_its_beginning() -> None:
     assert admit((5,), (7, 3), None) == (7, 3)
+    assert admit((5,), (7, 0), None) == (7, 0)
+
+
+def test_a_limit_is_shared_out_by_backlog_in_whole_records() -> None:
+    assert admit((0, 100), (300, 200), 40) == (30, 110)
+    assert admit((0, 0), (3, 3), 4) == (2, 2)
+    assert admit((0, 0), (3, 3), 5) == (2, 2)
+    assert all(isinstance(end, int) for end in admit((0, 0), (3, 3), 5))
 
 
 def test_a_topic_whose_end_went_back_is_not_read_backwards() -> None:
@@ -115,6 +118,7 @@ def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
         upstream.write(rows)
     assert upstream.planner().latest(START) == at(30, 3, 30)
     assert upstream.planner(25).latest(START) == at(20, 2, 20)
+    assert upstream.planner(20).latest(START) == at(20, 2, 20)
     # A version larger than the limit is taken alone: it cannot be divided.
     assert upstream.planner(3).latest(START) == at(10, 1, 10)
 
@@ -281,41 +285,3 @@ def test_a_range_of_markers_only_is_not_read() -> None:
 
 def test_a_topics_new_partition_is_read_from_its_beginning_and_a_partition_that_stays_is_not_read() -> None:
     assert ranges(Position("t", (4, 4)), Position("t", (9, 4, 2))) == [(0, 4, 9, None), (2, 0, 2, None)]
-
-
-@pytest.mark.kafka
-def test_a_request_ends_a_batch_at_once_and_is_brought_once(kafka: EmbeddedKafka) -> None:
-    servers = {"bootstrap.servers": kafka.bootstrap}
-    topic = f"t-{uuid4().hex[:8]}"
-    topics.create_topics(servers, {topic: 2})
-    records.send(servers, topic, [(0, b"x"), (0, b"y"), (1, b"z")], b"", patience_s=30)
-    asked: list[str] = ["old"]
-    pace = Pace(3600)
-    pace.started()
-    planner = TopicPlanner(
-        servers,
-        topic,
-        pace=pace,
-        max_records=None,
-        patience=Patience("Kafka", 30),
-        requests=lambda: tuple(asked),
-        handled={"old"},
-    )
-
-    def until(position: Position) -> None:
-        """Ask as Spark does, many times a second; an answer other than `position` may only be the start."""
-        deadline = time.monotonic() + 30
-        while (found := planner.latest(start)) != position:
-            assert found == start
-            assert time.monotonic() < deadline
-        assert planner.latest(position) == position
-
-    start = Position("t", (0, 0))
-    assert planner.latest(start) == start, "the interval is long, and the old request was handled"
-    asked += ["s1", "s2"]
-    # Without the records that wait: the snapshot need not.
-    until(Position("t", (0, 0), snapshots=("s1", "s2")))
-    # Still open, and said no more, also when another is asked.
-    asked.append("s3")
-    start = Position("t", (0, 0), snapshots=("s1", "s2"))
-    until(Position("t", (0, 0), snapshots=("s3",)))

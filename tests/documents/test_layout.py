@@ -1,0 +1,44 @@
+"""The tree: small folders, small files, each with a sentence that says what it is, and all of them packaged."""
+
+import ast
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+from tests.support.static import PARTS, ROOT
+
+MOST_MODULES = 15
+MOST_LINES = 600
+
+PACKAGE = sorted([*ROOT.glob("*.py"), *(path for part in PARTS for path in (ROOT / part).rglob("*.py"))])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+PACKAGE_FOLDERS = sorted({path.parent for path in PACKAGE})
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_no_folder_has_more_modules_than_one_looks_through() -> None:
+    counts = Counter(path.parent for path in PACKAGE + TESTS if path.name not in ("__init__.py", "conftest.py"))
+    assert {name(folder): count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_no_file_is_longer_than_one_idea() -> None:
+    lines = {name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE + TESTS}
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_every_folder_of_the_package_is_packaged() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = [".".join(("slackwater", *folder.relative_to(ROOT).parts)) for folder in PACKAGE_FOLDERS]
+    assert project["tool"]["setuptools"]["packages"] == folders
+    assert [name(folder) for folder in PACKAGE_FOLDERS if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_first_line_of_every_module_is_a_sentence_that_says_what_it_does() -> None:
+    said = {name(path): ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in PACKAGE}
+    first = {path: text.partition("\n")[0] for path, text in said.items()}
+    assert {path: line for path, line in first.items() if not line.endswith((".", ":", ")"))} == {}
+    assert {path: line for path, line in first.items() if re.match("todo|fixme|xxx", line, re.IGNORECASE)} == {}

@@ -1,0 +1,150 @@
+"""Batches of a user's topic, against the cluster that librdkafka brings for tests: a broker in this process."""
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+from slackwater.errors import Unavailable
+from slackwater.pipeline.kafka.patience import Patience
+from slackwater.pipeline.source.planner import Pace, Position, TopicPlanner, request_ids
+from slackwater.snapshot.take import taking
+from slackwater.store.objects.memory import MemoryStore
+
+from tests.support.histories import FlightsApp, Kafka, flights
+
+START = Position("t", (0, 0, 0, 0))
+"""Topics have four partitions there."""
+
+
+class Clock:
+    """Seconds; whoever moves it moves them."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Topic:
+    """A topic, and planners of it."""
+
+    def __init__(self) -> None:
+        self.producer = Producer({"bootstrap.servers": "ignored:1", "test.mock.num.brokers": 1, "log_level": 0})
+        (broker,) = self.producer.list_topics(timeout=30).brokers.values()
+        self.servers = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
+        self.asked: list[str] = []
+
+    def send(self, *partitions: int) -> None:
+        for partition in partitions:
+            self.producer.produce("t", b"a record", partition=partition)
+        assert self.producer.flush(30) == 0
+
+    def planner(
+        self, pace: Pace | None = None, *, max_records: int | None = None, handled: tuple[str, ...] = ()
+    ) -> TopicPlanner:
+        return TopicPlanner(
+            self.servers,
+            "t",
+            pace=pace or Pace(0),
+            max_records=max_records,
+            patience=Patience("Kafka", 30),
+            requests=lambda: tuple(self.asked),
+            handled=set(handled),
+        )
+
+
+@pytest.fixture
+def topic() -> Iterator[Topic]:
+    topic = Topic()
+    topic.send(0, 0, 1, 3)
+    yield topic
+    topic.producer.flush(1)
+
+
+def until(planner: TopicPlanner, start: Position, expected: Position) -> None:
+    """Ask as Spark does, many times a second; an answer other than `expected` may only be the start."""
+    deadline = time.monotonic() + 30
+    while (found := planner.latest(start)) != expected:
+        assert found == start
+        assert time.monotonic() < deadline
+
+
+def test_a_batch_goes_to_the_ends_of_the_topic_and_the_next_one_from_there(topic: Topic) -> None:
+    planner = topic.planner()
+    first = Position("t", (2, 1, 0, 1))
+    until(planner, START, first)
+    assert planner.latest(first) == first
+    topic.send(2)
+    until(planner, first, Position("t", (2, 1, 1, 1)))
+
+
+def test_no_batch_has_more_than_its_limit(topic: Topic) -> None:
+    topic.send(*[0] * 8)
+    until(topic.planner(max_records=5), Position("t", (0, 1, 0, 1)), Position("t", (5, 1, 0, 1)))
+
+
+def test_the_position_that_a_snapshot_ended_names_it_and_the_next_one_does_not(topic: Topic) -> None:
+    until(topic.planner(), Position("t", (0, 0, 0, 0), snapshots=("s1",)), Position("t", (2, 1, 0, 1)))
+
+
+def test_a_batch_starts_the_trigger_interval_and_none_starts_within_it(topic: Topic) -> None:
+    clock = Clock()
+    planner = topic.planner(Pace(10, clock))
+    first = Position("t", (2, 1, 0, 1))
+    until(planner, START, first)
+    topic.send(2)
+    assert planner.latest(first) == first
+    clock.now = 10
+    until(planner, first, Position("t", (2, 1, 1, 1)))
+
+
+def test_nothing_new_does_not_start_the_trigger_interval(topic: Topic) -> None:
+    pace = Pace(10, Clock())
+    planner = topic.planner(pace)
+    ends = Position("t", (2, 1, 0, 1))
+    assert planner.latest(ends) == ends
+    assert pace.due()
+
+
+def test_a_request_ends_a_batch_at_once_and_is_brought_once(topic: Topic) -> None:
+    topic.asked = ["old"]
+    pace = Pace(3600)
+    pace.started()
+    planner = topic.planner(pace, handled=("old",))
+    assert planner.latest(START) == START, "the interval is long, and the old request was handled"
+    topic.asked += ["s1", "s2"]
+    # Without the records that wait: the snapshot need not.
+    at_first = Position("t", START.offsets, snapshots=("s1", "s2"))
+    until(planner, START, at_first)
+    assert planner.latest(at_first) == at_first
+    # Still open, and said no more, also when another is asked.
+    topic.asked.append("s3")
+    until(planner, at_first, Position("t", START.offsets, snapshots=("s3",)))
+
+
+def test_a_request_does_not_wait_for_the_first_look_at_the_topic(topic: Topic) -> None:
+    topic.asked = ["s1"]
+    assert topic.planner().latest(START) == Position("t", START.offsets, snapshots=("s1",))
+
+
+def test_a_broker_that_is_away_for_too_long_is_told() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        servers = {"bootstrap.servers": f"127.0.0.1:{nobody.getsockname()[1]}"}
+        planner = TopicPlanner(
+            servers, "t", pace=Pace(0), max_records=None, patience=Patience("Kafka", 0.1), requests=tuple, handled=set()
+        )
+        assert planner.latest(START) == START, "it is waited for"
+        expected = f"^Kafka has not answered for .* s \\(Kafka at {servers['bootstrap.servers']} does not answer"
+        with pytest.raises(Unavailable, match=expected):
+            until(planner, START, Position("t", (1, 0, 0, 0)))
+
+
+def test_what_is_asked_of_an_app_is_told_by_id_oldest_first() -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(10))
+    assert request_ids(app.store, app.name) == ()
+    asked = [taking.request(app.store, app.name, name, "test").id for name in ("one", "two")]
+    assert request_ids(app.store, app.name) == tuple(asked)
