@@ -10,7 +10,6 @@ __all__ = [
     "BatchArrived",
     "Capture",
     "Event",
-    "Finished",
     "Forgotten",
     "MarkerArrived",
     "RecordState",
@@ -92,12 +91,5 @@ class Capture:
     records: object
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The state is recorded and every input's marker has arrived: this process has done its part."""
-
-    snapshot: str
-
-
-Action = RecordState | SendMarker | Capture | Finished
+Action = RecordState | SendMarker | Capture
 """What a process wants done."""

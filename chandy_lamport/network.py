@@ -22,7 +22,7 @@ def completed(network: Mapping[str, Ports], finished: Mapping[str, int]) -> dict
 
     Args:
         network: All stages, by name.
-        finished: The version that each stage recorded which has committed `Finished`.
+        finished: The version that each stage recorded which awaits no marker any more.
 
     Raises:
         ProtocolError: No snapshot of this network would complete: it is empty, a channel has no writer or more

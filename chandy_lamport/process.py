@@ -8,7 +8,6 @@ from .events import (
     BatchArrived,
     Capture,
     Event,
-    Finished,
     Forgotten,
     MarkerArrived,
     RecordState,
@@ -54,8 +53,9 @@ class Process:
     def recorded(self) -> dict[str, frozenset[str]]:
         """Every snapshot recorded and not forgotten, with the channels whose marker it awaits.
 
-        This is all there is to store. For those that nobody asks for any more, `Forgotten` is due: also when
-        it was received before, for a marker that comes later begins the snapshot anew.
+        This is all there is to store. A process that awaits none has done its part. For those that nobody asks
+        for any more, `Forgotten` is due: also when it was received before, for a marker that comes later begins
+        the snapshot anew.
         """
         return {snapshot: awaited for snapshot, (_, awaited) in self._snapshots.items()}
 
@@ -108,8 +108,6 @@ class Process:
                     actions += (SendMarker(snapshot, output) for output in self._outputs)
                 case Step.CAPTURE if late:
                     actions.append(late)
-                case Step.FINISH:
-                    actions.append(Finished(snapshot))
         return tuple(actions)
 
     def _check_input(self, channel: str, what: str) -> None:

@@ -59,12 +59,11 @@ class Step(Enum):
     RECORD = auto()
     SEND_MARKERS = auto()
     CAPTURE = auto()
-    FINISH = auto()
 
 
 TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tuple[Step, ...]]]]] = {
     (Role.SOURCE, Phase.UNKNOWN): {
-        Signal.REQUEST: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS, Step.FINISH)),
+        Signal.REQUEST: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS)),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },
     (Role.SOURCE, Phase.FINISHED): {
@@ -74,14 +73,14 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
     # The first marker records at once, whatever the other inputs do: nobody ever waits.
     (Role.READER, Phase.UNKNOWN): {
         Signal.MARKER: (Phase.CAPTURING, (Step.RECORD, Step.SEND_MARKERS)),
-        Signal.LAST_MARKER: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS, Step.FINISH)),
+        Signal.LAST_MARKER: (Phase.FINISHED, (Step.RECORD, Step.SEND_MARKERS)),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },
     (Role.READER, Phase.CAPTURING): {
         Signal.RECORDS: (Phase.CAPTURING, (Step.CAPTURE,)),
         Signal.LATER_RECORDS: (Phase.CAPTURING, ()),
         Signal.MARKER: (Phase.CAPTURING, ()),
-        Signal.LAST_MARKER: (Phase.FINISHED, (Step.FINISH,)),
+        Signal.LAST_MARKER: (Phase.FINISHED, ()),
         Signal.REPEATED_MARKER: (Phase.CAPTURING, ()),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -209,8 +209,8 @@ class App:
     def run(
         self,
         *,
-        store: str,
-        kafka: str | Mapping[str, str],
+        store: str | None = None,
+        kafka: str | Mapping[str, str] | None = None,
         stages: Sequence[str] = (),
         until_caught_up: bool = False,
         max_records: int | None = None,
@@ -221,7 +221,6 @@ class App:
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
         patience_s: float = 120,
-        cache_folder: str | Path | None = None,
         on_commit: Callable[[BatchReport], None] = lambda _report: None,
     ) -> None:
         """Run the app in this process, from where it stopped, as `slackwater run` does from a file.
@@ -229,8 +228,10 @@ class App:
         It returns once it has caught up, if so asked, or after Ctrl-C or SIGTERM, with what was read committed.
 
         Args:
-            store: The store root: `s3://bucket/prefix`, or a folder.
-            kafka: The brokers, as `"host:port"`, or librdkafka's client properties, `bootstrap.servers` among them.
+            store: The store root: `s3://bucket/prefix`, or a folder. Default, as for the command line: the environment,
+                then the nearest `slackwater.toml`, where all other settings come from too.
+            kafka: The brokers, as `"host:port"`, or librdkafka's client properties, `bootstrap.servers` among them;
+                default likewise.
             stages: Run only these; default all.
             until_caught_up: Return when each stage has read its topics up to where they end now, and all that followed
                 from it through repartition topics, as `availableNow` in Structured Streaming.
@@ -242,7 +243,6 @@ class App:
             spark_conf: Further settings of Spark.
             py_files: Paths of Python files and zips that the program and its tasks import.
             patience_s: How long a broker or a store may be away, in seconds.
-            cache_folder: Where this machine keeps SSTs for look-ups; default in the user's cache.
             on_commit: Told of each committed batch, from several threads.
 
         Raises:
@@ -250,14 +250,17 @@ class App:
             Refused: The program does not fit what is stored, or a stage failed.
             Fenced: A newer runner took a stage over.
             Unavailable: Kafka or the store was away for longer than `patience_s`.
-            Usage: An argument, or what the app declares, is not one that could work.
+            Usage: An argument, a setting, or what the app declares, is not one that could work.
         """
         # What runs an app knows what declares it, and takes a while to import.
+        from ...settings import load
         from ..run.program import Options, run_app
 
+        settings = load(store=store, kafka=kafka if isinstance(kafka, str) else None)
         options = Options(
-            store=store,
-            kafka={"bootstrap.servers": kafka} if isinstance(kafka, str) else kafka,
+            store=settings.store_root(),
+            kafka=kafka if isinstance(kafka, Mapping) else settings.kafka(),
+            s3=settings.s3,
             stages=tuple(stages),
             until_caught_up=until_caught_up,
             max_records=max_records,
@@ -268,9 +271,11 @@ class App:
             spark_conf=dict(spark_conf or {}),
             py_files=tuple(py_files),
             patience_s=patience_s,
+            cache_folder=Path(settings.cache),
+            cache_bytes=settings.cache_max_bytes,
+            cache_memory_bytes=settings.cache_memory_bytes,
+            prefetch=settings.prefetch,
         )
-        if cache_folder is not None:
-            options = replace(options, cache_folder=Path(cache_folder))
         run_app(self, options, on_commit)
 
     def check(self) -> None:

@@ -213,7 +213,11 @@ class Committer:
                 self.head = compactions[-1]
             if other is not None and other.epoch > self.head.epoch:
                 # The commit that loses says it best.
-                commit.commit(self._store, self._successor())
+                head, now_ms = self.head, time.time_ns() // 1_000_000
+                late = commit.successor(
+                    head, kind="batch", epoch=head.epoch, writer=head.writer, by=head.by, now_ms=now_ms
+                )
+                commit.commit(self._store, late)
         finally:
             self._committing.release()
 
@@ -278,9 +282,3 @@ class Committer:
         ours = takewhile(lambda found: found.kind == "compaction" and found.epoch == head.epoch, newer)
         compactions = list(ours)
         return compactions, newer[len(compactions)] if len(compactions) < len(newer) else None
-
-    def _successor(self) -> Manifest:
-        head = self.head
-        return commit.successor(
-            head, kind="batch", epoch=head.epoch, writer=head.writer, by=head.by, now_ms=time.time_ns() // 1_000_000
-        )

@@ -1,7 +1,7 @@
 """Compaction beside a running stage: merged off the critical path, committed with the next batch.
 
 A few merges at a time for each stage, in threads of the driver (Arrow works without Python's lock). A result waits
-until the next version names it instead of its inputs; a result that no version ever names is litter.
+until the next version names it instead of its inputs; a result that no version ever names is an orphan.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The driver's share (claims, commits, compactions, the watch for a take-over) is in the counting stores that it uses for
 the stage; the planners of its sources are processes of their own and count into files in a folder of the runner's
-scratch; tasks report theirs with their results. What attempts took that failed is told by the next task of the same
-worker, if there is one.
+scratch; tasks report theirs with their results. What failed attempts took is in the report of the next task of the
+same worker, if there is one.
 
 What a runner asks for the whole app (is the app known, are snapshots asked for and can they be completed, has it caught
 up, who else is there, and its own sign of life) belongs to no stage; the first one that it runs is charged with it.

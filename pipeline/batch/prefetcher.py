@@ -79,7 +79,7 @@ class Prefetcher:
             try:
                 self._cache.prefetch(self._store, sst, head.table, self.reads)
             except SlackwaterError as error:
-                # Whoever needs it will be told.
+                # Whoever needs it gets the error.
                 _log.warning("prefetch of %s/%s put off: %s", head.app, head.stage, error)
                 return
 

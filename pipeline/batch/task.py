@@ -62,26 +62,22 @@ class Result(msgspec.Struct, frozen=True):
     """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """Writes one attempt's rows to the stage's channels."""
+Outputs = tuple[tuple[Repartition, str, int], ...]
+"""Each channel, its Kafka topic and that topic's number of partitions."""
 
-    places: Places
-    outputs: tuple[tuple[Repartition, str, int], ...]
-    """Each channel, its Kafka topic and that topic's number of partitions."""
 
-    def write(
-        self, parts: Sequence[tuple[pa.Table, npt.NDArray[np.integer]]], attempt: str
-    ) -> dict[str, dict[int, Sent]]:
-        """Send each output, in their order, its rows and the partition of each."""
-        sent = {}
-        for (channel, topic, count), (rows, targets) in zip(self.outputs, parts, strict=True):
-            messages = list(split(rows, targets))
-            if messages:
-                ends = send(self.places.kafka, topic, messages, attempt.encode(), patience_s=self.places.patience_s)
-                counts = np.bincount(targets, minlength=count).tolist()
-                sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
-        return sent
+def _send(
+    places: Places, outputs: Outputs, parts: Sequence[tuple[pa.Table, npt.NDArray[np.integer]]], attempt: str
+) -> dict[str, dict[int, Sent]]:
+    """Send each output, in their order, its rows, to the partition of each."""
+    sent = {}
+    for (channel, topic, count), (rows, targets) in zip(outputs, parts, strict=True):
+        messages = list(split(rows, targets))
+        if messages:
+            ends = send(places.kafka, topic, messages, attempt.encode(), patience_s=places.patience_s)
+            counts = np.bincount(targets, minlength=count).tolist()
+            sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
+    return sent
 
 
 def _attempt(writer: str, version: int) -> str:
@@ -93,8 +89,8 @@ def _attempt(writer: str, version: int) -> str:
 
 
 def _table(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
-    kept = [batch for batch in batches if batch.num_rows]
-    return pa.Table.from_batches(kept) if kept else None
+    filled = [batch for batch in batches if batch.num_rows]
+    return pa.Table.from_batches(filled) if filled else None
 
 
 def _report(result: Result) -> Iterator[pa.RecordBatch]:
@@ -112,7 +108,7 @@ class WriteTask:
     places: Places
     writer: str
     version: int
-    outputs: tuple[tuple[Repartition, str, int], ...]
+    outputs: Outputs
     rows: tuple[pa.Schema, ...] = ()
     """Of each output, where each has rows of its own."""
 
@@ -122,7 +118,7 @@ class WriteTask:
         if rows is None:
             return
         attempt = _attempt(self.writer, self.version)
-        sent = _Sink(self.places, self.outputs).write(self._parts(rows), attempt)
+        sent = _send(self.places, self.outputs, self._parts(rows), attempt)
         yield from _report(Result(attempt, rows.num_rows, sent=sent))
 
     def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, npt.NDArray[np.integer]]]:
@@ -141,7 +137,7 @@ class StateTask:
     places: Places
     writer: str
     version: int
-    outputs: tuple[tuple[Repartition, str, int], ...]
+    outputs: Outputs
     state: BoundState
     table: Table
     ssts: tuple[Sst, ...]
@@ -177,7 +173,7 @@ class StateTask:
                 partition_of(hash_keys(rows, channel.key), count)
                 for rows, (channel, _, count) in zip(each, self.outputs, strict=True)
             ]
-            sent = _Sink(self.places, self.outputs).write(list(zip(each, targets, strict=True)), attempt)
+            sent = _send(self.places, self.outputs, list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)
         latest_ms = max(event_ms, default=None)
         yield from _report(

@@ -21,7 +21,7 @@ class Options:
         kafka: librdkafka client properties, `bootstrap.servers` among them.
         s3: How S3 is talked to; None for what the environment says.
         stages: Run only these; empty for all.
-        until_caught_up: Stop when nothing is left to read.
+        until_caught_up: Stop when all that is there at the start is read, and what follows from it.
         max_records: At most so many input records a batch, whatever the program says; None for what it says.
         trigger: Shortest time between batches, likewise.
         max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
@@ -31,7 +31,7 @@ class Options:
         cache_folder: Where this machine keeps SSTs for look-ups.
         cache_bytes: How much of it.
         cache_memory_bytes: How much of this machine's memory its hot tier takes, in front of that; 0 for none.
-        prefetch: Fetch SSTs beside the batches that would else be read by pieces.
+        prefetch: Fetch SSTs beside the batches of which else byte ranges would be read.
         spark_conf: Further Spark settings; they win over those of slackwater.
         py_files: Python files and zips that the program and its tasks import.
         compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to

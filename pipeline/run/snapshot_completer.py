@@ -37,7 +37,7 @@ class Completer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="slackwater-snapshots")
         self._under_way: Future[None] | None = None
 
-    def look(self, heads: Collection[Manifest]) -> frozenset[str]:
+    def check(self, heads: Collection[Manifest]) -> frozenset[str]:
         """Complete, in the background, what these heads may be the last to answer.
 
         Returns:
@@ -65,7 +65,7 @@ class Completer:
             try:
                 taking.try_complete(self._store, self._app, request, self._reader)
             except Unavailable as error:
-                # The next look tries again.
+                # The next check tries again.
                 _log.warning("snapshot %s of %s waits: %s", request.name, self._app, error)
             except (Refused, Corruption) as error:
                 _log.warning("snapshot %s of %s was dropped: %s", request.name, self._app, error)

@@ -1,7 +1,7 @@
 """Where the SSTs of unflushed versions wait on this machine: a folder for each runner, gone with it.
 
-A version that is not committed is nothing: whoever goes on begins at the last one that is. So what a runner that died
-has left here is litter, and the next one on this machine removes it.
+A version that is not committed counts for nobody: the next runner goes on from the last one that is. So what a runner
+that died has left here is of no use, and the next one on this machine removes it.
 """
 
 from __future__ import annotations

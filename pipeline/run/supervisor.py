@@ -181,7 +181,7 @@ class Supervisor:
 
     def _complete_snapshots(self) -> None:
         """Complete what every stage has answered; note what nobody asks for any more."""
-        closed = self._completer.look([runner.head for runner in self._runners])
+        closed = self._completer.check([runner.head for runner in self._runners])
         for runner in self._runners:
             runner.forget(closed)
 

@@ -16,7 +16,6 @@ from slackwater.chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
-    Finished,
     Forgotten,
     MarkerArrived,
     RecordState,
@@ -72,7 +71,6 @@ class Commit:
     ends: Mapping[str, Offsets]
     recorded: Mapping[str, int]
     awaited: Mapping[str, frozenset[str]]
-    finished: frozenset[str]
     captures: tuple[Capture, ...]
 
 
@@ -136,7 +134,6 @@ class Network:
                     ends=dict.fromkeys(stage.outputs, none),
                     recorded={},
                     awaited={},
-                    finished=frozenset(),
                     captures=(),
                 )
             ]
@@ -190,9 +187,9 @@ class Network:
     def complete(self, _: str = "") -> None:
         """Somebody looks at all heads, and completes what can be."""
         for snapshot in sorted(self.open):
-            heads = {name: self.head(name) for name in self.names}
-            finished = {name: head.recorded[snapshot] for name, head in heads.items() if snapshot in head.finished}
-            if versions := completed(self.stages, finished):
+            heads = [(name, self.head(name)) for name in self.names]
+            done = {name: head.recorded[snapshot] for name, head in heads if head.awaited.get(snapshot) == frozenset()}
+            if versions := completed(self.stages, done):
                 self.open.remove(snapshot)
                 self.recordings.append(self.recording(snapshot, versions))
 
@@ -274,7 +271,6 @@ class Network:
             num_deposits=num_deposits,
             positions=positions,
             recorded={known: version for known, version in head.recorded.items() if known not in forgotten},
-            finished=head.finished.difference(forgotten),
         )
         commit = self.obey(actions, draft, process)
         if choose(8) == 7:
@@ -292,7 +288,7 @@ class Network:
 
     def obey(self, actions: tuple[Action, ...], draft: Commit, process: Process) -> Commit:
         """Write the markers behind the records, and put everything else into the commit."""
-        recorded, finished, captures = dict(draft.recorded), set(draft.finished), []
+        recorded, captures = dict(draft.recorded), []
         for action in actions:
             match action:
                 case RecordState(snapshot):
@@ -304,17 +300,12 @@ class Network:
                         log.append(Message(draft.attempt, Marker(snapshot)))
                 case Capture():
                     captures.append(action)
-                case Finished(snapshot):
-                    assert snapshot not in finished, f"{snapshot} was finished twice"
-                    finished.add(snapshot)
         assert recorded.keys() == process.recorded.keys()
-        assert finished == {snapshot for snapshot, awaited in process.recorded.items() if not awaited}
         return replace(
             draft,
             ends={channel: tuple(map(len, self.logs[channel])) for channel in draft.ends},
             recorded=recorded,
             awaited=process.recorded,
-            finished=frozenset(finished),
             captures=tuple(captures),
         )
 

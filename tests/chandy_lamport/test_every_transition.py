@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 import pytest
-from slackwater.chandy_lamport import Ports, ProtocolError, state, violations
+from slackwater.chandy_lamport import state
+from slackwater.chandy_lamport.cut import violations
+from slackwater.chandy_lamport.errors import ProtocolError
+from slackwater.chandy_lamport.network import Ports
 from slackwater.chandy_lamport.state import TRANSITIONS, Phase, Role, Signal, Step
 
 from tests.chandy_lamport.network import Network

@@ -8,7 +8,6 @@ from slackwater.chandy_lamport.events import (
     BatchArrived,
     Capture,
     Event,
-    Finished,
     Forgotten,
     MarkerArrived,
     RecordState,
@@ -25,13 +24,12 @@ def stage(reads: str = "", writes: str = "") -> Process:
 def test_a_chain_records_one_stage_after_the_other() -> None:
     parse, total, alert = stage(writes="by-key"), stage(reads="by-key", writes="sums"), stage(reads="sums")
 
-    assert parse.receive(Requested("s")) == (RecordState("s"), SendMarker("s", "by-key"), Finished("s"))
+    assert parse.receive(Requested("s")) == (RecordState("s"), SendMarker("s", "by-key"))
     assert total.receive(MarkerArrived("s", "by-key")) == (
         RecordState("s"),
         SendMarker("s", "sums"),
-        Finished("s"),
     )
-    assert alert.receive(MarkerArrived("s", "sums")) == (RecordState("s"), Finished("s"))
+    assert alert.receive(MarkerArrived("s", "sums")) == (RecordState("s"),)
 
 
 def test_a_fan_out_sends_a_marker_on_every_output() -> None:
@@ -39,7 +37,6 @@ def test_a_fan_out_sends_a_marker_on_every_output() -> None:
         RecordState("s"),
         SendMarker("s", "by-item"),
         SendMarker("s", "by-user"),
-        Finished("s"),
     )
 
 
@@ -51,7 +48,8 @@ def test_a_diamond_records_at_the_first_marker_and_captures_the_other_channel_un
     assert join.receive(BatchArrived("fast", "9..12")) == (), "after the marker: sent after the cut"
     assert join.receive(BatchArrived("slow", "5..7")) == (Capture("s", "slow", "5..7"),)
     assert join.receive(BatchArrived("slow", "7..8")) == (Capture("s", "slow", "7..8"),)
-    assert join.receive(MarkerArrived("s", "slow")) == (Finished("s"),)
+    assert join.receive(MarkerArrived("s", "slow")) == ()
+    assert join.recorded == {"s": frozenset()}, "it has done its part"
     assert join.receive(BatchArrived("slow", "8..9")) == (), "after both markers: nothing of it is in the cut"
 
 
@@ -62,13 +60,14 @@ def test_of_three_inputs_each_is_captured_until_its_own_marker() -> None:
     assert join.receive(BatchArrived("a", "0..1")) == ()
     assert join.receive(BatchArrived("c", "0..1")) == (Capture("s", "c", "0..1"),)
     assert join.recorded == {"s": frozenset({"c"})}
-    assert join.receive(MarkerArrived("s", "c")) == (Finished("s"),)
+    assert join.receive(MarkerArrived("s", "c")) == ()
 
 
 def test_markers_that_one_batch_reaches_on_every_input_leave_nothing_to_capture() -> None:
     join = stage(reads="left right")
     assert join.receive(MarkerArrived("s", "right")) == (RecordState("s"),)
-    assert join.receive(MarkerArrived("s", "left")) == (Finished("s"),)
+    assert join.receive(MarkerArrived("s", "left")) == ()
+    assert join.recorded == {"s": frozenset()}
 
 
 def test_snapshots_overlap_without_knowing_each_other() -> None:
@@ -79,7 +78,7 @@ def test_snapshots_overlap_without_knowing_each_other() -> None:
         Capture("first", "right", "0..1"),
         Capture("second", "right", "0..1"),
     )
-    assert join.receive(MarkerArrived("first", "right")) == (Finished("first"),)
+    assert join.receive(MarkerArrived("first", "right")) == ()
     assert join.receive(BatchArrived("right", "1..2")) == (Capture("second", "right", "1..2"),)
     assert join.recorded == {"first": frozenset(), "second": frozenset({"right"})}
 
@@ -117,7 +116,7 @@ def test_a_marker_that_comes_after_its_snapshot_was_forgotten_begins_anew_and_ca
     reader.receive(MarkerArrived("s", "c"))
     reader.receive(Forgotten("s"))
 
-    assert reader.receive(MarkerArrived("s", "c")) == (RecordState("s"), Finished("s"))
+    assert reader.receive(MarkerArrived("s", "c")) == (RecordState("s"),)
     reader.receive(Forgotten("s"))
     assert reader.recorded == {}
 
@@ -133,7 +132,7 @@ def test_a_restored_process_goes_on_where_its_last_commit_was() -> None:
     assert after.recorded == before.recorded == {"done": frozenset(), "open": frozenset({"right"})}
     assert after.receive(MarkerArrived("done", "left")) == ()
     assert after.receive(BatchArrived("right", "0..1")) == (Capture("open", "right", "0..1"),)
-    assert after.receive(MarkerArrived("open", "right")) == (Finished("open"),)
+    assert after.receive(MarkerArrived("open", "right")) == ()
 
 
 def test_what_recorded_returns_is_the_callers_own() -> None:

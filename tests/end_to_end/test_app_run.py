@@ -40,16 +40,23 @@ def declared(ledger: Ledger) -> sw.App:
 
 
 def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_in(
-    kafka: EmbeddedKafka, tmp_path: Path
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     ledger = Ledger(kafka.bootstrap, tmp_path)
     ledger.send(4_000)
     reports: list[BatchReport] = []
     app = declared(ledger)
 
     def run(until: int) -> None:
-        ledger_options = {"store": ledger.store, "kafka": kafka.bootstrap, "cache_folder": tmp_path / "cache"}
-        app.run(**ledger_options, until_caught_up=True, max_records=1_000, max_unflushed=2, on_commit=reports.append)
+        app.run(
+            store=ledger.store,
+            kafka=kafka.bootstrap,
+            until_caught_up=True,
+            max_records=1_000,
+            max_unflushed=2,
+            on_commit=reports.append,
+        )
         heads = resolve(open_store(ledger.store), ledger.app, now_ms=0).stages
         assert sum(heads["entries"].inputs[ledger.topic].offsets) >= until
         assert sum(heads["branches"].inputs["by-branch"].consumed) >= until

@@ -31,7 +31,7 @@ def look(diamond: Diamond, reader: ChannelReader | None = None) -> frozenset[str
     """One look, and the end of what it began."""
     completer = Completer(diamond.store, APP, reader or diamond.logs, "test:1")
     try:
-        return completer.look(diamond.heads.values())
+        return completer.check(diamond.heads.values())
     finally:
         completer.close()
 
