@@ -1,4 +1,4 @@
-"""What servers on Java that we run ourselves, for development, the demo and tests, have in common."""
+"""A server on Java that we run ourselves, for development, the demo and tests: start, wait, stop, kill, release."""
 
 import time
 from abc import ABC, abstractmethod

@@ -89,9 +89,8 @@ class EmbeddedKafka(EmbeddedServer):
     def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
         settings = self.folder / "server.properties"
         # Nobody but the broker talks to its controller, so that port may be another one each time.
-        settings.write_text(
-            _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose()), encoding="ascii"
-        )
+        text = _SETTINGS.format(host=ports.HOST, port=self.port, controller_port=ports.choose())
+        settings.write_text(text, encoding="ascii")
         # Kafka writes this file last when it prepares the folder.
         if not (self.folder / "log" / "meta.properties").exists():
             self._format(java, classpath, settings)

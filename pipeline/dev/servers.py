@@ -193,8 +193,8 @@ class DevServers:
                 )
             return known
         if port is None:
-            return self._at(kind, ports.choose(*filter(None, (known.port, usual_port))))
-        if not ports.is_free(port):
+            port = ports.choose(*filter(None, (known.port, usual_port)))
+        elif not ports.is_free(port):
             raise Refused(
                 f"{known.name} cannot listen on port {port} of {ports.HOST}: it is taken",
                 hint=f"name another one with --{kind.name.lower()}-port, or none: any free one will do",

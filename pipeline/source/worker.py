@@ -1,4 +1,4 @@
-"""What a Python worker of Spark has to know before its first task of ours."""
+"""Configures a Python worker of Spark before its first task of ours: signals and garbage collection."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def configure_worker() -> None:
     """Let this worker survive signals, and its garbage collections pass over what it has imported. Once a process.
 
     A terminal sends Ctrl-C to every process, a service manager SIGTERM, and the batch under way shall end: who started
-    this worker ends it when it is time. And Spark's workers collect all their
-    garbage after every task, which costs them more than a small task when they look through every module each time.
+    this worker ends it when it is time. And Spark's workers collect all their garbage after every task, which costs
+    them more than a small task when they look through every module each time.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)

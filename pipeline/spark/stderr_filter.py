@@ -1,4 +1,4 @@
-"""The terminal of a run shows slackwater's lines and real errors, not what the JVM and pyspark say beside them."""
+"""Filters what the JVM and pyspark write to the terminal of a run, so that it shows our lines and real errors."""
 
 from __future__ import annotations
 

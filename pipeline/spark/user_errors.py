@@ -56,13 +56,10 @@ def _described(error: Exception) -> str:
 
 
 def _hint(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and not _is_there(error.name):
-        return f"install what has {error.name!r} for {sys.executable}, or fix the import, and run again"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing and importlib.util.find_spec(missing.partition(".")[0]) is None:
+        return f"install what has {missing!r} for {sys.executable}, or fix the import, and run again"
     return _HINT
-
-
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _place(error: Exception) -> tuple[Path, int] | None:

@@ -1,4 +1,4 @@
-"""What the first batch needs of Spark comes up while the runner checks and claims its stages.
+"""Warming Spark up: what the first batch needs is started while the runner checks and claims its stages.
 
 A first batch takes seconds in which hardly any data moves: Python processes start, the JVM loads and compiles what a
 source in Python, a shuffle and an exchange with Python take. A source that is never started and a job of the same

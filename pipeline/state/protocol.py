@@ -1,4 +1,4 @@
-"""The seam between a stage's keyed table and what a user declares it to be.
+"""The Protocols of a kind of state: what a user declares, and what workers call.
 
 A `State` is the declaration (`aggregate`, `upsert`, `update`); bound to the schema of the stage's rows it becomes a
 `BoundState`, which workers call once per batch and state partition, on whole Arrow tables.
