@@ -4,6 +4,7 @@ What a process puts here lies in a folder, fsynced, until somebody uploads it; r
 written and searched at the speed of the disk, while the store is slow or away. Only for machines that share the folder.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import ObjectNotFound
@@ -43,17 +44,17 @@ class SpooledStore(Wrapper):
 
     def get(self, key: str) -> bytes:
         """See `ObjectStore`."""
-        try:
-            return self._spool.get(key)
-        except ObjectNotFound:
-            return self._inner.get(key)
+        return self._read(lambda store: store.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `ObjectStore`."""
+        return self._read(lambda store: store.get_range(key, start, length))
+
+    def _read(self, request: Callable[[ObjectStore], bytes]) -> bytes:
         try:
-            return self._spool.get_range(key, start, length)
+            return request(self._spool)
         except ObjectNotFound:
-            return self._inner.get_range(key, start, length)
+            return request(self._inner)
 
     def put(self, key: str, data: bytes) -> None:
         """Write it into the folder, durably. Raises as `LocalStore.put`."""

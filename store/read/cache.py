@@ -52,6 +52,8 @@ class SstCache:
                 asked for by `open` may be larger.
             hot_bytes: what the tier in memory may take (see `HotTier`); 0 for none.
         """
+        self.max_bytes = max_bytes
+        """What the folder's files may take together."""
         self._folder = CacheFolder(folder, max_bytes)
         self._hot = HotTier.open(self._folder, hot_bytes)
         self._folders = (self._hot.folder, self._folder) if self._hot else (self._folder,)
@@ -99,8 +101,9 @@ class SstCache:
             Unavailable: the store did not answer.
         """
         mapped = self.peek(sst, table)
-        if mapped is not None or self.refuses(sst):
-            return mapped
+        with self._lock:
+            if mapped is not None or file_name(sst) in self._refused:
+                return mapped
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
@@ -120,18 +123,13 @@ class SstCache:
         schema = sst_schema(table)
         if sst.bytes > _WHOLE_BYTES:
             ranged = RangedSst(store, sst, table, reads)
-            self._write(sst, schema, (block.rows for block in ranged.read(ranged.all_groups)))
+            self._write(sst, schema, (block.rows for block in ranged.read(ranged.within(sst.hash_min, sst.hash_max))))
             return None
         data = fetch(store, sst)
         reads.requests += 1
         reads.bytes += len(data)
         self._write(sst, schema, decode(data, sst, schema))
         return data
-
-    def refuses(self, sst: Sst) -> bool:
-        """Whether the SST could not be kept a moment ago."""
-        with self._lock:
-            return file_name(sst) in self._refused
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
         """The SST's rows if this machine has them, else None; asks no store."""
@@ -156,11 +154,6 @@ class SstCache:
         """Bytes of the SST's rows on this machine; 0 where it does not have them."""
         name = file_name(sst) + _ARROW
         return next((size for folder in self._folders if (size := folder.size_of(name))), 0)
-
-    @property
-    def max_bytes(self) -> int:
-        """What the folder's files may take together."""
-        return self._folder.max_bytes
 
     def ranged_bytes(self, sst: Sst) -> int:
         """Bytes that this process has read by ranges of an SST which is not here."""

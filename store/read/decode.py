@@ -11,7 +11,7 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ..objects.protocol import ObjectStore
-from ..sst.types import HASH, stored_schema
+from ..sst.types import HASH, shape, stored_schema
 from ..versions.manifest import Sst
 
 __all__ = ["BLOCK_ROWS", "Block", "check_bytes", "check_shape", "corrupt", "decode", "fetch", "file_name"]
@@ -102,13 +102,9 @@ def check_shape(sst: Sst, schema: pa.Schema, found: pa.Schema, rows: int) -> Non
     It may have `_expires_at` or not, whatever the table has now.
     """
     if found != stored_schema(schema, found):
-        raise corrupt(sst, f"expected columns {_shape(schema)}; found {_shape(found)}")
+        raise corrupt(sst, f"expected columns {shape(schema)}; found {shape(found)}")
     if rows != sst.rows:
         raise corrupt(sst, f"expected {sst.rows} rows, found {rows}")
-
-
-def _shape(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def decode(data: bytes, sst: Sst, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -91,14 +91,10 @@ def _share(path: Path) -> int:
 def _sweep(lock: Path) -> None:
     """Remove a tier that nobody uses: its processes were killed, and what is in it may be half written."""
     with suppress(OSError):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            _remove_if_alone(lock.with_suffix(""), descriptor)
-        finally:
-            os.close(descriptor)
+        _leave(lock.with_suffix(""), os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
 
 
-def _leave(folder: Path, lock: int, disk: CacheFolder) -> None:
+def _leave(folder: Path, lock: int, disk: CacheFolder | None = None) -> None:
     with suppress(OSError):
         _remove_if_alone(folder, lock, disk)
     os.close(lock)

@@ -95,11 +95,6 @@ class RangedSst:
         self._reads.filtered += int((inside & ~passed).sum())
         return passed
 
-    @property
-    def all_groups(self) -> npt.NDArray[np.int64]:
-        """The numbers of all row groups."""
-        return np.arange(len(self._footer.start))
-
     def read(self, groups: npt.NDArray[np.int64]) -> Iterator[Block]:
         """The rows of these row groups (ascending), in the order of the SST, some 32 MiB of them at a time.
 

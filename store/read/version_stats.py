@@ -13,6 +13,8 @@ from .read_stats import Reads
 
 __all__ = ["charged", "looked_up"]
 
+_OF_LOOK_UPS = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
+
 
 def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
     """The manifest with what it took in `stats`, and added to `totals`.
@@ -31,11 +33,4 @@ def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
 
 def looked_up(reads: Reads) -> Stats:
     """The counters of look-ups. Their requests are not among them: the store counts those."""
-    return Stats(
-        keys=reads.keys,
-        searched=reads.searched,
-        filtered=reads.filtered,
-        cache_hits=reads.cache_hits,
-        cache_misses=reads.cache_misses,
-        row_groups=reads.row_groups,
-    )
+    return Stats(**{name: getattr(reads, name) for name in _OF_LOOK_UPS})

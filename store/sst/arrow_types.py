@@ -92,14 +92,9 @@ def from_arrow(arrow_type: pa.DataType) -> str:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-        or types.is_fixed_size_list(kind)
-    )
+    of = pa.types
+    kinds = (of.is_list, of.is_large_list, of.is_list_view, of.is_large_list_view, of.is_fixed_size_list)
+    return any(is_one(kind) for is_one in kinds)
 
 
 def _quoted(name: str) -> str:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from ..versions.manifest import Column, Table
 from .arrow_types import to_arrow
 
-__all__ = ["EXPIRES", "HASH", "OP", "PUT", "SEQ", "TOMBSTONE", "arrow_schema", "sst_schema", "stored_schema"]
+__all__ = ["EXPIRES", "HASH", "OP", "PUT", "SEQ", "TOMBSTONE", "arrow_schema", "shape", "sst_schema", "stored_schema"]
 
 HASH = "_hash"
 """Column of an SST: Spark's `xxhash64` of the key columns, signed."""
@@ -60,3 +60,8 @@ def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
     if has == (at >= 0):
         return schema
     return schema.append(pa.field(EXPIRES, pa.int64())) if has else schema.remove(at)
+
+
+def shape(schema: pa.Schema) -> str:
+    """The columns and their types, for errors."""
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -27,7 +27,7 @@ from ..versions.manifest import Sst, Table
 from .bloom import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .python_values import python_rows
-from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, sst_schema
+from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, shape, sst_schema
 
 __all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
 
@@ -137,7 +137,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
             rows = rows.select(schema.names).cast(schema)
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Refused(
-                f"rows do not fit the table: expected columns {_shape(schema)}; found {_shape(rows.schema)} ({error})"
+                f"rows do not fit the table: expected columns {shape(schema)}; found {shape(rows.schema)} ({error})"
             ) from error
     key_names = [column.name for column in table.key]
     rows = normalise_keys(rows, key_names)
@@ -263,7 +263,3 @@ def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
         yield from _leaves(f"{path}.list.element", kind.value_type)
     else:
         yield path, kind
-
-
-def _shape(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -4,7 +4,7 @@ Each kind of object has a function here, or beside its struct where that is defi
 wrong. `codec` asks it of every object that it reads or writes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -193,14 +193,10 @@ def _recorded(value: Manifest) -> Iterator[Wrong]:
     for snapshot, version in value.recorded.items():
         if version > value.version:
             yield Wrong(f"recorded[{snapshot!r}]", version, f"at most the version, {value.version}")
-    by_snapshot: tuple[tuple[str, Mapping[str, object]], ...] = (
-        ("awaited", value.awaited),
-        ("captured", value.captured),
-    )
-    for field, of in by_snapshot:
-        for snapshot in of:
+    for field in ("awaited", "captured"):
+        for snapshot, found in getattr(value, field).items():
             if snapshot not in value.recorded:
-                yield Wrong(f"{field}[{snapshot!r}]", of[snapshot], "nothing for a snapshot that is not recorded")
+                yield Wrong(f"{field}[{snapshot!r}]", found, "nothing for a snapshot that is not recorded")
     for snapshot, spans in value.captured.items():
         for channel, span in spans.items():
             yield from _span(f"captured[{snapshot!r}][{channel!r}]", span)

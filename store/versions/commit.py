@@ -191,20 +191,19 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
     if horizon.freshness(store).is_fresh(manifest.app, manifest.stage, manifest.version):
         return
     limit = horizon.newest(store, manifest.app)
-    if limit is not None and not limit.allows(manifest.stage, manifest.version):
-        store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
-        raise Fenced(
-            f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
-            f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
-            version=manifest.version,
-            hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
-        )
-    if manifest.version > 1 and manifest.kind != "clone":
-        try:
+    try:
+        if limit is not None and not limit.allows(manifest.stage, manifest.version):
+            raise Fenced(
+                f"stage {manifest.app}/{manifest.stage} was taken over: its history begins at "
+                f"v{limit.first[manifest.stage]} by now; this writer is still at v{manifest.version} and must stop",
+                version=manifest.version,
+                hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
+            )
+        if manifest.version > 1 and manifest.kind != "clone":
             check_there(store, manifest, manifest.version - 1)
-        except Fenced:
-            store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
-            raise
+    except Fenced:
+        store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
+        raise
 
 
 def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:

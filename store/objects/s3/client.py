@@ -246,7 +246,4 @@ def _message(error: boto.ClientError) -> str:
 
 def _reason(error: Exception) -> str:
     """Why there was no answer, in a few words: boto3's own sentence repeats the URL."""
-    for kind, reason in _REASONS:
-        if isinstance(error, kind):
-            return reason
-    return "the connection broke"
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "the connection broke")

@@ -25,11 +25,9 @@ def encrypt(s3: "S3Client", settings: S3Settings, where: str) -> None:
     """
     if not settings.sse:
         return
-    wanted: dict[str, Any] = {"ServerSideEncryption": settings.sse}
-    if settings.sse_kms_key_id:
-        wanted["SSEKMSKeyId"] = settings.sse_kms_key_id
-    if settings.sse_bucket_key:
-        wanted["BucketKeyEnabled"] = True
+    given = (settings.sse, settings.sse_kms_key_id, settings.sse_bucket_key)
+    names = ("ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled")
+    wanted = {name: value for name, value in zip(names, given, strict=True) if value}
 
     def ask(params: dict[str, Any], **_: Any) -> dict[str, Any]:
         return {**params, **wanted}

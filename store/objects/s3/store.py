@@ -153,7 +153,7 @@ class S3Store(OtherRoots):
         One request for each 1,000 objects, made as they are taken.
         """
         extra = {"StartAfter": self._base + start_after} if start_after else {}
-        for page in self._pages(Prefix=self._base + prefix, **extra):
+        for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, **extra):
             for entry in page.get("Contents", ()):
                 # A key that ends with '/' is how some tools draw an empty folder.
                 if not entry["Key"].endswith("/"):
@@ -165,7 +165,7 @@ class S3Store(OtherRoots):
 
     def list_folders(self, prefix: str) -> Iterator[str]:
         """Names of the folders directly under `prefix` (which ends with '/' or is empty), in order."""
-        for page in self._pages(Prefix=self._base + prefix, Delimiter="/"):
+        for page in self._pages("list_objects_v2", "ContinuationToken", Prefix=self._base + prefix, Delimiter="/"):
             for entry in page.get("CommonPrefixes", ()):
                 yield entry["Prefix"].removeprefix(self._base + prefix).removesuffix("/")
 
@@ -180,19 +180,10 @@ class S3Store(OtherRoots):
         Of uploads of one key that a page's end parts, those on the next page are left out, to be found once the others
         are gone: not every server (versitygw 1.8) goes on in the middle of a key.
         """
-        given: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + prefix}
-
-        def ask(s3: "S3Client") -> Any:
-            return s3.list_multipart_uploads(**given)
-
-        while True:
-            page = self._call(ask)
+        for page in self._pages("list_multipart_uploads", "KeyMarker", Prefix=self._base + prefix):
             for entry in page.get("Uploads", ()):
                 begun_ms = int(entry["Initiated"].timestamp() * 1000)
                 yield Leftover(entry["Key"].removeprefix(self._base), entry["UploadId"], begun_ms)
-            if not page.get("IsTruncated"):
-                return
-            given["KeyMarker"] = page["NextKeyMarker"]
 
     def discard(self, leftover: Leftover) -> None:
         """Abort an upload; no error when it has ended."""
@@ -210,13 +201,13 @@ class S3Store(OtherRoots):
     def _name(self, key: str) -> str:
         return self._base + check_key(key)
 
-    def _pages(self, **parameters: Any) -> Iterator[Any]:
+    def _pages(self, method: str, goes_on_at: str, **given: Any) -> Iterator[Any]:
         while True:
-            page: Any = self._call(lambda s3: s3.list_objects_v2(Bucket=self._bucket, **parameters))
+            page: Any = self._call(lambda s3: getattr(s3, method)(Bucket=self._bucket, **given))
             yield page
             if not page.get("IsTruncated"):
                 return
-            parameters["ContinuationToken"] = page["NextContinuationToken"]
+            given[goes_on_at] = page[f"Next{goes_on_at}"]
 
     def _call(self, request: "Callable[[S3Client], T]", *, expected: Collection[str] = ()) -> T:
         connected, retry = self._connect()

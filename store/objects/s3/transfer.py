@@ -1,7 +1,7 @@
 """Large objects, moved in parts, some of them at a time."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from io import BytesIO
@@ -167,12 +167,10 @@ def read(body: "StreamingBody", until_s: float) -> bytes:
     Raises:
         TransientError: it has not arrived by then.
     """
+    chunks = []
     with body:
-        return b"".join(_chunks(body, until_s))
-
-
-def _chunks(body: "StreamingBody", until_s: float) -> Iterator[bytes]:
-    while chunk := body.read(_CHUNK_BYTES):
-        yield chunk
-        if time.monotonic() > until_s:
-            raise TransientError("the answer takes too long to arrive")
+        while chunk := body.read(_CHUNK_BYTES):
+            chunks.append(chunk)
+            if time.monotonic() > until_s:
+                raise TransientError("the answer takes too long to arrive")
+    return b"".join(chunks)
