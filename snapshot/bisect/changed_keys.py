@@ -63,7 +63,9 @@ class ChangedKeys:
 
     def changed(self) -> "ChangedKeys":
         """Those whose row the commit changed, brought or took."""
-        return self._only(np.flatnonzero(self._differs()))
+        places = np.flatnonzero(self._differs())
+        keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
+        return ChangedKeys(keys, before, after, self.was[places], self.is_there[places], self.named)
 
     def flat(self) -> pa.Table:
         """One row a key: its columns, what became of it, and each value as `before_…` and `after_…`.
@@ -77,10 +79,6 @@ class ChangedKeys:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
-
-    def _only(self, places: npt.NDArray[np.int64]) -> "ChangedKeys":
-        keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
-        return ChangedKeys(keys, before, after, self.was[places], self.is_there[places], self.named)
 
     def _differs(self) -> npt.NDArray[np.bool_]:
         """Of each key, whether its rows before and after are different. DuckDB compares values of every type."""
@@ -115,12 +113,10 @@ def changed_keys(
     keys = _named_keys(rows, table)
     named = keys is not None
     if keys is None:
-        keys = _in_order(
-            pa.concat_tables(
-                [_written_keys(store, cache, after, table), _expired_keys(store, cache, before, after, table)]
-            )
-        )
-    keys = _once(keys)
+        expired = _expired_keys(store, cache, before, after, table)
+        keys = _in_order(pa.concat_tables([_written_keys(store, cache, after, table), expired]))
+    order, repeats = sort_keys(hash_keys(keys, keys.schema.names), keys)
+    keys = keys.take(pa.array(np.sort(order[~repeats])))  # each once, in the order in which they come first
     earlier, was = _values(store, cache, before, table, keys)
     later, is_there = _values(store, cache, after, table, keys)
     found = ChangedKeys(keys, earlier, later, was, is_there, named)
@@ -171,12 +167,6 @@ def _in_order(keys: pa.Table) -> pa.Table:
     with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
         return keys.sort_by([(name, "ascending") for name in keys.column_names])
     return keys
-
-
-def _once(keys: pa.Table) -> pa.Table:
-    """Each key once, in the order in which they come first."""
-    order, repeats = sort_keys(hash_keys(keys, keys.schema.names), keys)
-    return keys.take(pa.array(np.sort(order[~repeats])))
 
 
 def _values(

@@ -46,24 +46,20 @@ class Ends:
             )
         if not judge.is_bad(low, to_come):
             return
-        if self.begins:
-            raise Refused(
-                f"the predicate returns rows already at {self.begins}: "
-                f"before that, the history of {app} was thinned out",
-                hint="`slackwater query` tells at which of the moments that are left it returned none; "
-                "the search goes from a later --good only",
-            )
-        if self.good is None:
-            raise Refused(
-                f"the predicate returns rows already at the beginning of the history of {app}",
-                hint="give --good a later moment, or a predicate that was not true from the start",
-            )
+        where, hint = f"{self._said(self.good, low)}: it is not good there", "leave --good away to search all of it"
         before = replace(self.between, low=self.between.whole.beginning(), high=low)
-        earlier = ref_of(before.middle()) if before.ordered() else ""
-        raise Refused(
-            f"the predicate returns rows already at {self._said(self.good, low)}: it is not good there",
-            hint=f"try --good {earlier}" if earlier else "leave --good away to search all of it",
-        )
+        if self.begins:
+            where = f"{self.begins}: before that, the history of {app} was thinned out"
+            hint = (
+                "`slackwater query` tells at which of the moments that are left it returned none; "
+                "the search goes from a later --good only"
+            )
+        elif self.good is None:
+            where = f"the beginning of the history of {app}"
+            hint = "give --good a later moment, or a predicate that was not true from the start"
+        elif before.ordered() and (earlier := ref_of(before.middle())):
+            hint = f"try --good {earlier}"
+        raise Refused(f"the predicate returns rows already at {where}", hint=hint)
 
     def _said(self, text: str | None, prefix: Cut) -> str:
         """How messages call an end: by what was typed, unless the search uses another moment; empty for the default."""

@@ -1,6 +1,5 @@
 """The stretch of an app's line between two of its prefixes: what a binary search over it needs."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,15 +63,12 @@ class Between:
         longest = max(differing, key=self.length, default="")
         if longest and self.length(longest) > 1:
             return self.line.read(longest, (self._lowest(longest) + self.high.stages[longest].version) // 2)
-        left = self._in_order(self.high.stages[stage] for stage in differing)
+        left = sorted((self.high.stages[stage] for stage in differing), key=self.line.place)
         return left[(len(left) - 1) // 2] if len(left) > 1 else None
 
     def only(self) -> Manifest | None:
         """When `middle` is None, the one commit of a watched table that is left; None without any."""
         return next((self.high.stages[stage] for stage in self.differing()), None)
-
-    def _in_order(self, commits: Iterable[Manifest]) -> list[Manifest]:
-        return sorted(commits, key=self.line.place)
 
     def _lowest(self, stage: str) -> int:
         """The stage's version in `low`; when it has none there, the number before its first."""

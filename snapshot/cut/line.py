@@ -9,7 +9,7 @@ with an effective time up to T are those of that time, with what these had consu
 a commit is `app/stage@vN`. What a stage has consumed only grows, so a place on the line is found by binary searches.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -177,7 +177,8 @@ def newest_first(
 
     while ahead:
         # What something left depends on cannot be next.
-        free = [each for each in ahead.values() if not _is_needed(each, ahead.values())]
+        needed = [read for each in ahead.values() for read in consumed(each).items()]
+        free = [one for one in ahead.values() if not any(s == one.stage and v >= one.version for s, v in needed)]
         commit = max(free or ahead.values(), key=place)
         last_ms = min(commit.time_ms, last_ms)
         yield commit
@@ -185,10 +186,6 @@ def newest_first(
             ahead[commit.stage] = earlier
         else:
             del ahead[commit.stage]
-
-
-def _is_needed(commit: Manifest, others: Iterable[Manifest]) -> bool:
-    return any(consumed(other).get(commit.stage, 0) >= commit.version for other in others)
 
 
 def _earlier(store: ObjectStore, manifest: Manifest, limit: Boundary | None, thinned: bool) -> Manifest | None:

@@ -23,6 +23,7 @@ __all__ = [
     "line_of",
     "newest",
     "newest_cut",
+    "retired_by_then",
     "retired_since",
     "stages_of",
     "with_retired",
@@ -109,7 +110,9 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
         if stage not in found.stages or found.stages[stage].version < first
     }
     # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-    raised = _held(store, raise_senders({**found.stages, **firsts}, _reader(store, app)), commit)
+    read, first = _reader(store, app), partial(history.first_version, store, app)
+    raised = raise_senders({**found.stages, **firsts}, read)
+    raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
     if not _whole(limit, raised):
         return Cut(app, {})
     cut = _without_retired(store, app, raised, commit)
@@ -118,13 +121,18 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
 
 def with_retired(line: Line, cut: Cut) -> Cut:
     """The cut as a place on the line: with the stages that it leaves out because they were retired by then."""
-    retired = {}
-    for stage, head in line.heads.stages.items():
-        then = None if stage in cut.stages else history.latest_at(line.store, cut.app, stage, cut.time_ms)
-        # Others are absent because they had not begun, though a clock that is ahead may say otherwise.
-        if then is not None and (then.retired or head.retired):
-            retired[stage] = then
+    absent = (head for stage, head in line.heads.stages.items() if stage not in cut.stages)
+    retired = {head.stage: then for head in absent if (then := retired_by_then(line.store, cut, head)) is not None}
     return replace(cut, stages={**cut.stages, **retired})
+
+
+def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | None:
+    """The version at the cut of a stage that is absent because it was retired; None when it had not begun.
+
+    `head` is the stage's newest version: a clock that is ahead may say that the stage had begun when it had not.
+    """
+    then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
+    return then if then is not None and (then.retired or head.retired) else None
 
 
 def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:
@@ -132,12 +140,6 @@ def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest]
     there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == asked}
     # Where clocks differ, a receiver may seem to be there still when its sender is retired.
     return Cut(app, raise_senders(there, _reader(store, app)))
-
-
-def _held(store: ObjectStore, found: Mapping[str, Manifest], pinned: Manifest) -> dict[str, Manifest]:
-    """These versions with `pinned` among them, and none that has consumed what it has not sent."""
-    first = partial(history.first_version, store, pinned.app)
-    return lower_receivers({**found, pinned.stage: pinned}, pinned.stage, _reader(store, pinned.app), first)
 
 
 def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:

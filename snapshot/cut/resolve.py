@@ -153,35 +153,19 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
     firsts = [(stage, history.first_version(store, ref.app, stage)) for stage in (lost or stages)]
     times = [history.read(store, ref.app, stage, version).time_ms for stage, version in firsts if version]
     if not times:
-        return NotFound(
-            "moment",
-            ref.text,
-            found=f"{where} has no version yet",
-            hint="`slackwater run` starts it",
-        )
-    if not ref.stage and (last := retired_since(store, ref.app, stages)):
-        return NotFound(
-            "moment",
-            ref.text,
-            found=f"every stage of {ref.app} was retired by {_shown(last)}",
-            hint=f"{ref.app}/STAGE is the last of a stage; {ref.app}@{_shown(last - 1)} is before that",
-        )
-    if limit is not None and lost:
+        found, hint = f"{where} has no version yet", "`slackwater run` starts it"
+    elif not ref.stage and (last := retired_since(store, ref.app, stages)):
+        found = f"every stage of {ref.app} was retired by {_shown(last)}"
+        hint = f"{ref.app}/STAGE is the last of a stage; {ref.app}@{_shown(last - 1)} is before that"
+    elif limit is not None and lost:
         whole, left = _shown(max(times)), [_shown(moment.time_ms) for moment in limit.moments]
         before = f"; before that, {len(left)} moments are left, from {left[0]} to {left[-1]}" if left else ""
-        return NotFound(
-            "moment",
-            ref.text,
-            found=f"the history of {ref.app} is whole from {whole} on{before}",
-            hint=f"the earliest is {where}@{left[0] if left else whole}; older versions were collected (slackwater gc)",
-        )
-    earliest = _shown(min(times))
-    return NotFound(
-        "moment",
-        ref.text,
-        found=f"the history of {where} begins at {earliest}",
-        hint=f"the earliest is {where}@{earliest}",
-    )
+        found = f"the history of {ref.app} is whole from {whole} on{before}"
+        hint = f"the earliest is {where}@{left[0] if left else whole}; older versions were collected (slackwater gc)"
+    else:
+        found = f"the history of {where} begins at {_shown(min(times))}"
+        hint = f"the earliest is {where}@{_shown(min(times))}"
+    return NotFound("moment", ref.text, found=found, hint=hint)
 
 
 def _shown(time_ms: int) -> str:

@@ -180,10 +180,11 @@ def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
     if snapshot is None:
         apps.read_app(store, app)
         asked = any(other.name == name for other in open_requests(store, app))
+        listed = documents(store, keys.snapshots(app))
         raise NotFound(
             f"snapshot of app {app!r}",
             name,
-            _names(store, app),
+            (info.key.removeprefix(keys.snapshots(app)).removesuffix(".json") for info in listed),
             hint=f"{name!r} is asked for and not complete yet: is the app running?" if asked else "",
         )
     return snapshot
@@ -196,9 +197,3 @@ def of_snapshot(store: ObjectStore, snapshot: Snapshot) -> Cut:
         {stage: history.read(store, snapshot.app, stage, version) for stage, version in snapshot.stages.items()},
         snapshot.name,
     )
-
-
-def _names(store: ObjectStore, app: str) -> Iterator[str]:
-    prefix = keys.snapshots(app)
-    for info in documents(store, prefix):
-        yield info.key.removeprefix(prefix).removesuffix(".json")

@@ -15,7 +15,7 @@ through all channels, the versions that mark how far each was read. So records i
 stays can be answered for as long as it stays.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -184,7 +184,8 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
                 if sender in wanted:
                     wanted[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
     for receiver in reversed(order(heads)):
-        _clamp(found, receiver, wanted[receiver])
+        first, last = stages[receiver].first, heads[receiver].version
+        found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in wanted[receiver])
         if heads[receiver].retired:
             continue
         start = found.first(receiver)
@@ -192,13 +193,6 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
             if source.upstream in wanted:
                 detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
                 wanted[source.upstream].append((source.version, Reason("unread", detail, receiver)))
-
-
-def _clamp(found: Reachable, stage: str, wanted: Iterable[tuple[int, Reason]]) -> None:
-    known = found.known.stages[stage]
-    found.wholes[stage] = tuple(
-        (min(max(version, known.first), known.head.version), reason) for version, reason in wanted
-    )
 
 
 def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:

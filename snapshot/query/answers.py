@@ -13,7 +13,7 @@ from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.moments import heads_of
+from ..cut.moments import heads_of, retired_by_then
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
@@ -29,12 +29,7 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     found = heads_of(store, cut.app, absent)
-    return {stage: head for stage, head in found.items() if not _was_retired(store, cut, head)}
-
-
-def _was_retired(store: ObjectStore, cut: Cut, head: Manifest) -> bool:
-    then = history.latest_at(store, cut.app, head.stage, cut.time_ms)
-    return then is not None and (then.retired or head.retired)
+    return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
 
 
 def answer(

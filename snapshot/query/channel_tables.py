@@ -66,7 +66,8 @@ def channel_tables(
         tables = found.setdefault(edge.name, [_empty(cut.stages[edge.sender].outputs[edge.name].schema)])
         if edge.receiver:
             state = stretch(store, cut, edge)
-            tables += (_received(rows, edge.receiver) for rows in _records(store, state, keeper, reader))
+            for rows in _records(store, state, keeper, reader):
+                tables.append(rows.append_column("_receiver", pa.repeat(pa.scalar(edge.receiver), rows.num_rows)))
     return {name: pa.concat_tables(tables, promote_options="permissive") for name, tables in found.items()}
 
 
@@ -90,7 +91,3 @@ def _records(
 def _empty(ddl: str) -> pa.Table:
     address = [pa.field(name, kind) for name, kind in zip(ADDRESS, _ADDRESS_TYPES, strict=True)]
     return pa.schema([*arrow_of(ddl), *address, pa.field("_receiver", pa.string())]).empty_table()
-
-
-def _received(rows: pa.Table, receiver: str) -> pa.Table:
-    return rows.append_column("_receiver", pa.repeat(pa.scalar(receiver), rows.num_rows))

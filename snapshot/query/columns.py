@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import pyarrow as pa
 
@@ -72,30 +73,24 @@ def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 
 
-def _parse(text: object, kind: pa.DataType) -> pa.Array:
-    if text is None:
-        return pa.nulls(1, kind)
-    if not isinstance(text, str):
-        return pa.array([text], kind)
-    if pa.types.is_struct(kind):
-        # Numbers stay text, so that none loses digits on the way to its type.
-        return _from_json(json.loads(text, parse_int=str, parse_float=str, parse_constant=str), kind)
-    if pa.types.is_binary(kind):
-        return pa.array([bytes.fromhex(text)], kind)
-    if pa.types.is_timestamp(kind) and kind.tz:
-        # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
-        return pa.array([text]).cast(kind if _ZONED.search(text) else pa.timestamp(kind.unit)).cast(kind)
-    return pa.array([text]).cast(kind)
-
-
-def _from_json(value: object, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_struct(kind):
-        if not isinstance(value, str | bool | None):
-            raise ValueError(f"expected a {kind}")
-        return _parse(str(value).lower() if isinstance(value, bool) else value, kind)
+def _parse(value: object, kind: pa.DataType) -> pa.Array:
     if value is None:
         return pa.nulls(1, kind)
-    fields = [kind.field(number) for number in range(kind.num_fields)]
-    if not isinstance(value, dict) or value.keys() != {field.name for field in fields}:
-        raise ValueError(f"expected an object with {', '.join(field.name for field in fields)}")
-    return pa.StructArray.from_arrays([_from_json(value[field.name], field.type) for field in fields], fields=fields)
+    if pa.types.is_struct(kind):
+        if isinstance(value, str):
+            # Numbers stay text, so that none loses digits on the way to its type.
+            value = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        if not isinstance(value, dict) or value.keys() != {field.name for field in fields}:
+            raise ValueError(f"expected an object with {', '.join(field.name for field in fields)}")
+        return pa.StructArray.from_arrays([_parse(value[field.name], field.type) for field in fields], fields=fields)
+    if not isinstance(value, str):
+        if pa.types.is_integer(kind) and not isinstance(value, Integral):
+            raise ValueError("Arrow would cut off what lies behind the point")
+        return pa.array([value], kind)
+    if pa.types.is_binary(kind):
+        return pa.array([bytes.fromhex(value)], kind)
+    if pa.types.is_timestamp(kind) and kind.tz:
+        # Arrow wants an offset for a timestamp with a zone, and none for one without: a plain time is UTC.
+        return pa.array([value]).cast(kind if _ZONED.search(value) else pa.timestamp(kind.unit)).cast(kind)
+    return pa.array([value]).cast(kind)

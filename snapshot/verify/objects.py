@@ -1,7 +1,7 @@
 """Whether the objects of a cut are there, by their sizes, and whether manifests say of SSTs what can be true."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore, check_key
@@ -32,33 +32,16 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
         if wrong:
             yield Checked("objects", key, tuple(wrong))
     for folder, names in folders.items():
-        listed, complete = _listed(store, folder, names)
+        # A listing begins after the key it is given.
+        listed = islice(store.list(folder, names[0][:-1]), _PAGE * len(names))
+        near = takewhile(lambda info: info.key <= names[-1], listed)  # noqa: B023  used up before the next folder
+        found = {info.key: info.size_bytes for info in near if info.key in expected}
         for key in names:
-            known = complete or key in listed
-            fault = _unlike(listed.get(key), expected[key]) if known else _asked(store, key, expected[key])
+            fault = _unlike(found[key], expected[key]) if key in found else _asked(store, key, expected[key])
             yield Checked("objects", key, (f"object {key} {fault}",) if fault else ())
 
 
-def _listed(store: ObjectStore, folder: str, names: list[str]) -> tuple[dict[str, int], bool]:
-    """Sizes by key, and whether a name that is not among them is known to be missing."""
-    found: dict[str, int] = {}
-    wanted, taken = set(names), 0
-    most = _PAGE * len(names)
-    # A listing begins after the key it is given.
-    for info in islice(store.list(folder, names[0][:-1]), most):
-        if info.key > names[-1]:
-            return found, True
-        taken += 1
-        if info.key in wanted:
-            found[info.key] = info.size_bytes
-            if len(found) == len(wanted):
-                break
-    return found, len(found) == len(wanted) or taken < most
-
-
-def _unlike(found: int | None, expected: int) -> str:
-    if found is None:
-        return "is missing"
+def _unlike(found: int, expected: int) -> str:
     return "" if found == expected else f"has {found} bytes; expected {expected}"
 
 

@@ -1,6 +1,7 @@
 """Whether each version of a stage follows from the one before: nothing that was read or written is taken back."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
@@ -55,8 +56,8 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
     first, versions = _versions(store, app, stage, wrong)
     for number, version in enumerate(versions):
         manifest = None
-        with noted(wrong):
-            manifest = _read(store, app, stage, version)
+        with noted(wrong), suppress(ObjectNotFound):  # collected since the listing
+            manifest = history.read_fresh(store, app, stage, version)
         if manifest is not None and earlier is not None and version == versions[number - 1] + 1:
             wrong += differences(earlier, manifest)
         table = manifest.table if manifest is not None and version >= first else None
@@ -96,13 +97,6 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
         if other != one + 1
     )
     return first, found
-
-
-def _read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
-    try:
-        return history.read_fresh(store, app, stage, version)
-    except ObjectNotFound:
-        return None  # collected since the listing
 
 
 def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:

@@ -111,6 +111,7 @@ def test_values_are_parsed_as_the_key_columns_types(kind: str) -> None:
     text, value = KEYS[kind]
     cut = one_row(store, kind, value)
     assert get(store, cut, "t", [text]).to_pylist() == [{"k": value, "n": 7}]
+    assert get(store, cut, "t", [value]).to_pylist() == [{"k": value, "n": 7}]
     assert get(store, cut, "t", [None]).num_rows == 0
 
 
@@ -145,9 +146,27 @@ def test_a_null_is_a_key_like_any_other() -> None:
         ("struct<a: int64>", '{"a": "one"}'),
     ],
 )
-def test_a_value_of_another_type_names_the_column_and_its_type(kind: str, text: str) -> None:
+def test_text_of_another_type_names_the_column_and_its_type(kind: str, text: str) -> None:
     with pytest.raises(Usage, match="for key column 'k': the key of table 't' is k"):
         get(MemoryStore(), one_row(MemoryStore(), kind, None), "t", [text])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("string", 7),
+        ("int64", 1.5),
+        ("int64", b"7"),
+        ("int8", 300),
+        ("int64", 1 << 80),
+        ("struct<a: int64, b: int64>", {"a": 1}),
+        ("struct<a: int64>", {"a": 1, "b": 2}),
+        ("date32[day]", object()),
+    ],
+)
+def test_a_value_of_another_type_names_the_column_and_its_type(kind: str, value: object) -> None:
+    with pytest.raises(Usage, match="for key column 'k': the key of table 't' is k"):
+        get(MemoryStore(), one_row(MemoryStore(), kind, None), "t", [value])
 
 
 def test_how_a_struct_is_written_is_told() -> None:
