@@ -6,7 +6,21 @@ import typer
 
 from ..errors import Usage
 
-__all__ = ["App", "DryRun", "Json", "Kafka", "Ref", "Stage", "Store", "examples", "names_of_stage", "span"]
+__all__ = [
+    "App",
+    "DryRun",
+    "Json",
+    "Kafka",
+    "Ref",
+    "Stage",
+    "Store",
+    "argument",
+    "examples",
+    "flag",
+    "names_of_stage",
+    "option",
+    "span",
+]
 
 Store = Annotated[
     str | None,
@@ -40,12 +54,33 @@ Ref = Annotated[
 ]
 
 
-def span(explanation: str, *names: str, least_ms: int = 0, bare_seconds: bool = False) -> Any:
+def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
+    """A positional argument; required without a default."""
+    return typer.Argument(default, metavar=metavar, help=explanation, show_default=False)
+
+
+def flag(name: str, explanation: str) -> Any:
+    """An option without a value, False unless it is given."""
+    return typer.Option(False, name, help=explanation)
+
+
+def option(metavar: str | None, explanation: str, default: Any = None, *, name: str = "", **more: Any) -> Any:
+    """An option with a value; `name` where it is not its argument's, `more` as `typer.Option` has it."""
+    is_shown = default not in (None, ..., "")
+    return typer.Option(
+        default, *filter(None, [name]), metavar=metavar, help=explanation, show_default=is_shown, **more
+    )
+
+
+def span(
+    explanation: str, default: int | None = None, *, name: str = "", least_ms: int = 0, bare_seconds: bool = False
+) -> Any:
     """An option that takes a span of time, for an argument in milliseconds.
 
     Args:
         explanation: what its help says; how a span is written is added.
-        names: those of the option, where they are not its argument's.
+        default: where it is not given.
+        name: that of the option, where it is not its argument's.
         least_ms: the shortest that could work.
         bare_seconds: whether a number alone is taken, as seconds.
     """
@@ -65,7 +100,8 @@ def span(explanation: str, *names: str, least_ms: int = 0, bare_seconds: bool = 
 
     also = ", or seconds" if bare_seconds else ""
     return typer.Option(
-        *names,
+        default,
+        *filter(None, [name]),
         metavar="SPAN",
         parser=parsed,
         show_default=False,

@@ -4,7 +4,7 @@ Results go to stdout; errors, notes and progress go to stderr, so that stdout ca
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Protocol
 
 from ..errors import SlackwaterError
@@ -30,30 +30,6 @@ class Show(Protocol):
 
     def __call__(self, data: object, *parts: Part) -> None:
         """Show this result now."""
-        ...
-
-
-class Output(Protocol):
-    """Where a verb hands its result."""
-
-    def show(self, data: object, *parts: Part) -> None:
-        """The result: `data` (builtins, structs, dataclasses) for machines, `parts` for people."""
-        ...
-
-    def live(self) -> AbstractContextManager[Show]:
-        """While it lasts, each result shown replaces the one before (on a terminal) or follows it."""
-        ...
-
-    def note(self, line: str) -> None:
-        """Something worth knowing that is not the result."""
-        ...
-
-    def progress(self) -> AbstractContextManager[Progress]:
-        """While it lasts, what is told to the `Progress` is shown on stderr."""
-        ...
-
-    def failure(self, error: Exception) -> None:
-        """What went wrong. All that is no `SlackwaterError` is a bug, and called one."""
         ...
 
 
@@ -125,6 +101,10 @@ class TextOutput:
         """The sentence, what it quotes, and the next step."""
         kind, sentence, quoted, hint = _described(error)
         terminal.print_failure("bug" if kind == "Bug" else "error", sentence, quoted=quoted, hint=hint)
+
+
+Output = JsonOutput | TextOutput
+"""Where a verb hands its result: `data` (builtins, structs, dataclasses) for machines, `parts` for people."""
 
 
 def output_for(*, json: bool) -> Output:

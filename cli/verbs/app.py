@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ...errors import Refused
 from .. import formats, options
@@ -33,13 +31,9 @@ def _app() -> None:
 def rm(
     session: Session,
     app_name: options.App,
-    topics: Annotated[
-        bool, typer.Option("--topics", help="Also its repartition topics and consumer groups in Kafka.")
-    ] = False,
-    fence: Annotated[bool, typer.Option("--fence", help="Also when a runner holds it: that stops.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also when clones live from it: these are damaged then.")
-    ] = False,
+    topics: bool = options.flag("--topics", "Also its repartition topics and consumer groups in Kafka."),
+    fence: bool = options.flag("--fence", "Also when a runner holds it: that stops."),
+    force: bool = options.flag("--force", "Also when clones live from it: these are damaged then."),
     dry_run: options.DryRun = False,
 ) -> None:
     """Remove an app: its tables, its history, its snapshots.

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ...errors import Usage
 from .. import formats, options
@@ -37,18 +35,10 @@ _MAX_KEYS = 10
 def bisect(
     session: Session,
     app_name: options.App,
-    where: Annotated[
-        str,
-        typer.Option(metavar="SQL", help="A query that returns rows when something is wrong.", show_default=False),
-    ],
-    good: Annotated[
-        str | None, typer.Option(metavar="REF", help="A moment without rows. Default: the beginning.")
-    ] = None,
-    bad: Annotated[str | None, typer.Option(metavar="REF", help="A moment with rows. Default: now.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write all keys that turned bad to a .parquet, .csv or .json file."),
-    ] = None,
+    where: str = options.option("SQL", "A query that returns rows when something is wrong.", ...),
+    good: str | None = options.option("REF", "A moment without rows. Default: the beginning."),
+    bad: str | None = options.option("REF", "A moment with rows. Default: now."),
+    out: Path | None = options.option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
 ) -> None:
     """Find the first commit at which a query returns rows.
 

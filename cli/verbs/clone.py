@@ -1,9 +1,7 @@
 """`slackwater clone`: an app of its own, from another app's moment."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound, Usage
 from .. import formats, options
@@ -25,23 +23,12 @@ __all__ = ["clone"]
 )
 def clone(
     session: Session,
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SRC[@REF]", help="The app to clone, and the moment. Default: now.", show_default=False),
-    ],
-    name: Annotated[str, typer.Argument(metavar="DST", help="Name of the clone.", show_default=False)],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=OTHER",
-            help="Let the clone read topic OTHER where the app says NAME; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="ROOT", help="Store root of the clone. Default: the source's."),
-    ] = None,
+    source: str = options.argument("SRC[@REF]", "The app to clone, and the moment. Default: now."),
+    name: str = options.argument("DST", "Name of the clone."),
+    topic: list[str] | None = options.option(
+        "NAME=OTHER", "Let the clone read topic OTHER where the app says NAME; may be repeated."
+    ),
+    to: str | None = options.option("ROOT", "Store root of the clone. Default: the source's."),
     dry_run: options.DryRun = False,
 ) -> None:
     """Make a new app from a moment of another one.

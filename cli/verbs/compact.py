@@ -4,9 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ...errors import Unavailable, Usage
 from .. import formats, options
@@ -31,20 +29,13 @@ _NICE = 10
 def compact(
     session: Session,
     app_name: options.App,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only the table of this stage; may be repeated. Default: all tables."),
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM.")
-    ] = False,
-    every: Annotated[
-        int, options.span("How often --watch looks. Default: 5s.", least_ms=100, bare_seconds=True)
-    ] = 5_000,
-    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Merges that go on at once.", show_default=True)] = 1,
-    full: Annotated[
-        bool, typer.Option("--full", help="Merge everything of each state partition into one run, due or not.")
-    ] = False,
+    stage: list[str] | None = options.option(
+        "NAME", "Only the table of this stage; may be repeated. Default: all tables."
+    ),
+    watch: bool = options.flag("--watch", "Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM."),
+    every: int = options.span("How often --watch looks. Default: 5s.", 5000, least_ms=100, bare_seconds=True),
+    threads: int = options.option("N", "Merges that go on at once.", 1, min=1),
+    full: bool = options.flag("--full", "Merge everything of each state partition into one run, due or not."),
     dry_run: options.DryRun = False,
 ) -> None:
     """Merge the SSTs of an app's tables, as the policy of each table calls for.

@@ -1,9 +1,7 @@
 """`slackwater gc`: delete what nothing needs any more, and say why the rest stays."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
@@ -40,20 +38,12 @@ _RULES = {
 def gc(
     session: Session,
     app_name: options.App,
-    all_: Annotated[int | None, options.span("Keep every version this young.", "--all")] = None,
-    hourly: Annotated[int | None, options.span("Within this age, keep a moment an hour.")] = None,
-    daily: Annotated[int | None, options.span("Within this age, keep a moment a day.")] = None,
-    versions: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Keep the newest N versions of each stage.", show_default=False),
-    ] = None,
-    margin: Annotated[
-        int, options.span("Keep objects that nothing names for so long. Default, and the shortest: 1h.")
-    ] = HOUR_MS,
-    explain: Annotated[
-        str | None,
-        typer.Option(metavar="OBJECT", help="Say why this object is kept, or not; delete nothing.", show_default=False),
-    ] = None,
+    all_: int | None = options.span("Keep every version this young.", name="--all"),
+    hourly: int | None = options.span("Within this age, keep a moment an hour."),
+    daily: int | None = options.span("Within this age, keep a moment a day."),
+    versions: int | None = options.option("N", "Keep the newest N versions of each stage.", min=1),
+    margin: int = options.span("Keep objects that nothing names for so long. Default, and the shortest: 1h.", HOUR_MS),
+    explain: str | None = options.option("OBJECT", "Say why this object is kept, or not; delete nothing."),
     dry_run: options.DryRun = False,
 ) -> None:
     """Collect garbage: versions that retention lets go, and objects that nothing names.

@@ -1,7 +1,5 @@
 """`slackwater get`: one row by its key."""
 
-from typing import Annotated
-
 import typer
 
 from .. import formats, options
@@ -22,16 +20,11 @@ _NULL = r"\N"
 def get(
     session: Session,
     ref: options.Ref,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)],
-    key: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY",
-            help=r"The values of the key columns, in their order; \N is null, bytes are hexadecimal, a struct is JSON.",
-            show_default=False,
-        ),
-    ],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also tell what was read for it.")] = False,
+    table: str = options.argument("TABLE", "Name of the table."),
+    key: list[str] = options.argument(
+        "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
+    ),
+    verbose: bool = options.flag("--verbose", "Also tell what was read for it."),
 ) -> None:
     """Print the row of one key.
 

@@ -1,8 +1,6 @@
 """`slackwater log`: the commits of an app, and what people did to it."""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from .. import formats, options
 from ..output import Part
@@ -26,11 +24,9 @@ __all__ = ["log"]
 def log(
     session: Session,
     app_name: options.App,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Show this many; 0 for all.")] = 20,
-    stage: Annotated[str, typer.Option(metavar="NAME", help="Only this stage.", show_default=False)] = "",
-    operations: Annotated[
-        bool, typer.Option("--operations", help="Show what was done to the app, by whom, not its commits.")
-    ] = False,
+    limit: int = options.option("N", "Show this many; 0 for all.", 20, min=0),
+    stage: str = options.option("NAME", "Only this stage.", ""),
+    operations: bool = options.flag("--operations", "Show what was done to the app, by whom, not its commits."),
 ) -> None:
     """Show the commits of an app, newest first.
 

@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -33,22 +33,12 @@ __all__ = ["query"]
 def query(
     session: Session,
     ref: options.Ref,
-    sql: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SQL",
-            help="DuckDB SQL over the app's tables; '-' reads it from standard input.",
-            show_default=False,
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Read the SQL from a file."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all rows to a .parquet, .csv or .json file.")
-    ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Print this many rows; 0 for all.")] = 50,
+    sql: str | None = options.argument(
+        "SQL", "DuckDB SQL over the app's tables; '-' reads it from standard input.", None
+    ),
+    file: Path | None = options.option("FILE", "Read the SQL from a file.", exists=True, dir_okay=False),
+    out: Path | None = options.option("FILE", "Write all rows to a .parquet, .csv or .json file."),
+    limit: int = options.option("N", "Print this many rows; 0 for all.", 50, min=0),
 ) -> None:
     """Query the state with DuckDB, now or at any earlier moment.
 

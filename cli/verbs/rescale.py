@@ -1,9 +1,7 @@
 """`slackwater rescale`: another number of state partitions for a stage's table."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from .. import formats, options
 from ..session import Session, verb
@@ -20,9 +18,7 @@ __all__ = ["rescale"]
 def rescale(
     session: Session,
     stage: options.Stage,
-    partitions: Annotated[
-        int, typer.Option("--partitions", metavar="N", min=1, help="State partitions from now on.", show_default=False)
-    ],
+    partitions: int = options.option("N", "State partitions from now on.", ..., min=1),
     dry_run: options.DryRun = False,
 ) -> None:
     """Change the number of state partitions of a stage's table.

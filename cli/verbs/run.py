@@ -2,9 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from ...durations import format_ms
 from .. import formats, options
@@ -36,63 +34,35 @@ class Compaction(StrEnum):
 )
 def run(
     session: Session,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Python file that declares the app.", show_default=False)
-    ],
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Run only this stage; may be repeated. Default: all of them."),
-    ] = None,
-    app_name: Annotated[
-        str | None,
-        typer.Option("--app", metavar="NAME", help="Run the program as this app, for example as a clone."),
-    ] = None,
-    until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Stop when all that is there at the start is read.")
-    ] = False,
-    max_records: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="At most this many records of an input a batch. Default: as the program says."
-        ),
-    ] = None,
-    trigger: Annotated[
-        int | None, options.span("Shortest time from batch to batch. Default: as the program says.")
-    ] = None,
-    max_unflushed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="How many versions a stage may run ahead of its last commit. Default: as the program says.",
-        ),
-    ] = None,
-    accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on when offsets not read yet are gone from Kafka.")
-    ] = False,
-    master: Annotated[str, typer.Option(metavar="URL", help="Spark master.")] = "local[*]",
-    conf: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting of Spark, before all others; may be repeated."),
-    ] = None,
-    py_files: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILES", help="Python files and zips for the tasks, comma between; may be repeated."),
-    ] = None,
-    patience: Annotated[
-        int, options.span("How long to wait for a broker or store that is away. Default: 2m.", bare_seconds=True)
-    ] = 120_000,
-    metrics: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", min=0, max=65535, help="Serve metrics for Prometheus there; 0 for a free port."),
-    ] = None,
-    compaction: Annotated[
-        Compaction,
-        typer.Option(help="Merge SSTs beside the batches, or leave that to `slackwater compact --watch`."),
-    ] = Compaction.inline,
-    compaction_threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Merges of each stage that go on at once beside the batches.")
-    ] = 1,
+    file: Path = options.argument("FILE", "Python file that declares the app."),
+    stage: list[str] | None = options.option("NAME", "Run only this stage; may be repeated. Default: all of them."),
+    app_name: str | None = options.option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
+    until_caught_up: bool = options.flag("--until-caught-up", "Stop when all that is there at the start is read."),
+    max_records: int | None = options.option(
+        "N", "At most this many records of an input a batch. Default: as the program says.", min=1
+    ),
+    trigger: int | None = options.span("Shortest time from batch to batch. Default: as the program says."),
+    max_unflushed: int | None = options.option(
+        "N", "How many versions a stage may run ahead of its last commit. Default: as the program says.", min=0
+    ),
+    accept_loss: bool = options.flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
+    master: str = options.option("URL", "Spark master.", "local[*]"),
+    conf: list[str] | None = options.option("KEY=VALUE", "A setting of Spark, before all others; may be repeated."),
+    py_files: list[str] | None = options.option(
+        "FILES", "Python files and zips for the tasks, comma between; may be repeated."
+    ),
+    patience: int = options.span(
+        "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
+    ),
+    metrics: int | None = options.option(
+        "PORT", "Serve metrics for Prometheus there; 0 for a free port.", min=0, max=65535
+    ),
+    compaction: Compaction = options.option(
+        None, "Merge SSTs beside the batches, or leave that to `slackwater compact --watch`.", Compaction.inline
+    ),
+    compaction_threads: int = options.option(
+        "N", "Merges of each stage that go on at once beside the batches.", 1, min=1
+    ),
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 

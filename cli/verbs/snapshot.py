@@ -41,17 +41,10 @@ def _snapshot() -> None:
 def take(
     session: Session,
     app_name: options.App,
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help="Default: the time, as 20261121-071205.", show_default=False),
-    ] = None,
-    instant: Annotated[
-        bool, typer.Option("--instant", help="Pin the newest consistent moment without asking the app.")
-    ] = False,
-    timeout: Annotated[
-        int, options.span("Withdraw the request after this long. Default: 60s.", bare_seconds=True)
-    ] = 60_000,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
+    name: str | None = options.argument("NAME", "Default: the time, as 20261121-071205.", None),
+    instant: bool = options.flag("--instant", "Pin the newest consistent moment without asking the app."),
+    timeout: int = options.span("Withdraw the request after this long. Default: 60s.", 60000, bare_seconds=True),
+    wait: bool = options.option(None, "Wait until it is complete.", True, name="--wait/--no-wait"),
 ) -> None:
     """Take a snapshot of a running app, without stopping or slowing it.
 
@@ -125,7 +118,7 @@ def rm(
     app_name: options.App,
     name: Name,
     dry_run: options.DryRun = False,
-    force: Annotated[bool, typer.Option("--force", help="Also when a clone lives from it.")] = False,
+    force: bool = options.flag("--force", "Also when a clone lives from it."),
 ) -> None:
     """Remove a snapshot, or withdraw the request for one.
 

@@ -3,7 +3,7 @@
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -32,18 +32,11 @@ _KAFKA_TIMEOUT_S = 3.0
 )
 def status(
     session: Session,
-    app_name: Annotated[
-        str | None,
-        typer.Argument(metavar="APP", help="Only this app. Default: all in the store.", show_default=False),
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")] = False,
-    every: Annotated[
-        int, options.span("How often --watch looks. Default: 2s.", least_ms=100, bare_seconds=True)
-    ] = 2_000,
-    cost: Annotated[
-        bool, typer.Option("--cost", help="Show instead what the store is asked and keeps, and what a month costs.")
-    ] = False,
-    since: Annotated[int | None, options.span("With --cost: by the versions of this time. Default: 1h.")] = None,
+    app_name: str | None = options.argument("APP", "Only this app. Default: all in the store.", None),
+    watch: bool = options.flag("--watch", "Show it again and again until Ctrl-C."),
+    every: int = options.span("How often --watch looks. Default: 2s.", 2000, least_ms=100, bare_seconds=True),
+    cost: bool = options.flag("--cost", "Show instead what the store is asked and keeps, and what a month costs."),
+    since: int | None = options.span("With --cost: by the versions of this time. Default: 1h."),
 ) -> None:
     """Show how far every stage is, and what it has not read yet; of one app also how its tables do.
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,12 +30,9 @@ _ACCEPTED = "sent = consumed + lost + in flight"
 def verify(
     session: Session,
     ref: options.Ref,
-    deep: Annotated[
-        bool,
-        typer.Option(
-            "--deep", help="Read every object and the whole history, and what Kafka still has, instead of sizes."
-        ),
-    ] = False,
+    deep: bool = options.flag(
+        "--deep", "Read every object and the whole history, and what Kafka still has, instead of sizes."
+    ),
 ) -> None:
     """Prove that a moment is whole: that it is consistent, complete and undamaged.
 
