@@ -124,7 +124,7 @@ def test_progress_goes_to_stderr_and_the_result_can_be_piped(monkeypatch: pytest
 
 def test_asking_for_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from slackwater.cli import verify; "
+        "import sys; from slackwater.cli.verbs import verify; "
         "sys.exit(bool({'pyarrow', 'numpy', 'duckdb', 'confluent_kafka'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
