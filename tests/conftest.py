@@ -31,7 +31,7 @@ settings.register_profile("default", deadline=None, max_examples=100)
 # `SLACKWATER_PROFILE=ci`: some minutes. `nightly`: hours, for a machine that has nothing else to do.
 settings.register_profile("ci", deadline=None, max_examples=500, print_blob=True)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)
-# Whether a planted fault is noticed must not depend on the day, and nobody reads the smallest example of it.
+# Whether a mutant is noticed must not depend on the day, and nobody reads the smallest example of it.
 settings.register_profile(
     "mutants", deadline=None, database=None, derandomize=True, phases=(Phase.explicit, Phase.generate)
 )

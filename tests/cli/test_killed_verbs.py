@@ -20,7 +20,6 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.objects import open as opening
 from slackwater.store.versions import apps, history
 from typer.testing import CliRunner, Result
 
@@ -84,7 +83,7 @@ def with_old_history() -> FlightsApp:
 @contextmanager
 def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """The verbs find the app's store and its Kafka."""
-    patch.setattr(opening, "open_store", lambda _root: app.store)
+    patch.setattr("slackwater.store.objects.open.open_store", lambda _root: app.store)
     patch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     patch.setenv("SLACKWATER_STORE", "memory")
     patch.setenv("SLACKWATER_KAFKA", "memory:1")

@@ -14,8 +14,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import messages as wire
 from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.kafka.messages import encode
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
@@ -55,7 +55,7 @@ def _mirror(app: FlightsApp, kafka: dict[str, str]) -> None:
                     [dict(zip(columns, flight, strict=True)) for flight in message.flights],
                     pa.schema([CAPTURED.field(name) for name in columns]),
                 )
-                records.send(kafka, topic, [(number, wire.encode(rows))], message.attempt.encode(), patience_s=30)
+                records.send(kafka, topic, [(number, encode(rows))], message.attempt.encode(), patience_s=30)
 
 
 LONG = (pytest.mark.soak, pytest.mark.timeout(3600))

@@ -39,7 +39,7 @@ _SETTINGS = """
 source_paths = ["slackwater"]
 only_mutate = {modules}
 pytest_add_cli_args = [
-    "--hypothesis-profile=mutants", "-p", "tests.mutation.fastest_first", "-p", "no:cacheprovider", "--timeout=60",
+    "-p", "tests.mutation.fastest_first", "-p", "no:cacheprovider", "--timeout=300",
     "-m", "not kafka and not spark and not soak and not s3",
 ]
 pytest_add_cli_args_test_selection = {tests}

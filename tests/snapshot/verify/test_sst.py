@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify import sst as sst_rows
 from slackwater.snapshot.verify.objects import check_sizes
+from slackwater.snapshot.verify.sst import placed, reread_sst, row_faults
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -374,10 +374,10 @@ def test_a_root_that_cannot_be_understood_is_a_difference(app: FlightsApp) -> No
 def test_what_an_sst_says_of_its_partition_does_not_matter_but_its_hashes_do() -> None:
     quarter = 1 << 62
     sst = Sst("x", 7, 0, 1, 1, "", -quarter, -1, 1, 1)
-    assert sst_rows.placed(sst, frozenset({2, 3}))
-    assert sst_rows.placed(sst, frozenset())
-    assert not sst_rows.placed(replace(sst, hash_max=quarter), frozenset({2, 4}))
-    assert sst_rows.placed(replace(sst, hash_max=quarter), frozenset({1, 4}))
+    assert placed(sst, frozenset({2, 3}))
+    assert placed(sst, frozenset())
+    assert not placed(replace(sst, hash_max=quarter), frozenset({2, 4}))
+    assert placed(replace(sst, hash_max=quarter), frozenset({1, 4}))
 
 
 NUMBERS = Table((Column("n", "int64"),), (Column("v", "int64"),), 1, "numbers")
@@ -393,7 +393,7 @@ def numbers(values: list[int]) -> pa.Table:
 
 
 def faults(rows: pa.Table, sst: Sst, block: int) -> list[str]:
-    return list(sst_rows.row_faults(rows.combine_chunks().to_batches(max_chunksize=block), sst, ["n"]))
+    return list(row_faults(rows.combine_chunks().to_batches(max_chunksize=block), sst, ["n"]))
 
 
 def entry(rows: pa.Table) -> Sst:
@@ -429,7 +429,7 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
     head = app.heads[STAGE]
     columns = {name: np.ones(1, np.int64) for name in ("flights", "delay", "_squares")}
     runs = write_columns(app.store, "flights", STAGE, head.version, pa.array(["N999"]), columns, op=TOMBSTONE)
-    assert [each.wrong for run in runs for each in sst_rows.reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
+    assert [each.wrong for run in runs for each in reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
 
 
 class History:

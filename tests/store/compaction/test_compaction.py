@@ -13,8 +13,8 @@ from slackwater.store.compaction.plan import Compaction, Done, apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import writer as sst
 from slackwater.store.sst.sorted_runs import bounds, by_partition, depth, sorted_runs, touched
+from slackwater.store.sst.writer import prepare
 from slackwater.store.versions.manifest import Policy, Sst
 
 from tests.support.state_rows import ROUTES, Hashes, Key, Values, write_version
@@ -307,7 +307,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
     assert found == expected
     assert output.rows == len(expected)
     # In the order of an SST, which preparing it again would not change.
-    assert sst.prepare(table, ROUTES) == table
+    assert prepare(table, ROUTES) == table
 
 
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=12), st.integers(0, 6), st.data())

@@ -10,7 +10,6 @@ from cachetools import LRUCache
 from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.read import cache as cache_module
 from slackwater.store.read import footers, range_reads
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get, point_get
@@ -169,7 +168,7 @@ def test_an_sst_too_large_for_memory_comes_to_the_folder_by_pieces(
     table: tuple[CountingStore, tuple[Sst, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (base, *_) = table
-    monkeypatch.setattr(cache_module, "_WHOLE_BYTES", 100_000)
+    monkeypatch.setattr("slackwater.store.read.cache._WHOLE_BYTES", 100_000)
     cache = SstCache(tmp_path / "cache", LARGE)
     before = store.counts.get("get", 0)
     assert cache.open(store, base, NUMBERED).table.num_rows == BASE_ROWS

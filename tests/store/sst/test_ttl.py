@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.pipeline.api import ttl as lifetime
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.api.table import table
+from slackwater.pipeline.api.ttl import agree, check_column, lifetime_ms
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.store.compaction import merge as merging
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick
 from slackwater.store.compaction.plan import Compaction, apply
@@ -276,8 +275,8 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
 ) -> None:
     # Most slices have no row that came after, and an output has rows of many slices.
     with pytest.MonkeyPatch.context() as patch, closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        patch.setattr(merging, "_SLICE_ROWS", 4)
-        patch.setattr(merging, "_ENDS_A_FILE", 1 << 10)
+        patch.setattr("slackwater.store.compaction.merge._SLICE_ROWS", 4)
+        patch.setattr("slackwater.store.compaction.merge._ENDS_A_FILE", 1 << 10)
         memory = MemoryStore()
         old = replace(TABLE, key=(Column("k", "int64"),), ttl=None)
         new = replace(old, ttl=lifetime_of)
@@ -310,36 +309,36 @@ def test_while_it_is_off_rows_are_written_that_never_expire() -> None:
     [("7 days", 7 * DAY_MS), ("1 day 12 hours", 129_600_000), ("36h", 129_600_000), ("2W", 14 * DAY_MS), ("5 ms", 5)],
 )
 def test_a_ttl_is_written_as_people_write_it(text: str, expected: int) -> None:
-    assert lifetime.lifetime_ms(text) == expected
+    assert lifetime_ms(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "7", "days", "-1 day", "0 days", "7 months", "1000001 days", "7days!"])
 def test_what_is_no_span_of_time_is_refused(text: str) -> None:
     with pytest.raises(Usage, match="ttl"):
-        lifetime.lifetime_ms(text)
+        lifetime_ms(text)
 
 
 def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> None:
     week, month = Ttl(7 * DAY_MS, "at"), Ttl(30 * DAY_MS, "at")
-    assert lifetime.agree("s", None, week) == week
-    assert lifetime.agree("s", week, month) == month
-    assert lifetime.agree("s", week, None) == Ttl(0, "at")
-    assert lifetime.agree("s", Ttl(0, "at"), week) == week
-    assert lifetime.agree("s", None, None) is None
+    assert agree("s", None, week) == week
+    assert agree("s", week, month) == month
+    assert agree("s", week, None) == Ttl(0, "at")
+    assert agree("s", Ttl(0, "at"), week) == week
+    assert agree("s", None, None) is None
     for stored in (week, Ttl(0, "at")):
         with pytest.raises(Refused, match="write time now, but the stored ones by column 'at'"):
-            lifetime.agree("s", stored, Ttl(5))
+            agree("s", stored, Ttl(5))
 
 
 def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:
     values = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64()), ("_at", pa.timestamp("us"))])
     for fits in (Ttl(5, "at"), Ttl(5), None):
-        lifetime.check_column("s", fits, values)
+        check_column("s", fits, values)
     with pytest.raises(Usage, match="'n' is int64; expected a timestamp or a date"):
-        lifetime.check_column("s", Ttl(5, "n"), values)
+        check_column("s", Ttl(5, "n"), values)
     for missing in ("_at", "when"):
         with pytest.raises(NotFound, match="value column"):
-            lifetime.check_column("s", Ttl(5, missing), values)
+            check_column("s", Ttl(5, missing), values)
 
 
 def test_a_stage_says_what_its_ttl_is_and_contradictions_are_refused() -> None:
