@@ -5,7 +5,6 @@ __all__ = [
     "claim",
     "committer",
     "compactor",
-    "entries",
     "job",
     "meter",
     "next_manifest",
@@ -14,6 +13,7 @@ __all__ = [
     "schemas",
     "snapshot_events",
     "stage_runner",
+    "start_positions",
     "task",
     "write_stall",
 ]

@@ -70,11 +70,11 @@ class LagReporter:
         self._thread.join(_END_S)
 
     def _go_on(self) -> None:
-        due = others_due = 0.0
+        beat_due = others_due = 0.0
         swept = False
         while not self._over.is_set():
-            if time.monotonic() >= due:
-                due = time.monotonic() + roster.BEAT_S
+            if time.monotonic() >= beat_due:
+                beat_due = time.monotonic() + roster.BEAT_S
                 with suppress(Unavailable, Refused):
                     roster.beat(self._store, self._app, self._beat)
                     if not swept:
