@@ -20,8 +20,8 @@ from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST, StartingOffsets
 from ..kafka import topics
-from .entries import Bounds, Entrance, Entry, enter, tell
 from .schemas import Shape
+from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 __all__ = ["Checked", "Claimer"]
 
@@ -38,12 +38,12 @@ class Checked:
 
     Attributes:
         head: Its newest version; None for a new stage.
-        entries: Where reading begins, by the input's declared name.
+        starts: Where reading begins, by the input's declared name.
         offsets: Earliest and end offsets of the topics that it reads, by topic.
     """
 
     head: Manifest | None
-    entries: Mapping[str, Entry]
+    starts: Mapping[str, StartPosition]
     offsets: Mapping[str, Bounds]
 
     @property
@@ -87,12 +87,12 @@ class Claimer:
         if head is not None:
             _check_declared(stage, self.app.key_of(stage) if stage.state is not None else (), head.table)
         offsets: dict[str, Bounds] = {}
-        return Checked(head, self._entries(stage, head, offsets), offsets)
+        return Checked(head, self._starts(stage, head, offsets), offsets)
 
     def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
         _agreed(stage, shape.table, checked.head)
-        tell(stage.name, checked.entries)
+        log_unseen(stage.name, checked.starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int, checked: Checked | None = None) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` and `check_shape` do.
@@ -107,7 +107,7 @@ class Claimer:
             table = _agreed(stage, shape.table, known)
             offsets = dict(checked.offsets) if checked is not None and checked.version == draft.version - 1 else {}
             return replace(
-                enter(self.store, draft, self._entries(stage, known, offsets), self.by),
+                start_at(self.store, draft, self._starts(stage, known, offsets), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
@@ -135,7 +135,7 @@ class Claimer:
         ends = topics.offsets(self.kafka, topic)[1]
         return Output(topic, ends, schema=ddl, sent=(0,) * len(ends))
 
-    def _entries(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, Entry]:
+    def _starts(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, StartPosition]:
         """Where reading begins, by the input's declared name. `asked` has what Kafka said, and gets what is missing."""
         if head is not None and stage.inputs.keys() != head.inputs.keys():
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
@@ -149,15 +149,15 @@ class Claimer:
                 asked[topic] = self._bounds(stage, topic)
             return asked[topic]
 
-        entrance = Entrance(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
-        return {name: self._entry(entrance, one) for name, one in stage.inputs.items()}
+        finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
+        return {name: self._start(finder, one) for name, one in stage.inputs.items()}
 
-    def _entry(self, entrance: Entrance, one: Topic | str) -> Entry:
+    def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
             begin = None if one.start == EARLIEST else partial(self._begin, one.start, topic)
-            return entrance.topic(one.name, topic, begin)
-        return entrance.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
+            return finder.topic(one.name, topic, begin)
+        return finder.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
 
     def _begin(
         self, start: StartingOffsets, topic: str, earliest: tuple[int, ...], ends: tuple[int, ...]

@@ -2,10 +2,12 @@
 
 __all__ = [
     "backpressure",
+    "catch_up",
+    "lag_reporter",
     "metrics",
     "news",
     "options",
-    "outlook",
+    "preflight",
     "program",
     "runner",
     "snapshot_completer",

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from ulid import ULID
 
-from ...durations import parse_ms
-from ...errors import Refused
-from ...snapshot.clone.first_versions import unfinished
-from ...snapshot.maintain.retire import absent
-from ...store.objects.counting import CountingStore
-from ...store.objects.open import access_to, open_store
-from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App, Stage
 from ..batch.batch_report import BatchReport
-from ..batch.claim import Checked, Claimer
 from ..batch.meter import StageMeter
 from ..batch.places import Places
 from ..batch.schemas import Shape, shapes
-from ..batch.stage_runner import Limits, StageConfig, StageRunner
-from ..batch.write_stall import Triggers
-from ..kafka import topics
+from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
-from ..kafka.clients import server
 from ..kafka.consumer_groups import Announcer
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
 from .backpressure import Backpressure
 from .catch_up import CatchUp
+from .lag_reporter import LagReporter
 from .news import News
 from .options import Options
-from .outlook import Outlook
+from .preflight import Start, check_unflushed, preflight
 from .snapshot_completer import Completer
 from .snapshot_names import snapshot_names
 from .spool_folder import beside, spool_folder, sweep
@@ -53,20 +37,6 @@ from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
 
 __all__ = ["Options", "run"]
-
-_log = logging.getLogger("slackwater")
-_HEARTBEAT_PATIENCE_S = 3.0
-
-
-def limits_of(stage: Stage, options: Options) -> Limits:
-    """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
-    declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
-    return Limits(
-        stage.max_records if options.max_records is None else options.max_records,
-        declared_ms if options.trigger is None else parse_ms("trigger", options.trigger),
-        Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
-        (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
-    )
 
 
 def run(
@@ -96,7 +66,7 @@ def run(
         stop = stop or stack.enter_context(stop_signals())
         with stop.at_once():
             # All that can be refused without Spark is, before it starts; what is made, is made after the last check.
-            start = _preflight(app, options, news)
+            start = preflight(app, options, news)
             news.doing(f"starting Spark ({options.master or 'as it is configured'})")
             session = spark_session(
                 f"slackwater {app.name}",
@@ -116,11 +86,11 @@ def run(
             claimed = _claim(start, known, news)
             runners = _build(start, known, claimed, spark, on_commit, stack)
         claimer = start.claimer
-        outlook = Outlook(
+        reporter = LagReporter(
             start.heartbeats, options.kafka, app.name, writer=claimer.writer, by=claimer.by, runners=runners, news=news
         )
-        stack.callback(outlook.close)
-        outlook.start()
+        stack.callback(reporter.close)
+        reporter.start()
         catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
@@ -129,90 +99,7 @@ def run(
             supervisor.until_done()
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What is known of a run before Spark starts: nothing is written yet.
-
-    Attributes:
-        stages: Those of this run, upstream first.
-        limits, stores, checked: By the stage's name. Each stage has a store of its own over the same one, so that it is
-            counted by itself.
-        store: For what belongs to no stage.
-        heartbeats: Likewise, of little patience.
-        claimer: Claims stages; `claimer_of` does it by way of a stage's own store.
-        access: How workers get to the store.
-        new: Whether the app is not in the store yet.
-    """
-
-    app: App
-    options: Options
-    stages: tuple[Stage, ...]
-    limits: Mapping[str, Limits]
-    stores: Mapping[str, CountingStore]
-    checked: Mapping[str, Checked]
-    store: CountingStore
-    heartbeats: CountingStore
-    claimer: Claimer
-    access: Callable[[], S3Access | None]
-    new: bool
-
-    @property
-    def ends(self) -> dict[str, tuple[int, ...]]:
-        """Where the topics that are read ended when they were checked."""
-        return {topic: ends for checked in self.checked.values() for topic, (_, ends) in checked.offsets.items()}
-
-    def claimer_of(self, stage: Stage) -> Claimer:
-        """Claims one stage, whose store counts what that takes."""
-        return replace(self.claimer, store=self.stores[stage.name])
-
-
-def _preflight(app: App, options: Options, news: News) -> _Start:
-    """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused`, `Unavailable` or `Usage`."""
-    stages = app.select(options.stages)
-    limits = {stage.name: limits_of(stage, options) for stage in stages}
-    news.doing(f"waiting for {server(options.kafka)}")
-    topics.wait_for(options.kafka, options.patience_s)
-    opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
-    store = CountingStore(opened)
-    news.doing("checking the app")
-    if master := _known_master(options):
-        check_unflushed(limits, master)
-    info = apps.find_app(store, app.name)
-    if info is not None:
-        if missing := unfinished(store, info):
-            raise Refused(
-                f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-                hint="run the same `slackwater clone` again; it goes on where it stopped",
-            )
-        _tell_absent(store, app)
-    claimer = Claimer(
-        store=store,
-        kafka=options.kafka,
-        app=app,
-        topics=info.origin.topics if info and info.origin else {},
-        writer=str(ULID()),
-        by=f"{socket.gethostname()}:{os.getpid()}",
-        accept_loss=options.accept_loss,
-    )
-    stores = {stage.name: CountingStore(opened) for stage in stages}
-    checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
-    claimer.create_channels(stages, only_ask=True)
-    return _Start(
-        app,
-        options,
-        stages,
-        limits,
-        stores,
-        checked,
-        store,
-        heartbeats=CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3)),
-        claimer=claimer,
-        access=partial(access_to, opened),
-        new=info is None,
-    )
-
-
-def _claim(start: _Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:
+def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:
     """Check the columns, make what is missing in the store and in Kafka, and claim the stages; their claims."""
     news.doing(f"claiming {', '.join(stage.name for stage in start.stages)}")
     for stage in start.stages:
@@ -228,7 +115,7 @@ def _claim(start: _Start, known: Mapping[str, Shape], news: News) -> dict[str, M
 
 
 def _build(
-    start: _Start,
+    start: Start,
     known: Mapping[str, Shape],
     claimed: Mapping[str, Manifest],
     spark: SparkSession,
@@ -288,42 +175,6 @@ def _build(
         return runner
 
     return tuple(build(stage) for stage in stages)
-
-
-def _tell_absent(store: ObjectStore, app: App) -> None:
-    """Say which stages the app has and the program has not: snapshots and garbage collection wait for them."""
-    if names := absent(store, app.name, app.stages.keys()):
-        verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
-        _log.warning(
-            "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s",
-            app.name,
-            " and ".join(names),
-            "it" if len(names) == 1 else "them",
-            verbs,
-        )
-
-
-def _known_master(options: Options) -> str | None:
-    """Spark's master, as far as that is known before it starts."""
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return running.sparkContext.master
-    return options.spark_conf.get("spark.master", options.master)
-
-
-def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
-    """See that stages which run ahead of the store have their executors where the SSTs wait.
-
-    Raises:
-        Refused: Executors may be on other machines.
-    """
-    ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
-    if ahead and not master.startswith("local"):
-        raise Refused(
-            f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
-            f"the runner's machine, and executors of {master} do not share that disk",
-            hint="run it with --master 'local[*]', or with max_unflushed=0",
-        )
 
 
 def _now_ms() -> int:

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import msgspec
 import ulid
 from msgspec.structs import replace
-from slackwater.pipeline.batch.entries import Entrance, enter
+from slackwater.pipeline.batch.start_positions import StartFinder, start_at
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
@@ -179,11 +179,11 @@ class _Making:
         ((name, known),) = head.inputs.items()
         ends = self.kafka.ends(known.topic)
         assert ends is not None
-        entrance = Entrance(self.store, app.name, stage, head, lambda _: (earliest, ends), accept_loss=True)
+        finder = StartFinder(self.store, app.name, stage, head, lambda _: (earliest, ends), accept_loss=True)
         if known.upstream:
-            entry = entrance.channel(name, known.topic, known.upstream)
+            entry = finder.channel(name, known.topic, known.upstream)
         else:
-            entry = entrance.topic(name, known.topic, latest=False)
+            entry = finder.topic(name, known.topic, None)
         app.heads[stage] = claim(
             self.store,
             app.name,
@@ -191,7 +191,7 @@ class _Making:
             writer=self.kafka.attempt(),
             by=BY,
             now_ms=self.clock.tick(stage),
-            build=lambda draft: enter(self.store, draft, {name: entry}, BY),
+            build=lambda draft: start_at(self.store, draft, {name: entry}, BY),
         )
         assert app.heads[stage].lost
         assert sum(app.heads[stage].inputs[name].lost)

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
-from slackwater.pipeline.batch.entries import Entrance, enter
 from slackwater.pipeline.batch.next_manifest import next_manifest
 from slackwater.pipeline.batch.snapshot_events import Outcome, arrive
+from slackwater.pipeline.batch.start_positions import StartFinder, start_at
 from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.kafka.messages import (
     check_count,
@@ -153,9 +153,9 @@ class Diamond:
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
-            entrance = Entrance(self.store, APP, stage, known, self.logs.offsets, accept_loss)
-            entries = {name: entrance.channel(name, name, SENDER[name]) for name in READS[stage]}
-            return enter(self.store, _at_birth(draft), entries, "test:1") if entries else _at_birth(draft)
+            finder = StartFinder(self.store, APP, stage, known, self.logs.offsets, accept_loss)
+            entries = {name: finder.channel(name, name, SENDER[name]) for name in READS[stage]}
+            return start_at(self.store, _at_birth(draft), entries, "test:1") if entries else _at_birth(draft)
 
         head = claim(
             self.store,

@@ -14,8 +14,8 @@ from slackwater import App
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.batch.schemas import apply
 from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.preflight import limits_of
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.run.runner import limits_of
 
 
 def rows(frame: object) -> object:

@@ -12,7 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
-from slackwater.pipeline.batch.entries import Entrance, Entry, enter
+from slackwater.pipeline.batch.start_positions import StartFinder, StartPosition, start_at
 from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.spark.query_errors import translate
 from slackwater.snapshot.clone.clone import clone
@@ -324,8 +324,8 @@ def test_a_clone_and_a_collection_know_of_the_gap() -> None:
     assert held() == stood.version
 
     def build(draft: Manifest) -> Manifest:
-        entrance = Entrance(app.store, app.name, "aircraft", draft, lambda _: (earliest, earliest), accept_loss=True)
-        return enter(app.store, draft, {"by-aircraft": entrance.channel("by-aircraft", topic, "legs")}, "test:1")
+        finder = StartFinder(app.store, app.name, "aircraft", draft, lambda _: (earliest, earliest), accept_loss=True)
+        return start_at(app.store, draft, {"by-aircraft": finder.channel("by-aircraft", topic, "legs")}, "test:1")
 
     app.heads["aircraft"] = claim(
         app.store, app.name, "aircraft", writer="w", by="test:1", now_ms=app.clock.tick("aircraft"), build=build
@@ -355,11 +355,11 @@ def test_a_new_stage_of_a_clone_says_that_it_will_not_see_what_was_sent_before_a
     app.run(flights(40))
     clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host")
 
-    def entry(name: str, earliest: tuple[int, int] = (0, 0)) -> Entry:
+    def entry(name: str, earliest: tuple[int, int] = (0, 0)) -> StartPosition:
         topic = f"{name}-by-aircraft-repartition"
         ends = app.kafka.ends(topic) or ()
-        entrance = Entrance(app.store, name, "late", None, lambda _: (earliest, ends), accept_loss=False)
-        return entrance.channel("by-aircraft", topic, "legs")
+        finder = StartFinder(app.store, name, "late", None, lambda _: (earliest, ends), accept_loss=False)
+        return finder.channel("by-aircraft", topic, "legs")
 
     whole, cloned = entry("flights"), entry("staging")
     assert (whole.at.version, whole.at.offsets, whole.at.consumed, whole.unseen) == (0, (0, 0), (0, 0), "")

@@ -1,4 +1,4 @@
-"""How far every stage of an app is while it runs, and the runner's own sign of life; beside the batches."""
+"""Reports how far every stage of a running app is behind, and writes the runner's heartbeats; beside the batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..batch.stage_runner import StageRunner
 from ..kafka import topics
 from .news import News
 
-__all__ = ["Outlook"]
+__all__ = ["LagReporter"]
 
-_LOOK_S = 5.0
+_REPORT_S = 5.0
 _OTHERS_S = 60.0
 _KAFKA_S = 2.0
 _END_S = 2.0
 
 
-class Outlook:
-    """Looks every few seconds, on a thread of its own: no batch waits for it, and nothing depends on what it finds.
+class LagReporter:
+    """Works every few seconds, on a thread of its own: no batch waits for it, and nothing depends on what it finds.
 
     Args:
-        store: Of little patience.
+        store: Where the app lives; of little patience.
         kafka: Where users' topics end.
         app: The app's name.
         writer: Unique id of this run.
@@ -58,23 +58,23 @@ class Outlook:
         self._others: dict[str, Manifest] = {}
         self._alive: tuple[roster.Beat, ...] | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="outlook", daemon=True)
+        self._thread = threading.Thread(target=self._go_on, name="lag-reporter", daemon=True)
 
     def start(self) -> None:
-        """Look for the first time, and again and again."""
+        """Begin with the first report."""
         self._thread.start()
 
     def close(self) -> None:
-        """Say that this runner ends; what takes long is left."""
+        """Write the last heartbeat; what takes long is left."""
         self._over.set()
         self._thread.join(_END_S)
 
     def _go_on(self) -> None:
-        due = others_due = 0.0
+        beat_due = others_due = 0.0
         swept = False
         while not self._over.is_set():
-            if time.monotonic() >= due:
-                due = time.monotonic() + roster.BEAT_S
+            if time.monotonic() >= beat_due:
+                beat_due = time.monotonic() + roster.BEAT_S
                 with suppress(Unavailable, Refused):
                     roster.beat(self._store, self._app, self._beat)
                     if not swept:
@@ -82,13 +82,13 @@ class Outlook:
                     swept = True
             if time.monotonic() >= others_due:
                 others_due = time.monotonic() + _OTHERS_S
-                self._look_at_others()
+                self._refresh_others()
             self._news.lags(self._lags())
-            self._over.wait(_LOOK_S)
+            self._over.wait(_REPORT_S)
         with suppress(Unavailable, Refused):
             roster.last_beat(self._store, self._app, self._beat.writer)
 
-    def _look_at_others(self) -> None:
+    def _refresh_others(self) -> None:
         """What stages are that run elsewhere, or nowhere."""
         try:
             self._alive = roster.beats(self._store, self._app, time.time_ns() // 1_000_000)

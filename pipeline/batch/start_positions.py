@@ -19,7 +19,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest
 
-__all__ = ["Bounds", "Entrance", "Entry", "enter", "tell"]
+__all__ = ["Bounds", "StartFinder", "StartPosition", "log_unseen", "start_at"]
 
 _log = logging.getLogger("slackwater")
 
@@ -31,7 +31,7 @@ Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StartPosition:
     """Where one input is read on from.
 
     Attributes:
@@ -48,8 +48,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Entrance:
-    """Finds the entries of one stage.
+class StartFinder:
+    """Finds the start positions of one stage.
 
     Attributes:
         store: Where the app lives.
@@ -67,22 +67,24 @@ class Entrance:
     offsets: Callable[[str], Bounds]
     accept_loss: bool
 
-    def topic(self, name: str, topic: str, begin: Begin | None) -> Entry:
-        """The entry of a user's topic; a new stage begins where `begin` says, or at the earliest offsets.
+    def topic(self, name: str, topic: str, begin: Begin | None) -> StartPosition:
+        """The start of a user's topic; a new stage begins where `begin` says, or at the earliest offsets.
 
         Raises `Refused`, or what `offsets` and `begin` raise.
         """
         earliest, ends = self.offsets(topic)
         if self.head is None:
             if begin is not None:
-                return Entry(Input(topic, begin(earliest, ends)))
+                return StartPosition(Input(topic, begin(earliest, ends)))
             unseen = _windows(topic, (0,) * len(earliest), earliest)
-            return Entry(Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else "")
+            return StartPosition(
+                Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else ""
+            )
         known = self.head.inputs[name]
         at = self._within(topic, known.offsets, ends, "restore it, or start afresh under another app name (--app NAME)")
         offsets = tuple(map(max, at, earliest))
         if offsets == at:
-            return Entry(replace(known, offsets=at))
+            return StartPosition(replace(known, offsets=at))
         gone = _windows(topic, at, earliest)
         self._refuse(
             f"would go on at offsets that are gone from Kafka: {', '.join(gone)}",
@@ -92,10 +94,10 @@ class Entrance:
         skipped = [until - start for start, until in zip(at, offsets, strict=True)]
         before = known.lost + (0,) * (len(at) - len(known.lost))
         total = tuple(had + more for had, more in zip(before, skipped, strict=True))
-        return Entry(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets))
+        return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets))
 
-    def channel(self, name: str, topic: str, upstream: str) -> Entry:
-        """The entry of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
+    def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
+        """The start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""
         # Before the sender's versions: what is deleted later is not judged by older ones.
         earliest, ends = self.offsets(topic)
         sender = history.head(self.store, self.app, upstream)
@@ -111,11 +113,11 @@ class Entrance:
         way_out = "restore it, or clone the app from a snapshot: a clone has topics of its own"
         known = replace(known, offsets=self._within(topic, known.offsets, ends, way_out))
         if known.consumed and all(map(int.__ge__, known.offsets, earliest)):
-            return Entry(known)
-        return self._behind(name, known, earliest, "go on at offsets that are") or Entry(known)
+            return StartPosition(known)
+        return self._behind(name, known, earliest, "go on at offsets that are") or StartPosition(known)
 
-    def _new(self, name: str, topic: str, upstream: str, earliest: tuple[int, ...]) -> Entry:
-        """The entry of a stage that has not read the channel yet: where the channel begins."""
+    def _new(self, name: str, topic: str, upstream: str, earliest: tuple[int, ...]) -> StartPosition:
+        """The start of a stage that has not read the channel yet: where the channel begins."""
         none = (0,) * len(earliest)
         first = history.first_version(self.store, self.app, upstream)
         # A clone's history, and one that was thinned out, does not begin at version 1.
@@ -125,14 +127,14 @@ class Entrance:
             return lost
         if before:
             unseen = f"what {upstream} sent before its v{first}, which is no part of this app's history any more"
-            return Entry(replace(at, consumed=()), unseen=unseen)
+            return StartPosition(replace(at, consumed=()), unseen=unseen)
         output = history.read(self.store, self.app, upstream, first).outputs.get(name) if first else None
         # A topic that is older than the channel has messages that are none of its own.
         begins = output.ends if output is not None and not (output.rows or output.markers) else none
-        return Entry(replace(at, offsets=begins if first else earliest))
+        return StartPosition(replace(at, offsets=begins if first else earliest))
 
-    def _behind(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> Entry | None:
-        """The entry behind a gap; None when no row is lost in one."""
+    def _behind(self, name: str, at: Input, earliest: tuple[int, ...], would: str) -> StartPosition | None:
+        """The start behind a gap; None when no row is lost in one."""
         newer = history.after(self.store, self.app, at.upstream, at.version)
         gap = losses.find_gap(name, at, newer, earliest)
         if gap is None:
@@ -145,7 +147,7 @@ class Entrance:
             f"would {would} gone from Kafka: {', '.join(gone)} ({sent})",
             "clone the app from a moment whose records Kafka still has, or go on without these rows by --accept-loss",
         )
-        return Entry(behind, lost, losses.broken(self.head, name, gap))
+        return StartPosition(behind, lost, losses.broken(self.head, name, gap))
 
     def _check_kept(self, known: Input) -> None:
         """See that what a stage that was retired has still to read was not collected meanwhile."""
@@ -180,18 +182,18 @@ class Entrance:
             raise Gone(f"stage {self.stage!r} {what}", hint=way_out)
 
 
-def enter(store: ObjectStore, draft: Manifest, entries: Mapping[str, Entry], by: str) -> Manifest:
-    """The claim with these entries, by the input's declared name.
+def start_at(store: ObjectStore, draft: Manifest, starts: Mapping[str, StartPosition], by: str) -> Manifest:
+    """The claim with these start positions, by the input's declared name.
 
     Snapshots that the loss breaks are failed by name before: none is left that would wait for ever.
     """
-    broken = frozenset(name for entry in entries.values() for name in entry.broken)
+    broken = frozenset(name for start in starts.values() for name in start.broken)
     for request in requests.open_requests(store, draft.app) if broken else ():
         if request.id in broken:
             lost = ", ".join(
-                f"{_versions(entry.lost.after + 1, entry.lost.up_to)} of {entry.at.upstream} on {name}"
-                for name, entry in entries.items()
-                if entry.lost is not None and request.id in entry.broken
+                f"{_versions(start.lost.after + 1, start.lost.up_to)} of {start.at.upstream} on {name}"
+                for name, start in starts.items()
+                if start.lost is not None and request.id in start.broken
             )
             why = f"stage {draft.stage!r} went on without {lost}, where its marker or records in flight of it were"
             _log.warning("snapshot %s of %s was dropped: %s", request.name, draft.app, why)
@@ -199,20 +201,20 @@ def enter(store: ObjectStore, draft: Manifest, entries: Mapping[str, Entry], by:
             requests.cancel(store, draft.app, request)
     return replace(
         losses.forget(draft, broken),
-        inputs={name: entry.at for name, entry in entries.items()},
-        lost={name: entry.lost for name, entry in entries.items() if entry.lost is not None},
+        inputs={name: start.at for name, start in starts.items()},
+        lost={name: start.lost for name, start in starts.items() if start.lost is not None},
     )
 
 
-def tell(stage: str, entries: Mapping[str, Entry]) -> None:
+def log_unseen(stage: str, starts: Mapping[str, StartPosition]) -> None:
     """Say what a stage will not see, before it starts."""
-    for name, entry in entries.items():
-        if entry.lost is not None:
-            skipped = _windows(entry.lost.topic, entry.lost.starts, entry.lost.ends)
-            rows = f" ({_rows(entry.lost)})" if entry.lost.rows else ""
+    for name, start in starts.items():
+        if start.lost is not None:
+            skipped = _windows(start.lost.topic, start.lost.starts, start.lost.ends)
+            rows = f" ({_rows(start.lost)})" if start.lost.rows else ""
             _log.warning("stage %r goes on without %s%s: gone from Kafka", stage, ", ".join(skipped), rows)
-        elif entry.unseen:
-            _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, entry.unseen)
+        elif start.unseen:
+            _log.warning("stage %r is new and begins on %s: it will not see %s", stage, name, start.unseen)
 
 
 def _windows(topic: str, starts: Sequence[int], ends: Sequence[int]) -> list[str]:

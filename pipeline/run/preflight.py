@@ -1,0 +1,166 @@
+"""What is checked of a run before Spark starts and before anything is written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pyspark.sql import SparkSession
+from ulid import ULID
+
+from ...durations import parse_ms
+from ...errors import Refused
+from ...snapshot.clone.first_versions import unfinished
+from ...snapshot.maintain.retire import absent
+from ...store.objects.counting import CountingStore
+from ...store.objects.open import access_to, open_store
+from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3.access import S3Access
+from ...store.versions import apps
+from ..api.app import App, Stage
+from ..batch.claim import Checked, Claimer
+from ..batch.stage_runner import Limits
+from ..batch.write_stall import Triggers
+from ..kafka import topics
+from ..kafka.clients import server
+from .news import News
+from .options import Options
+
+__all__ = ["Start", "check_unflushed", "limits_of", "preflight"]
+
+_log = logging.getLogger("slackwater")
+_HEARTBEAT_PATIENCE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is known of a run before Spark starts: nothing is written yet.
+
+    Attributes:
+        stages: Those of this run, upstream first.
+        limits, stores, checked: By the stage's name. Each stage has a store of its own over the same one, so that it is
+            counted by itself.
+        store: For what belongs to no stage.
+        heartbeats: Likewise, of little patience.
+        claimer: Claims stages; `claimer_of` does it by way of a stage's own store.
+        access: How workers get to the store.
+        new: Whether the app is not in the store yet.
+    """
+
+    app: App
+    options: Options
+    stages: tuple[Stage, ...]
+    limits: Mapping[str, Limits]
+    stores: Mapping[str, CountingStore]
+    checked: Mapping[str, Checked]
+    store: CountingStore
+    heartbeats: CountingStore
+    claimer: Claimer
+    access: Callable[[], S3Access | None]
+    new: bool
+
+    @property
+    def ends(self) -> dict[str, tuple[int, ...]]:
+        """Where the topics that are read ended when they were checked."""
+        return {topic: ends for checked in self.checked.values() for topic, (_, ends) in checked.offsets.items()}
+
+    def claimer_of(self, stage: Stage) -> Claimer:
+        """Claims one stage, whose store counts what that takes."""
+        return replace(self.claimer, store=self.stores[stage.name])
+
+
+def preflight(app: App, options: Options, news: News) -> Start:
+    """Wait for Kafka and check all that needs no Spark. Raises `NotFound`, `Refused`, `Unavailable` or `Usage`."""
+    stages = app.select(options.stages)
+    limits = {stage.name: limits_of(stage, options) for stage in stages}
+    news.doing(f"waiting for {server(options.kafka)}")
+    topics.wait_for(options.kafka, options.patience_s)
+    opened = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
+    store = CountingStore(opened)
+    news.doing("checking the app")
+    if master := _known_master(options):
+        check_unflushed(limits, master)
+    info = apps.find_app(store, app.name)
+    if info is not None:
+        if missing := unfinished(store, info):
+            raise Refused(
+                f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+                hint="run the same `slackwater clone` again; it goes on where it stopped",
+            )
+        _tell_absent(store, app)
+    claimer = Claimer(
+        store=store,
+        kafka=options.kafka,
+        app=app,
+        topics=info.origin.topics if info and info.origin else {},
+        writer=str(ULID()),
+        by=f"{socket.gethostname()}:{os.getpid()}",
+        accept_loss=options.accept_loss,
+    )
+    stores = {stage.name: CountingStore(opened) for stage in stages}
+    checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
+    claimer.create_channels(stages, only_ask=True)
+    return Start(
+        app,
+        options,
+        stages,
+        limits,
+        stores,
+        checked,
+        store,
+        heartbeats=CountingStore(open_store(options.store, patience_s=_HEARTBEAT_PATIENCE_S, settings=options.s3)),
+        claimer=claimer,
+        access=partial(access_to, opened),
+        new=info is None,
+    )
+
+
+def limits_of(stage: Stage, options: Options) -> Limits:
+    """What bounds a stage's batches: whoever starts the app wins over what its file says. Raises `Usage`."""
+    declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
+    return Limits(
+        stage.max_records if options.max_records is None else options.max_records,
+        declared_ms if options.trigger is None else parse_ms("trigger", options.trigger),
+        Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
+        (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
+    )
+
+
+def _tell_absent(store: ObjectStore, app: App) -> None:
+    """Say which stages the app has and the program has not: snapshots and garbage collection wait for them."""
+    if names := absent(store, app.name, app.stages.keys()):
+        verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
+        _log.warning(
+            "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s",
+            app.name,
+            " and ".join(names),
+            "it" if len(names) == 1 else "them",
+            verbs,
+        )
+
+
+def _known_master(options: Options) -> str | None:
+    """Spark's master, as far as that is known before it starts."""
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running.sparkContext.master
+    return options.spark_conf.get("spark.master", options.master)
+
+
+def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
+    """See that stages which run ahead of the store have their executors where the SSTs wait.
+
+    Raises:
+        Refused: Executors may be on other machines.
+    """
+    ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
+    if ahead and not master.startswith("local"):
+        raise Refused(
+            f"stage {ahead[0]!r} has max_unflushed={limits[ahead[0]].max_unflushed}, so its SSTs wait on the disk of "
+            f"the runner's machine, and executors of {master} do not share that disk",
+            hint="run it with --master 'local[*]', or with max_unflushed=0",
+        )
