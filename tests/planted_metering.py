@@ -18,8 +18,8 @@ METERING_FAULTS = (
     Fault(
         "requests are told again by each version",
         "store/objects/counting.py",
-        "taken, self._taken = now - self._taken, now",
-        "taken = now - self._taken",
+        "self._not_taken.clear()",
+        "pass",
         METERING,
     ),
     Fault(
@@ -52,9 +52,9 @@ METERING_FAULTS = (
     ),
     Fault(
         "requests to the root that a clone points at are not counted",
-        "store/read/decode.py",
-        "return store.over(other) if isinstance(store, CountingStore | SpooledStore) else other",
-        "return other",
+        "store/objects/wrapper.py",
+        "        return other\n",
+        "        return other._inner\n",
         METERING,
     ),
     Fault(

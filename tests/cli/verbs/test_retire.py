@@ -1,30 +1,21 @@
-"""Retiring stages and removing apps as a user types it."""
+"""`slackwater retire` and `slackwater app rm` as they are typed."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from slackwater.cli import main
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.take.taking import request
-from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
-from typer.testing import CliRunner, Result
 
+from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.support.histories import FlightsApp, Kafka, flights
 from tests.support.running import eventually
 
 pytestmark = pytest.mark.usefixtures("isolated")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "store"))
 
 
 @pytest.fixture
@@ -37,20 +28,6 @@ def app(store: ObjectStore) -> FlightsApp:
         app.step("legs")
         app.step("aircraft")
     return app
-
-
-def slackwater(*args: str) -> Result:
-    return CliRunner().invoke(main.app, args)
-
-
-def done(*args: str) -> str:
-    result = slackwater(*args)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def from_json(*args: str) -> Any:
-    return json.loads(done(*args, "--json"))
 
 
 def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after_it(app: FlightsApp) -> None:
