@@ -167,7 +167,7 @@ def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_al
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
     session, rows = Session(), StructType([StructField("n", LongType())])
     options = SourceOptions(input="c", topic="t", upstream=upstream, app="a", store=str(tmp_path))
-    private = Private(KAFKA, {"AWS_SECRET_ACCESS_KEY": PASSWORD})
+    private = Private(KAFKA, environ={"AWS_SECRET_ACCESS_KEY": PASSWORD})
     open_stream(session, options, private, rows if upstream else None)  # type: ignore[arg-type]
     assert PASSWORD not in str(session.options) + repr(private)
     # The class with the passwords was there for the moment of the making; another stream gets none of them.
