@@ -16,4 +16,6 @@ __all__ = [
     "retry_budget",
     "shared_counts",
     "spooled",
+    "stats",
+    "wrapper",
 ]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
 __all__ = ["CacheFolder"]
@@ -25,12 +24,6 @@ _STALE_S = 3600
 """A temporary file this old belongs to a process that died."""
 _SLACK = 0.1
 """Eviction frees this part of the folder, and what others write goes unseen until we wrote as much."""
-
-
-class _Entry(NamedTuple):
-    used_ns: int
-    bytes: int
-    name: str
 
 
 class CacheFolder:
@@ -129,18 +122,18 @@ class CacheFolder:
         if fits and self._unmeasured_bytes < self.max_bytes * _SLACK:
             return
         entries = sorted(self._measure())
-        total = sum(entry.bytes for entry in entries)
+        total = sum(taken for _, taken, _ in entries)
         if total + size > self.max_bytes:
-            for entry in entries:
+            for _, taken, name in entries:
                 if total + size <= self.max_bytes * (1 - _SLACK):
                     break
-                if self._evict(entry.name):
-                    total -= entry.bytes
+                if self._evict(name):
+                    total -= taken
         self._known_bytes = total
         self._unmeasured_bytes = 0
 
-    def _measure(self) -> list[_Entry]:
-        """The files there are; removes what dead processes left behind."""
+    def _measure(self) -> list[tuple[int, int, str]]:
+        """Last use (ns), bytes and name of each file there is; removes what dead processes left behind."""
         entries = []
         with os.scandir(self.path) as listing:
             for item in listing:
@@ -149,7 +142,7 @@ class CacheFolder:
                 except FileNotFoundError:
                     continue
                 if not item.name.startswith(_TEMPORARY):
-                    entries.append(_Entry(found.st_mtime_ns, found.st_size, item.name))
+                    entries.append((found.st_mtime_ns, found.st_size, item.name))
                 elif found.st_mtime < time.time() - _STALE_S:
                     self.remove(item.name)
         return entries

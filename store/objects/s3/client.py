@@ -12,6 +12,7 @@ from boto3.session import Session
 from botocore import exceptions as boto
 from botocore.config import Config
 from botocore.credentials import Credentials
+from cachetools import LRUCache
 from urllib3.exceptions import HTTPError
 
 from ....errors import NotFound, Refused, Usage
@@ -86,7 +87,7 @@ _REASONS = (
     (boto.EndpointConnectionError, "cannot connect"),
 )
 
-_connections: dict[tuple[object, ...], Connection] = {}
+_connections: LRUCache[tuple[object, ...], Connection] = LRUCache(64)
 _lock = Lock()
 
 

@@ -1,0 +1,76 @@
+"""One grammar reads the types of a table's columns and of a channel's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import Usage
+from slackwater.store.sst.arrow_types import arrow_type
+from slackwater.store.versions.column_types import Type, parse, parse_ddl
+
+PLAIN = st.sampled_from(
+    [
+        ("string", "string"),
+        ("string", "varchar(7)"),
+        ("bool", "boolean"),
+        ("int8", "tinyint"),
+        ("int64", "bigint"),
+        ("double", "double"),
+        ("date32", "date"),
+        ("timestamp[us, tz=UTC]", "timestamp"),
+        ("timestamp[us]", "timestamp_ntz"),
+        ("decimal128(10, 2)", "decimal(10,2)"),
+    ]
+)
+# Spark leaves the names of fields as they are, which cannot be read with these inside.
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="<>(),:`"), min_size=1, max_size=5)
+
+
+def structs(inner: st.SearchStrategy[tuple[str, str]]) -> st.SearchStrategy[tuple[str, str]]:
+    def spelled(fields: list[tuple[str, tuple[str, str]]]) -> tuple[str, str]:
+        arrow, spark = (", ".join(f"`{name}`: {kind[0]}" for name, kind in fields), [f"{n}:{k[1]}" for n, k in fields])
+        return f"struct<{arrow}>", f"struct<{','.join(spark)}>"
+
+    unique = st.lists(st.tuples(NAMES, inner), min_size=1, max_size=3, unique_by=lambda field: field[0].casefold())
+    return unique.map(spelled)
+
+
+SPELLINGS = st.recursive(
+    PLAIN,
+    lambda inner: (
+        inner.map(lambda one: (f"list<{one[0]}>", f"array<{one[1]}>"))
+        | st.tuples(PLAIN, inner).map(lambda two: (f"map<{two[0][0]}, {two[1][0]}>", f"map<{two[0][1]},{two[1][1]}>"))
+        | structs(inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(SPELLINGS, max_size=3))
+def test_a_type_is_the_same_in_both_spellings(columns: list[tuple[str, str]]) -> None:
+    read = parse_ddl(", ".join(f"`{number} of``them` {spark}" for number, (_, spark) in enumerate(columns)))
+    assert [name for name, _ in read] == [f"{number} of`them" for number in range(len(columns))]
+    assert [arrow_type(kind) for _, kind in read] == [arrow_type(parse(arrow)) for arrow, _ in columns]
+
+
+def test_a_tree_names_what_is_inside() -> None:
+    rows = Type("struct", (Type("int64"), Type("list", (Type("timestamp[us, tz=UTC]"),))), ("a b", "c"))
+    assert parse("map<string, struct<`a b`: int64, c: list<timestamp[us, tz=UTC]>>>") == Type(
+        "map", (Type("string"), rows)
+    )
+
+
+def test_a_channel_may_have_types_that_no_table_has() -> None:
+    assert parse_ddl("e struct<>, n interval day to second, v void") == (
+        ("e", Type("struct")),
+        ("n", Type("interval day to second")),
+        ("v", Type("void")),
+    )
+    for name in ("bigint", "void", "struct<a: interval day to second>"):
+        with pytest.raises(Usage, match="cannot be a column of a state table"):
+            parse(name)
+
+
+@pytest.mark.parametrize("ddl", ["`a` array<int", "`a` " + "array<" * 100_000, "`a` map<int>", "`a` int `b` int", "`a"])
+def test_what_is_no_ddl_is_refused(ddl: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|types"):
+        parse_ddl(ddl)
