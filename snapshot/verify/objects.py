@@ -1,7 +1,7 @@
 """Whether the objects of a cut are there, by their sizes, and whether manifests say of SSTs what can be true."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore, check_key
@@ -32,10 +32,13 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
         if wrong:
             yield Checked("objects", key, tuple(wrong))
     for folder, names in folders.items():
+        found: dict[str, int] = {}
         # A listing begins after the key it is given.
-        listed = islice(store.list(folder, names[0][:-1]), _PAGE * len(names))
-        near = takewhile(lambda info: info.key <= names[-1], listed)  # noqa: B023  used up before the next folder
-        found = {info.key: info.size_bytes for info in near if info.key in expected}
+        for info in islice(store.list(folder, names[0][:-1]), _PAGE * len(names)):
+            if info.key in expected:
+                found[info.key] = info.size_bytes
+            if info.key >= names[-1]:
+                break
         for key in names:
             fault = _unlike(found[key], expected[key]) if key in found else _asked(store, key, expected[key])
             yield Checked("objects", key, (f"object {key} {fault}",) if fault else ())
