@@ -24,7 +24,7 @@ check: $(READY) .types/slackwater ## formatting, lint, types, direction of impor
 	@MYPYPATH=.types $(BIN)/mypy -m slackwater $(addprefix -p slackwater.,chandy_lamport store snapshot pipeline client cli)
 	@$(BIN)/lint-imports
 
-format: $(READY) ## format the code and mend what ruff can mend
+format: $(READY) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

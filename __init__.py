@@ -5,6 +5,8 @@ What a program needs to declare an app is here; `slackwater run FILE` runs it. `
 
 from typing import TYPE_CHECKING, Any
 
+from . import errors
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "open",
     "repartition",
     "sum",
+    "table",
     "topic",
     "universal",
     "update",
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
+    from .pipeline.api.table import table
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert
@@ -42,6 +46,7 @@ _HOMES = {
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.app",
+    "table": "pipeline.api.table",
     "topic": "pipeline.api.app",
     "universal": "pipeline.api.compaction_policy",
     "update": "pipeline.state.update",

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from slackwater.pipeline.dev.s3 import EmbeddedBucket
+from slackwater.pipeline.dev.s3 import EmbeddedS3
 
 from tests.support.s3_proxy import s3_proxy
 
@@ -53,7 +53,7 @@ def measure(bootstrap: str, folder: Path, *, rounds: int = 2) -> dict[int, list[
     topic = f"{TOPIC}-async"
     fill(bootstrap, BATCH * BATCHES, topic=topic)
     seconds: dict[int, list[float]] = {0: [], MAX_UNFLUSHED: []}
-    with EmbeddedBucket(folder / "s3") as bucket, s3_proxy(bucket.endpoint, delay_s=LATENCY_S) as proxy:
+    with EmbeddedS3(folder / "s3") as bucket, s3_proxy(bucket.endpoint, delay_s=LATENCY_S) as proxy:
         environment = {**bucket.environment, "AWS_ENDPOINT_URL_S3": proxy.endpoint}
         for number in range(rounds):
             for ahead, found in seconds.items():

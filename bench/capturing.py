@@ -16,7 +16,7 @@ from .events import PARTITIONS, fill
 from .row import Row
 
 if TYPE_CHECKING:
-    from slackwater.pipeline.batch.progress import Progress
+    from slackwater.pipeline.batch.batch_report import BatchReport
 
 TOPIC = "bench-capturing"
 RECORDS = 1_000_000
@@ -51,17 +51,19 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
 
     app = sw.App("bench")
 
-    @app.stage(reads=sw.topic(TOPIC), writes=sw.repartition("by-leg", "leg"))
+    by_leg = sw.repartition("by-leg", "leg")
+
+    @app.stage(reads=sw.topic(TOPIC), writes=by_leg)
     def events(flights: DataFrame) -> DataFrame:
         key = F.col("key").cast("string").alias("leg")
         return flights.select(key, F.col("value").cast("string").alias("event"), "timestamp")
 
-    @app.stage(reads="by-leg", state=sw.aggregate(n=sw.count()), partitions=PARTITIONS)
+    @app.stage(reads=by_leg, state=sw.aggregate(n=sw.count()), table=sw.table(partitions=PARTITIONS))
     def legs(rows: DataFrame) -> DataFrame:
         return rows
 
     kafka = {"bootstrap.servers": bootstrap}
-    commits: list[Progress] = []
+    commits: list[BatchReport] = []
     with spark_session("bench", master="local[2]"):
         # The reader claims its place and stops; then the writer runs ahead of it.
         for stage in ("legs", "events"):

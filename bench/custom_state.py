@@ -86,8 +86,8 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[in
     @app.stage(
         reads=sw.topic(topic),
         key="leg",
-        partitions=PARTITIONS,
         state=sw.update(update, state=STATE, order_by="offset"),
+        table=sw.table(partitions=PARTITIONS),
     )
     def legs(flights: DataFrame) -> DataFrame:
         return _events(flights)
@@ -156,11 +156,9 @@ def _spark(name: str, bootstrap: str, folder: Path, topic: str, batch: int) -> l
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
-        source = spark.readStream.format("slackwater-topic").options(
-            **{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "maxOffsetsPerTrigger": str(batch)}
-        )
+        source = side.topic_stream(spark, bootstrap, topic, batch)
         query = (
-            PEERS[name](_events(source.load()))
+            PEERS[name](_events(source))
             .writeStream.outputMode("update")
             .format("noop")
             .option("checkpointLocation", str(folder / "checkpoint"))

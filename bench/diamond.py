@@ -23,7 +23,7 @@ from .row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
-    from slackwater.pipeline.batch.progress import Progress
+    from slackwater.pipeline.batch.batch_report import BatchReport
 
 LONGEST = ("events", "odd", "legs")
 """The stages on a longest path; `odd` and `even` are alike."""
@@ -77,17 +77,17 @@ def _app() -> sw.App:
 
     app = sw.App("diamond")
 
-    @app.stage(reads=sw.topic(TOPIC), writes=sw.repartition("by-leg", "leg"))
+    by_leg = sw.repartition("by-leg", "leg")
+
+    @app.stage(reads=sw.topic(TOPIC), writes=by_leg)
     def events(flights: DataFrame) -> DataFrame:
         return flights.select(F.col("key").cast("string").alias("leg"), F.length("value").cast("long").alias("size"))
 
-    def half(name: str, condition: str) -> None:
-        @app.stage(name=name, reads="by-leg", writes=sw.repartition(f"by-leg-{name}", "leg"))
-        def side(rows: DataFrame) -> DataFrame:
-            return rows.where(condition)
-
-    half("odd", "size % 2 = 1")
-    half("even", "size % 2 = 0")
+    halves = []
+    for name, remainder in (("odd", 1), ("even", 0)):
+        half = sw.repartition(f"by-leg-{name}", "leg")
+        app.stage(name=name, reads=by_leg, writes=half)(lambda rows, of=remainder: rows.where(f"size % 2 = {of}"))
+        halves.append(half)
 
     def both(odd: pa.Table, even: pa.Table, state: pa.Table) -> pa.Table:
         n, size = pc.fill_null(state["n"], 0), pc.fill_null(state["size"], 0)
@@ -98,9 +98,7 @@ def _app() -> sw.App:
             size = pc.add(size, sums.astype(np.int64))
         return pa.table({"n": n, "size": size})
 
-    @app.stage(
-        reads=("by-leg-odd", "by-leg-even"), state=sw.update(both, state="n long, size long"), partitions=PARTITIONS
-    )
+    @app.stage(reads=halves, state=sw.update(both, state="n long, size long"), table=sw.table(partitions=PARTITIONS))
     def legs(odd: DataFrame, even: DataFrame) -> tuple[DataFrame, DataFrame]:
         return odd, even
 
@@ -137,7 +135,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
                 if done.wait(EVERY_S):
                     return
 
-    def note(progress: Progress) -> None:
+    def note(progress: BatchReport) -> None:
         if progress.stage == "legs" and progress.rows_in and phase["name"] in seconds:
             seconds[str(phase["name"])].append(progress.seconds)
 

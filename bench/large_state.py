@@ -33,8 +33,8 @@ def app_of(topic: str, keys: int, partitions: int) -> sw.App:
         name=STAGE,
         reads=sw.topic(topic),
         key="leg",
-        partitions=partitions,
         state=sw.aggregate(flights=sw.count(), delay=sw.sum("delay")),
+        table=sw.table(partitions=partitions),
     )
     def legs(messages: DataFrame) -> DataFrame:
         return legs_of(messages, keys)

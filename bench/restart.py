@@ -130,11 +130,9 @@ def _await_snapshots(checkpoint: Path, version: int) -> None:
 def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int) -> StreamingQuery:
     from pyspark.sql import functions as F
 
-    source = spark.readStream.format("slackwater-topic").options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, "maxOffsetsPerTrigger": str(PARTITIONS)}
-    )
+    source = side.topic_stream(spark, bootstrap, TOPIC, PARTITIONS)
     return (
-        legs_of(source.load(), keys)
+        legs_of(source, keys)
         .groupBy("leg")
         .agg(F.count("*").alias("flights"), F.sum("delay").alias("delay"))
         .writeStream.outputMode("update")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import slackwater as sw
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PEER", "SPARK_STATE", "Batch", "batches", "commits_ms", "ends_ms", "run"]
+__all__ = ["PEER", "SPARK_STATE", "Batch", "batches", "commits_ms", "ends_ms", "run", "topic_stream"]
 
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""
@@ -86,3 +87,11 @@ def batches(query: StreamingQuery) -> list[Batch]:
 def ends_ms(query: StreamingQuery) -> list[int]:
     """When each batch of a Spark query that read rows had committed, milliseconds since 1970."""
     return [round(1000 * (batch.start + batch.seconds)) for batch in batches(query)]
+
+
+def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int) -> DataFrame:
+    """A topic as our own source gives it, for a peer's query."""
+    from slackwater.pipeline.source.data_source import Private, SourceOptions, open_stream
+
+    options = SourceOptions(input=topic, topic=topic, max_records=max_records)
+    return open_stream(spark, options, Private({"bootstrap.servers": bootstrap}))

@@ -85,8 +85,8 @@ def app_of(topic: str) -> sw.App:
     @app.stage(
         reads=sw.topic(topic),
         key="leg",
-        partitions=PARTITIONS,
         state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
+        table=sw.table(partitions=PARTITIONS),
     )
     def legs(flights: DataFrame) -> DataFrame:
         return _legs(flights)
@@ -109,11 +109,9 @@ def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
 def _aggregate(spark: SparkSession, bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
     from pyspark.sql import functions as F
 
-    source = spark.readStream.format("slackwater-topic").options(
-        **{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "maxOffsetsPerTrigger": str(batch)}
-    )
+    source = side.topic_stream(spark, bootstrap, topic, batch)
     query = (
-        _legs(source.load())
+        _legs(source)
         .groupBy("leg")
         .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
         .writeStream.outputMode("update")

@@ -1,29 +1,21 @@
-"""What goes into a process and the injector, and what comes out. Values only; they compare by content.
+"""What goes into a process, and what comes out. Values only; they compare by content.
 
 A snapshot is named by an id that is never used twice. Channels and stages are named as the app declares them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = [
     "Action",
     "BatchArrived",
-    "Cancel",
     "Capture",
-    "Complete",
     "Event",
     "Finished",
     "Forgotten",
-    "InjectorAction",
-    "InjectorEvent",
     "MarkerArrived",
     "RecordState",
-    "Request",
     "Requested",
     "SendMarker",
-    "StageFinished",
-    "Take",
 ]
 
 
@@ -109,56 +101,3 @@ class Finished:
 
 Action = RecordState | SendMarker | Capture | Finished
 """What a process wants done."""
-
-
-# Into the injector.
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Take a snapshot. Said again while it is open, it asks again those sources that have not answered."""
-
-    snapshot: str
-
-
-@dataclass(frozen=True, slots=True)
-class StageFinished:
-    """A stage has committed `Finished`; `version` is the one it recorded."""
-
-    snapshot: str
-    stage: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Give the snapshot up."""
-
-    snapshot: str
-
-
-InjectorEvent = Take | StageFinished | Cancel
-"""What the injector receives."""
-
-
-# Out of the injector.
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Deliver `Requested` to this stage, which reads no channel."""
-
-    snapshot: str
-    stage: str
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """Every stage has finished: these versions and the captured records are the cut."""
-
-    snapshot: str
-    versions: Mapping[str, int]
-
-
-InjectorAction = Request | Complete
-"""What the injector wants done."""

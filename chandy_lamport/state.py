@@ -1,11 +1,11 @@
 """The law: every transition of the protocol is a row of the one table in this file.
 
-A row is about one snapshot and one party: in this phase, this signal leads to that phase and asks for these
+A row is about one snapshot and one process: in this phase, this signal leads to that phase and asks for these
 steps, in their order. Snapshots do not know each other, so any number of them may overlap. What has no row is
 illegal.
 
-`Process` and `Injector` only turn events into signals (by `marker_signal` and its like, below), keep the
-phase that the table answers, and turn steps into actions. Neither decides anything.
+`Process` only turns events into signals (by `marker_signal` and `records_signal`), keeps the phase that the
+table answers, and turns steps into actions. It decides nothing.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ __all__ = [
     "Role",
     "Signal",
     "Step",
-    "answer_signal",
     "marker_signal",
     "records_signal",
     "transition",
@@ -28,20 +27,18 @@ __all__ = [
 
 
 class Role(Enum):
-    """Who is concerned."""
+    """Which kind of process."""
 
     SOURCE = "a process without channel inputs"
     READER = "a process with channel inputs"
-    INJECTOR = "the injector"
 
 
 class Phase(Enum):
-    """How far the party is with one snapshot."""
+    """How far the process is with one snapshot."""
 
     UNKNOWN = "does not know"
     CAPTURING = "has recorded its state and awaits markers for"
     FINISHED = "has finished"
-    COLLECTING = "awaits stages for"
 
 
 class Signal(Enum):
@@ -54,10 +51,6 @@ class Signal(Enum):
     RECORDS = "BatchArrived before the channel's marker"
     LATER_RECORDS = "BatchArrived after the channel's marker"
     FORGET = "Forgotten"
-    TAKE = "Take"
-    ANSWER = "StageFinished"
-    LAST_ANSWER = "StageFinished of the only awaited stage"
-    CANCEL = "Cancel"
 
 
 class Step(Enum):
@@ -67,8 +60,6 @@ class Step(Enum):
     SEND_MARKERS = auto()
     CAPTURE = auto()
     FINISH = auto()
-    REQUEST = auto()
-    COMPLETE = auto()
 
 
 TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tuple[Step, ...]]]]] = {
@@ -99,19 +90,6 @@ TRANSITIONS: Final[Mapping[tuple[Role, Phase], Mapping[Signal, tuple[Phase, tupl
         Signal.REPEATED_MARKER: (Phase.FINISHED, ()),
         Signal.FORGET: (Phase.UNKNOWN, ()),
     },
-    # An answer to a question nobody asks any more is late, not wrong.
-    (Role.INJECTOR, Phase.UNKNOWN): {
-        Signal.TAKE: (Phase.COLLECTING, (Step.REQUEST,)),
-        Signal.ANSWER: (Phase.UNKNOWN, ()),
-        Signal.LAST_ANSWER: (Phase.UNKNOWN, ()),
-        Signal.CANCEL: (Phase.UNKNOWN, ()),
-    },
-    (Role.INJECTOR, Phase.COLLECTING): {
-        Signal.TAKE: (Phase.COLLECTING, (Step.REQUEST,)),
-        Signal.ANSWER: (Phase.COLLECTING, ()),
-        Signal.LAST_ANSWER: (Phase.UNKNOWN, (Step.COMPLETE,)),
-        Signal.CANCEL: (Phase.UNKNOWN, ()),
-    },
 }
 
 
@@ -141,8 +119,3 @@ def marker_signal(channel: str, awaited: frozenset[str]) -> Signal:
 def records_signal(channel: str, awaited: frozenset[str]) -> Signal:
     """What records on `channel` mean while the markers of `awaited` have not arrived."""
     return Signal.RECORDS if channel in awaited else Signal.LATER_RECORDS
-
-
-def answer_signal(stage: str, awaited: frozenset[str]) -> Signal:
-    """What an answer of `stage` means while the stages of `awaited` have not answered."""
-    return Signal.ANSWER if awaited - {stage} else Signal.LAST_ANSWER

@@ -22,9 +22,11 @@ EVENT = (
 )
 
 app = sw.App("flights")
+by_aircraft = sw.repartition("by-aircraft", key="tailnum")
+by_carrier = sw.repartition("by-carrier", key="carrier", partitions=2)
 
 
-@app.stage(reads=sw.topic("flights"), writes=sw.repartition("by-aircraft", key="tailnum"))
+@app.stage(reads=sw.topic("flights"), writes=by_aircraft)
 def legs(flights: DataFrame) -> DataFrame:
     """One row per flight that arrived; an event that is not JSON becomes null and is left out."""
     event = F.from_json(F.col("value").cast("string"), EVENT)
@@ -53,14 +55,14 @@ def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 @app.stage(
-    reads="by-aircraft",
+    reads=by_aircraft,
     state=sw.update(
         inherit,
         state="last_time timestamp, last_arr_delay double, legs long",
         emits="carrier string, tailnum string, time timestamp, arr_delay double, inherited double",
         order_by=["time", "flight"],
     ),
-    writes=sw.repartition("by-carrier", key="carrier", partitions=2),
+    writes=by_carrier,
 )
 def aircraft(legs: DataFrame) -> DataFrame:
     """One row per aircraft: when it last left New York, how late it arrived, how many legs it has flown."""
@@ -68,7 +70,7 @@ def aircraft(legs: DataFrame) -> DataFrame:
 
 
 @app.stage(
-    reads="by-carrier",
+    reads=by_carrier,
     state=sw.aggregate(
         flights=sw.count(),
         delay=sw.sum("arr_delay"),
@@ -77,7 +79,7 @@ def aircraft(legs: DataFrame) -> DataFrame:
         inherited=sw.sum("inherited"),
         last_flight=sw.max("time"),
     ),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def carriers(legs: DataFrame) -> DataFrame:
     """One row per carrier: totals of delay in minutes."""

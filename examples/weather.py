@@ -30,9 +30,13 @@ OBSERVATION = "airport string, time timestamp, temp double, wind_speed double, p
 WEATHER = ("temp", "wind_speed", "precip", "visib")
 
 app = sw.App("weather")
+by_airport_flights = sw.repartition("by-airport-flights", key="airport", partitions=2)
+by_airport_weather = sw.repartition("by-airport-weather", key="airport", partitions=2)
+by_airport_departures = sw.repartition("by-airport-departures", key="airport", partitions=2)
+by_airport_arrivals = sw.repartition("by-airport-arrivals", key="airport", partitions=2)
 
 
-@app.stage(reads=sw.topic("flights"), writes=sw.repartition("by-airport-flights", key="airport", partitions=2))
+@app.stage(reads=sw.topic("flights"), writes=by_airport_flights)
 def legs(flights: DataFrame) -> DataFrame:
     """One row per flight, cancelled ones too; an event that is not JSON becomes null and is left out."""
     event = F.from_json(F.col("value").cast("string"), FLIGHT)
@@ -40,7 +44,7 @@ def legs(flights: DataFrame) -> DataFrame:
     return leg.withColumnRenamed("origin", "airport")
 
 
-@app.stage(reads=sw.topic("weather"), writes=sw.repartition("by-airport-weather", key="airport", partitions=2))
+@app.stage(reads=sw.topic("weather"), writes=by_airport_weather)
 def observations(weather: DataFrame) -> DataFrame:
     """One row per hourly observation."""
     event = F.from_json(F.col("value").cast("string"), OBSERVATION)
@@ -86,7 +90,7 @@ def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedA
 
 
 @app.stage(
-    reads=("by-airport-flights", "by-airport-weather"),
+    reads=(by_airport_flights, by_airport_weather),
     key=["airport", "hour"],
     state=sw.update(
         meet,
@@ -95,8 +99,8 @@ def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedA
         emits="airport string, departures long, dep_delay double, precip double, visib double",
         order_by="time",
     ),
-    writes=sw.repartition("by-airport-departures", key="airport", partitions=2),
-    partitions=2,
+    writes=by_airport_departures,
+    table=sw.table(partitions=2),
 )
 def departures(flights: DataFrame, weather: DataFrame) -> tuple[DataFrame, DataFrame]:
     """One row per airport and hour: its weather, and the flights that left, late or not."""
@@ -118,15 +122,15 @@ def land(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 @app.stage(
-    reads="by-airport-flights",
+    reads=by_airport_flights,
     key=["airport", "dest"],
     state=sw.update(
         land,
         state="arrivals long, arr_delay double, made_up double",
         emits="airport string, arr_delay double, made_up double",
     ),
-    writes=sw.repartition("by-airport-arrivals", key="airport", partitions=2),
-    partitions=2,
+    writes=by_airport_arrivals,
+    table=sw.table(partitions=2),
 )
 def arrivals(flights: DataFrame) -> DataFrame:
     """One row per route: delays on arrival, and the minutes that were made up in the air."""
@@ -134,7 +138,7 @@ def arrivals(flights: DataFrame) -> DataFrame:
 
 
 @app.stage(
-    reads=("by-airport-departures", "by-airport-arrivals"),
+    reads=(by_airport_departures, by_airport_arrivals),
     state=sw.aggregate(
         departures=sw.sum("departures"),
         dep_delay=sw.sum("dep_delay"),
@@ -146,7 +150,7 @@ def arrivals(flights: DataFrame) -> DataFrame:
         arr_delay=sw.sum("arr_delay"),
         made_up=sw.sum("made_up"),
     ),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def airports(departures: DataFrame, arrivals: DataFrame) -> DataFrame:
     """One row per airport: minutes of delay when leaving, in rain, in fog, and on arrival."""

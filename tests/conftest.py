@@ -40,9 +40,13 @@ settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     """All that is temporary in one folder: programs that are killed cannot clear up."""
+    patch = pytest.MonkeyPatch()
     folder = tempfile.mkdtemp(prefix="slackwater-tests-")
-    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    patch.setattr(tempfile, "tempdir", folder)
+    patch.setenv("TMPDIR", folder)
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    # Mutation testing runs pytest many times in one process.
+    config.add_cleanup(patch.undo)
 
 
 def free_port() -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BatchReport
 from rich.table import Table
 
 from tests.fault import Fault
@@ -141,7 +141,7 @@ def main() -> int:
         console.print("\n".join(errors), style="red", markup=False)
         return 1
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="slackwater-mutants-") as name, Progress(console=console) as progress:
+    with tempfile.TemporaryDirectory(prefix="slackwater-mutants-") as name, BatchReport(console=console) as progress:
         trees: SimpleQueue[Tree] = SimpleQueue()
         for number in range(options.jobs):
             trees.put(Tree(Path(name) / str(number)))

@@ -290,8 +290,8 @@ FAULTS = (
     Fault(
         "a version that does not fit the limit is left out",
         _PLANNER,
-        "rows + output.rows > self._max_records:\n                break",
-        "rows + output.rows > self._max_records:\n                continue",
+        "rows + output.rows > self.max_records:\n                break",
+        "rows + output.rows > self.max_records:\n                continue",
         DIAMOND,
     ),
     Fault(
@@ -304,14 +304,14 @@ FAULTS = (
     Fault(
         "a batch starts the count of what was consumed again",
         _PLANNER,
-        "return Position(self._channel, output.ends, end.version, output.sent, snapshots)",
-        "return Position(self._channel, output.ends, end.version, start.consumed, snapshots)",
+        "return Position(self.channel, output.ends, end.version, output.sent, snapshots)",
+        "return Position(self.channel, output.ends, end.version, start.consumed, snapshots)",
         DIAMOND,
     ),
     Fault(
         "a request is brought by every batch until it is answered",
         _PLANNER,
-        "            self._handled.update(asked)\n",
+        "            self.handled.update(asked)\n",
         "",
         PLANNER,
     ),
@@ -367,9 +367,9 @@ FAULTS = (
     ),
     Fault(
         "a source does not compare what it read",
-        _READERS,
-        "partition.start, partition.end, rows, partition.rows)",
-        "partition.start, partition.end, rows, rows)",
+        _WIRE,
+        "check_count(topic, partition, start, end, found, sent)\n\n\ndef _b",
+        "check_count(topic, partition, start, end, found, found)\n\n\ndef _b",
         WIRE,
     ),
     # Messages.

@@ -62,7 +62,8 @@ def rm(
 
 def _remove_from_kafka(kafka: dict[str, str], removal: "Removal") -> None:
     """Raises `Unavailable`, and `Refused` where Kafka does not allow it."""
-    from ...pipeline.kafka.topics import delete_groups, delete_topics
+    from ...pipeline.kafka.consumer_groups import delete_groups
+    from ...pipeline.kafka.topics import delete_topics
 
     refused = delete_topics(kafka, removal.topics)
     if refused:

@@ -14,7 +14,7 @@ from ..session import Session, verb
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import KeyChange, TurnedKeys
+    from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
@@ -181,7 +181,7 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
         yield f"  slackwater clone {verdict.good_ref} {_free_name(store, verdict.app)}{flags}"
 
 
-def _keys(keys: "TurnedKeys", out: Path | None) -> Iterator[Part]:
+def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
     """The first keys, with a line for each value that changed."""
     from ..values import word
 

@@ -10,7 +10,7 @@ from ..session import Session, store_flag, verb
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ...snapshot.clone.clone import ClonePlan
+    from ...snapshot.clone.plan import ClonePlan
 
 __all__ = ["clone"]
 
@@ -40,7 +40,7 @@ def clone(
     """
     from ...pipeline.kafka.channels import KafkaChannels
     from ...snapshot.clone.clone import clone as make
-    from ...snapshot.clone.clone import has_run
+    from ...snapshot.clone.first_versions import has_run
     from ...snapshot.take.audit_log import whoami
 
     topics, target = _topics(topic or ()), session.store.at(to or "")

@@ -88,7 +88,7 @@ def down(
         servers = DevServers(folder, tell=progress)
         if dry_run:
             stopped = tuple(each.name for each in servers.status() if each.state != "stopped")
-            deleted = servers.doomed() if purge else ()
+            deleted = servers.purgeable() if purge else ()
         else:
             stopped = servers.down()
             deleted = servers.purge() if purge else ()

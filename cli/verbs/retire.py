@@ -38,10 +38,10 @@ def _forget_group(settings: Settings, app_name: str, stage: str) -> str:
     """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
     if not settings.brokers:
         return ""
-    from ...pipeline.kafka.consumer_groups import forget, group_of
+    from ...pipeline.kafka.consumer_groups import delete_groups, group_of
 
     try:
-        forget(settings.kafka(), app_name, stage)
+        delete_groups(settings.kafka(), [group_of(app_name, stage)])
     except Unavailable as error:
         return f"the consumer group {group_of(app_name, stage)} is still there: {error.message}"
     return ""

@@ -10,7 +10,7 @@ from ..reporter import reporting
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...pipeline.batch.progress import Progress
+    from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
 
 __all__ = ["run"]
@@ -37,7 +37,7 @@ def run(
     file: Path = options.argument("FILE", "Python file that declares the app."),
     stage: list[str] | None = options.option("NAME", "Run only this stage; may be repeated. Default: all of them."),
     app_name: str | None = options.option("NAME", "Run the program as this app, for example as a clone.", name="--app"),
-    until_caught_up: bool = options.flag("--until-caught-up", "Stop when nothing is left to read."),
+    until_caught_up: bool = options.flag("--until-caught-up", "Stop when all that is there at the start is read."),
     max_records: int | None = options.option(
         "N", "At most this many records of an input a batch. Default: as the program says.", min=1
     ),
@@ -127,15 +127,15 @@ def _run(session: Session, file: str, *, app: str | None, options: "Options", me
             session.note(f"metrics: http://localhost:{observed.serve(metrics)}/metrics")
             reporter.on_lags = observed.observe_lags
 
-        def on_progress(commit: "Progress") -> None:
+        def on_commit(commit: "BatchReport") -> None:
             reporter.show(commit, _line(commit))
             if observed is not None:
                 observed.observe(commit)
 
-        run_file(file, app=app, options=options, on_progress=on_progress, news=reporter, stop=stop)
+        run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
 
 
-def _line(commit: "Progress") -> str:
+def _line(commit: "BatchReport") -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     words = (
         formats.moment(commit.time_ms),

@@ -43,7 +43,7 @@ def verify(
 
     opened, reader = session.store, session.settings.open_channels() if deep else None
     with session.output.progress() as progress:
-        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, tell=_seldom(progress))
+        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
     session.note_thinned(ref, report.thinned_out)
     session.show(_data(report), *_parts(report))
     if not report.consistent:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import NotFound, Refused, Usage
 from ...store.versions.keys import check_name, check_topic
-from ...store.versions.limits import MAX_KAFKA_PARTITIONS, MAX_PARTITIONS
-from ...store.versions.manifest import Policy
+from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
 from ..state.protocol import State
-from .compaction_policy import L0_SLOWDOWN, L0_STOP
-from .ttl import lifetime_ms
+from .starting_offsets import StartingOffsets, starting_offsets_of
+from .table import DEFAULT_TABLE, TableOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from ..batch.batch_report import BatchReport
+
 __all__ = ["App", "Repartition", "Stage", "Topic", "repartition", "topic"]
 
 Transform = Callable[..., "DataFrame"]
-
-_UNIVERSAL = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Topic:
     """A user's Kafka topic. Its rows have the columns of Structured Streaming's Kafka source."""
 
     name: str
-    starting_offsets: str
+    start: StartingOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,48 @@ class Repartition:
     partitions: int
 
 
-def topic(name: str, *, starting_offsets: str = "earliest") -> Topic:
+def topic(
+    name: str,
+    *,
+    starting_offsets: str = "earliest",
+    starting_timestamp: int | str | None = None,
+    starting_offsets_by_timestamp: str | None = None,
+    starting_offsets_by_timestamp_strategy: str = "error",
+) -> Topic:
     """Read a Kafka topic.
+
+    Where a stage that has no version yet begins is said as in Structured Streaming's Kafka source; one that has always
+    goes on where that stopped.
 
     Args:
         name: The topic.
-        starting_offsets: Where a stage that has no state yet begins: `earliest` or `latest`, as in Structured
-            Streaming. A stage with state always goes on where its last version stopped.
+        starting_offsets: `"earliest"`, `"latest"`, or JSON with an offset for each partition, of which -2 is the
+            earliest and -1 the latest: `{"flights":{"0":23,"1":-2}}`.
+        starting_timestamp: Begin each partition at its first record of this time or later, in ms since 1970. It wins
+            over the other two.
+        starting_offsets_by_timestamp: The same with a time for each partition, as JSON:
+            `{"flights":{"0":1700000000000,"1":0}}`. It wins over `starting_offsets`.
+        starting_offsets_by_timestamp_strategy: What happens where no record is as late: `"error"` refuses the stage,
+            `"latest"` begins that partition at its end.
 
     Raises:
-        Usage: `starting_offsets` is neither, or Kafka has no topics of such a name.
+        Usage: An argument is not such as Spark takes, or Kafka has no topics of such a name.
     """
-    if starting_offsets not in ("earliest", "latest"):
-        raise Usage(f"starting_offsets of topic {name!r} is {starting_offsets!r}: expected 'earliest' or 'latest'")
-    return Topic(check_topic(name), starting_offsets)
+    start = starting_offsets_of(
+        check_topic(name),
+        starting_offsets,
+        starting_timestamp,
+        starting_offsets_by_timestamp,
+        starting_offsets_by_timestamp_strategy,
+    )
+    return Topic(name, start)
 
 
 def repartition(name: str, key: Sequence[str] | str, *, partitions: int = 4) -> Repartition:
-    """Write a stage's rows to an internal topic, keyed, for later stages to read by `name`.
+    """Write a stage's rows to an internal topic, keyed, for later stages to read.
 
     Args:
-        name: What later stages say in `reads=`; the Kafka topic is `<app>-<name>-repartition`.
+        name: Its name within the app; the Kafka topic is `<app>-<name>-repartition`.
         key: The column or columns that decide the partition; also the default key of a stage that reads it.
         partitions: Partitions of the Kafka topic when it is first made.
 
@@ -88,17 +109,10 @@ class Stage:
     state: State | None
     key: tuple[str, ...]
     """As declared; empty when it is that of the channels that are read. `App.key_of` tells."""
-    partitions: int
-    max_records: int | None
-    trigger: str | None
-    compaction: Policy = _UNIVERSAL
-    l0_slowdown: int = L0_SLOWDOWN
-    l0_stop: int = L0_STOP
+    table: TableOptions
+    max_records: int | None = None
+    trigger: str | None = None
     max_unflushed: int | None = None
-    ttl_ms: int = 0
-    """How long a row of the table lives; 0 for ever."""
-    ttl_by: str = ""
-    """The value column that is a row's time; empty when that is when it was written."""
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -130,89 +144,134 @@ class App:
     def stage(
         self,
         *,
-        reads: Topic | str | Sequence[Topic | str],
+        reads: Topic | Repartition | str | Sequence[Topic | Repartition | str],
         writes: Repartition | Sequence[Repartition] = (),
         state: State | None = None,
         key: Sequence[str] | str | None = None,
-        partitions: int = 4,
+        table: TableOptions | None = None,
         max_records: int | None = None,
         trigger: str | None = None,
-        compaction: Policy | None = None,
-        l0_slowdown: int = L0_SLOWDOWN,
-        l0_stop: int = L0_STOP,
         max_unflushed: int | None = None,
-        ttl: str | None = None,
-        ttl_by: str | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
 
         Args:
-            reads: A `topic(...)`, or the name of a repartition topic that a stage of this app writes; or several of
-                these, and the function gets one DataFrame for each, in this order.
+            reads: A `topic(...)`, or a `repartition(...)`, or its name, that a stage of this app writes; or several
+                of these, and the function gets one DataFrame for each, in this order.
             writes: Where the stage's rows go: the function's rows, for a stage without state; for a stage with
                 state, the rows its state emits.
             state: `aggregate(...)`, `upsert(...)` or `update(...)`; the table is named after the stage.
             key: The state's key columns; default the key of the repartition topics that are read, which is then the
                 same for all of them.
-            partitions: State partitions the table is born with: tasks that work on the state at once, and SSTs a
-                version writes at most. Of a table that there is already, the stored number counts and this one does
-                not; `slackwater rescale` changes it.
+            table: `table(...)`: state partitions, time to live and compaction of the table.
             max_records: At most so many rows of each input a batch; default no bound. `run --max-records` wins.
             trigger: Shortest time between two batches, as in Structured Streaming: `"10 seconds"`; `run --trigger`
                 wins.
-            compaction: How the table is compacted: `universal(...)`, the default, or `leveled(...)`. A knob: it may be
-                another one from one start to the next.
-            l0_slowdown: L0 SSTs in one state partition from which on batches are delayed, so that compaction catches
-                up (RocksDB's `level0_slowdown_writes_trigger`).
-            l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
-                (`level0_stop_writes_trigger`).
             max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
                 machine only (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` wins.
-            ttl: How long a row of the table lives: `"7 days"`. Default for ever.
-            ttl_by: A value column of the table, timestamp or date, from which that counts, by the largest such time
-                that the table was given; default from when the row was written, by the wall clock.
             name: Default the function's name.
 
         Raises:
             Usage: The declaration contradicts itself or what was declared before.
             Refused: The stage does nothing, or closes a circle of stages.
         """
-        inputs = (reads,) if isinstance(reads, Topic | str) else tuple(reads)
+        inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
         columns = (key,) if isinstance(key, str) else tuple(key or ())
-        if compaction is not None and state is None:
-            raise Usage("compaction= is for a stage with state=; this one has no table to compact")
-        ttl_ms = 0 if ttl is None else lifetime_ms(ttl)
 
         def declare(transform: Transform) -> Transform:
             stage_name = check_name("stage", name or transform.__name__)
 
-            def count(knob: str, value: int, least: int, most: int | None = None) -> int:
-                return whole(f"stage {stage_name!r}: {knob}", value, least, most)
+            def count(knob: str, value: int | None, least: int) -> int | None:
+                return None if value is None else whole(f"stage {stage_name!r}: {knob}", value, least)
 
+            if table is not None and state is None:
+                raise Usage(f"stage {stage_name!r} has table= and keeps no state, so it has no table")
             self._add(
                 Stage(
                     name=stage_name,
                     transform=transform,
-                    reads=inputs,
+                    reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
                     writes=outputs,
                     state=state,
                     key=columns,
-                    partitions=count("partitions", partitions, 1, MAX_PARTITIONS),
-                    max_records=None if max_records is None else count("max_records", max_records, 1),
+                    table=table or DEFAULT_TABLE,
+                    max_records=count("max_records", max_records, 1),
                     trigger=trigger,
-                    compaction=compaction or _UNIVERSAL,
-                    l0_slowdown=count("l0_slowdown", l0_slowdown, 2),
-                    l0_stop=count("l0_stop", l0_stop, 2),
-                    max_unflushed=None if max_unflushed is None else count("max_unflushed", max_unflushed, 0),
-                    ttl_ms=ttl_ms,
-                    ttl_by=ttl_by or "",
+                    max_unflushed=count("max_unflushed", max_unflushed, 0),
                 )
             )
             return transform
 
         return declare
+
+    def run(
+        self,
+        *,
+        store: str,
+        kafka: str | Mapping[str, str],
+        stages: Sequence[str] = (),
+        until_caught_up: bool = False,
+        max_records: int | None = None,
+        trigger: str | None = None,
+        max_unflushed: int | None = None,
+        accept_loss: bool = False,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+        patience_s: float = 120,
+        cache_folder: str | Path | None = None,
+        on_commit: Callable[[BatchReport], None] = lambda _report: None,
+    ) -> None:
+        """Run the app in this process, from where it stopped, as `slackwater run` does from a file.
+
+        It returns once it has caught up, if so asked, or after Ctrl-C or SIGTERM, with what was read committed.
+
+        Args:
+            store: The store root: `s3://bucket/prefix`, or a folder.
+            kafka: The brokers, as `"host:port"`, or librdkafka's client properties, `bootstrap.servers` among them.
+            stages: Run only these; default all.
+            until_caught_up: Return when each stage has read its topics up to where they end now, and all that followed
+                from it through repartition topics, as `availableNow` in Structured Streaming.
+            max_records: At most so many records of each input a batch, whatever the stages say.
+            trigger: Shortest time between two batches, likewise: `"10 seconds"`.
+            max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
+            accept_loss: Go on without records that are gone from Kafka.
+            master: Spark's master URL; default a session that runs here already, else what Spark is configured to.
+            spark_conf: Further settings of Spark.
+            py_files: Paths of Python files and zips that the program and its tasks import.
+            patience_s: How long a broker or a store may be away, in seconds.
+            cache_folder: Where this machine keeps SSTs for look-ups; default in the user's cache.
+            on_commit: Told of each committed batch, from several threads.
+
+        Raises:
+            NotFound: A topic or a stage is not there.
+            Refused: The program does not fit what is stored, or a stage failed.
+            Fenced: A newer runner took a stage over.
+            Unavailable: Kafka or the store was away for longer than `patience_s`.
+            Usage: An argument, or what the app declares, is not one that could work.
+        """
+        # What runs an app knows what declares it, and takes a while to import.
+        from ..run.program import Options, run_app
+
+        options = Options(
+            store=store,
+            kafka={"bootstrap.servers": kafka} if isinstance(kafka, str) else kafka,
+            stages=tuple(stages),
+            until_caught_up=until_caught_up,
+            max_records=max_records,
+            trigger=trigger,
+            max_unflushed=max_unflushed,
+            accept_loss=accept_loss,
+            master=master,
+            spark_conf=dict(spark_conf or {}),
+            py_files=tuple(py_files),
+            patience_s=patience_s,
+        )
+        if cache_folder is not None:
+            options = replace(options, cache_folder=Path(cache_folder))
+        run_app(self, options, on_commit)
 
     def check(self) -> None:
         """See that the stages hang together: to be asked when all are declared.
@@ -223,7 +282,7 @@ class App:
         """
         for stage in self.stages.values():
             for channel in stage.channels:
-                self._writer(channel, f"stage {stage.name!r} reads it")
+                self._find(channel, f"stage {stage.name!r} reads it")
             if stage.state is not None:
                 self.key_of(stage)
 
@@ -234,11 +293,11 @@ class App:
 
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
-        return self._writer(channel, "declare the stage that writes it")
+        return self._find(channel)[0]
 
     def channel(self, name: str) -> Repartition:
         """A repartition topic by its name. Raises `NotFound`."""
-        return next(output for output in self.writer_of(name).writes if output.name == name)
+        return self._find(name)[1]
 
     def select(self, names: Sequence[str]) -> tuple[Stage, ...]:
         """The stages of these names, all when none is named, upstream first. Raises `NotFound`, and as `check`."""
@@ -271,23 +330,23 @@ class App:
             )
         return next(iter(keys.values()))
 
-    def _writer(self, channel: str, hint: str) -> Stage:
-        for stage in self.stages.values():
-            if any(output.name == channel for output in stage.writes):
-                return stage
-        raise NotFound(
-            "repartition topic",
-            channel,
-            (output.name for stage in self.stages.values() for output in stage.writes),
-            hint=f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})",
-        )
+    def _written(self) -> dict[str, tuple[Stage, Repartition]]:
+        """The repartition topics that stages write, by name, each with its writer, as far as they are declared."""
+        return {output.name: (stage, output) for stage in self.stages.values() for output in stage.writes}
+
+    def _find(self, channel: str, hint: str = "declare the stage that writes it") -> tuple[Stage, Repartition]:
+        written = self._written()
+        if channel not in written:
+            hint = f"{hint}; a Kafka topic is read as slackwater.topic({channel!r})"
+            raise NotFound("repartition topic", channel, written, hint=hint)
+        return written[channel]
 
     def _upstream(self) -> dict[str, list[str]]:
         """The stages that each stage reads, as far as they are declared."""
-        writers = {output.name: stage.name for stage in self.stages.values() for output in stage.writes}
+        written = self._written()
         return {
-            stage.name: [writers[channel] for channel in stage.channels if channel in writers]
-            for stage in self.stages.values()
+            name: [written[channel][0].name for channel in stage.channels if channel in written]
+            for name, stage in self.stages.items()
         }
 
     def _add(self, stage: Stage) -> None:
@@ -296,20 +355,10 @@ class App:
             raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
         if stage.key and len(set(stage.key)) != len(stage.key):
             raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
-        written = {output.name for known in self.stages.values() for output in known.writes}
-        for output in stage.writes:
-            if output.name in written:
-                raise Usage(f"repartition topic {output.name!r} has two writers; one stage writes a topic")
-            written.add(output.name)
-        if stage.l0_slowdown > stage.l0_stop:
-            raise Usage(
-                f"stage {stage.name!r}: l0_slowdown is {stage.l0_slowdown} and l0_stop is {stage.l0_stop}; expected "
-                "two numbers of SSTs, the second not below the first"
-            )
-        if stage.ttl_by and not stage.ttl_ms:
-            raise Usage(f'stage {stage.name!r} has ttl_by={stage.ttl_by!r} and no ttl; say how long, ttl="7 days"')
-        if stage.ttl_ms and stage.state is None:
-            raise Usage(f"stage {stage.name!r} has a ttl and keeps no state: there are no rows that could expire")
+        names = [output.name for output in stage.writes]
+        for name in names:
+            if name in self._written() or names.count(name) > 1:
+                raise Usage(f"repartition topic {name!r} has two writers; one stage writes a topic")
         if stage.state is None and not stage.writes:
             raise Refused(
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",
@@ -330,8 +379,8 @@ def _check_inputs(stage: Stage) -> None:
     for one in stage.reads:
         if not isinstance(one, Topic | str):
             raise Usage(
-                f"stage {stage.name!r} reads {one!r}; expected a slackwater.topic(...) or the name of a "
-                "repartition topic, or several of them"
+                f"stage {stage.name!r} reads {one!r}; expected a slackwater.topic(...), a "
+                "slackwater.repartition(...) or the name of one, or several of them"
             )
     if not stage.reads or len(stage.inputs) != len(stage.reads):
         names = ", ".join(repr(one.name if isinstance(one, Topic) else one) for one in stage.reads) or "nothing"

@@ -10,6 +10,10 @@ from ...validation import finite, whole
 
 __all__ = ["L0_SLOWDOWN", "L0_STOP", "leveled", "universal"]
 
+L0_SLOWDOWN = 20
+L0_STOP = 36
+"""RocksDB's defaults."""
+
 _MIB = 1 << 20
 _UNIVERSAL = Policy()
 
@@ -102,10 +106,3 @@ def _checked(policy: Policy) -> Policy:
         **{knob: finite(what + knob, getattr(policy, knob), 0, AMPLIFICATION_MOST) for knob in ratios},
         fanout=finite(what + "fanout", policy.fanout, FANOUT_LEAST, FANOUT_MOST),
     )
-
-
-L0_SLOWDOWN = 20
-
-
-L0_STOP = 36
-"""RocksDB's defaults."""

@@ -9,7 +9,7 @@ from ...errors import NotFound, Refused, Usage
 from ...store.versions.limits import MAX_TTL_MS
 from ...store.versions.manifest import Ttl
 
-__all__ = ["agree", "bind", "lifetime_ms"]
+__all__ = ["agree", "check_column", "lifetime_ms"]
 
 
 def lifetime_ms(text: str) -> int:
@@ -24,29 +24,20 @@ def lifetime_ms(text: str) -> int:
     return total_ms
 
 
-def bind(stage: str, ttl_ms: int, column: str, values: pa.Schema) -> Ttl | None:
-    """The time to live of a stage's table; None where none is declared.
-
-    Args:
-        stage: the stage's name.
-        ttl_ms: 0 for none.
-        column: what `ttl_by` says; empty for by write time.
-        values: the table's value columns.
+def check_column(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
+    """See that rows can expire by the declared column of a table with these value columns.
 
     Raises:
         NotFound: the table has no such value column.
         Usage: the column is no time.
     """
-    if not ttl_ms:
-        return None
-    if column:
+    if declared is not None and (column := declared.column):
         visible = [name for name in values.names if not name.startswith("_")]
         if column not in visible:
             raise NotFound("value column", column, visible, hint=f"ttl_by of stage {stage!r} is one of them")
         kind = values.field(column).type
         if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
             raise Usage(f"stage {stage!r}: ttl_by column {column!r} is {kind}; expected a timestamp or a date")
-    return Ttl(ttl_ms, column)
 
 
 def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:

@@ -26,7 +26,7 @@ from ..api.app import App, Repartition, Stage, Topic
 from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, nodes, plan_of
-from ..spark.user_errors import told_as_the_users
+from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
 from ..state.multi_input import tag
 from ..state.protocol import BoundState
@@ -117,7 +117,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
-    with told_as_the_users(f"stage {stage.name!r}", stage.transform):
+    with as_user_error(f"stage {stage.name!r}", stage.transform):
         made = stage.transform(*inputs.values())
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         _check_frames(stage, frames)
@@ -234,13 +234,14 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     bound = stage.state.bind(arrow, key)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
+    ttl.check_column(stage.name, stage.table.ttl, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
         values=tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
-        partitions=stage.partitions,
+        partitions=stage.table.partitions,
         state=stage.state.describe(),
-        compaction=stage.compaction,
-        ttl=ttl.bind(stage.name, stage.ttl_ms, stage.ttl_by, bound.values),
+        compaction=stage.table.compaction,
+        ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
 

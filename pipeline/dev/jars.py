@@ -44,10 +44,10 @@ def find_java(who: str) -> str:
         raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and there is no java {where}", hint=hint)
     said = subprocess.run((java, "-version"), capture_output=True, text=True, errors="replace", check=False)
     found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
-    if said.returncode or found is None:
-        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} does not run", hint=hint)
-    if int(found[1]) < JAVA_NEEDED:
-        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} is Java {found[1]}", hint=hint)
+    version = 0 if said.returncode or found is None else int(found[1])
+    if version < JAVA_NEEDED:
+        but = f"is Java {version}" if version else "does not run"
+        raise MissingTool(f"{who} needs Java {JAVA_NEEDED} or newer, and {java} {but}", hint=hint)
     return java
 
 
@@ -112,13 +112,8 @@ class Jars:
             made.rename(folder)
 
     def _run(self, maven: str, folder: Path, tell: Tell) -> None:
-        command = (
-            maven,
-            "-B",
-            "-Dstyle.color=never",
-            "dependency:copy-dependencies",
-            f"-DoutputDirectory={folder}",
-        )
+        """Run Maven, telling how far it is, and fail with the first error that it prints."""
+        command = (maven, "-B", "-Dstyle.color=never", "dependency:copy-dependencies", f"-DoutputDirectory={folder}")
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -128,9 +123,17 @@ class Jars:
             text=True,
             errors="replace",
         )
+        failure, num_files, told_s = "", 0, time.monotonic()
         with process:
             try:
-                failure = self._follow(process, tell)
+                for line in process.stdout or ():
+                    if "Downloaded from" in line:
+                        num_files += 1
+                        if time.monotonic() - told_s > _EVERY_S:
+                            told_s = time.monotonic()
+                            tell(f"fetching {self.name} with Maven: {num_files} files")
+                    elif line.startswith("[ERROR]"):
+                        failure = failure or line.removeprefix("[ERROR]").strip()
             except BaseException:
                 process.kill()
                 raise
@@ -141,16 +144,3 @@ class Jars:
                 hint=f"make `mvn -f {self.pom} dependency:resolve` work (network, proxy, settings.xml), "
                 "then run this again",
             )
-
-    def _follow(self, process: "subprocess.Popen[str]", tell: Tell) -> str:
-        """Tell how far Maven is until its output ends; returns the first error it printed."""
-        failure, num_files, told_s = "", 0, time.monotonic()
-        for line in process.stdout or ():
-            if "Downloaded from" in line:
-                num_files += 1
-                if time.monotonic() - told_s > _EVERY_S:
-                    told_s = time.monotonic()
-                    tell(f"fetching {self.name} with Maven: {num_files} files")
-            elif line.startswith("[ERROR]") and not failure:
-                failure = line.removeprefix("[ERROR]").strip()
-        return failure

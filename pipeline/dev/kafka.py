@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...errors import SlackwaterError
 from . import ports
 from .jars import Jars
-from .jvm_server import EmbeddedServer
+from .jvm_server import JVM_FLAGS, EmbeddedServer
 
 __all__ = ["EmbeddedKafka"]
 
@@ -101,22 +101,11 @@ class EmbeddedKafka(EmbeddedServer):
     def _format(self, java: str, classpath: str, settings: Path) -> None:
         # 22 characters of base64 that never start with a dash, which would look like an option.
         cluster = base64.urlsafe_b64encode(uuid.uuid4().hex[:16].encode()).decode().rstrip("=")
-        tool = (
-            "-XX:TieredStopAtLevel=1",
-            "-XX:+UseSerialGC",
-            "-cp",
-            classpath,
-            "kafka.tools.StorageTool",
-            "format",
-        )
+        tool = (java, *JVM_FLAGS, "-cp", classpath, "kafka.tools.StorageTool", "format", "--ignore-formatted")
+        command = (*tool, "--cluster-id", cluster, "--config", settings.name)
         with self.log.open("ab") as out:
             done = subprocess.run(
-                (java, *tool, "--ignore-formatted", "--cluster-id", cluster, "--config", settings.name),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                check=False,
+                command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, check=False
             )
         if done.returncode:
             raise self._failed(SlackwaterError, f"Kafka could not prepare {self.folder}")

@@ -1,4 +1,4 @@
-"""Holds a server on a leash: runs as a script of its own between us and the server.
+"""Runs a server and ends it with us: a script of its own, between this process and the server.
 
 It prints the server's process id and then takes orders from standard input, one byte each. When that pipe
 breaks, because whoever started the server has died in whatever way, the server is killed. A JVM cannot watch

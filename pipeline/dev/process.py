@@ -1,4 +1,4 @@
-"""Processes of servers: on a leash while they are ours, found by their mark once they are on their own."""
+"""Processes of servers: supervised while they are ours, found by their mark once they were released."""
 
 import os
 import subprocess
@@ -14,12 +14,12 @@ import psutil
 from ...errors import SlackwaterError
 from . import launch
 
-__all__ = ["Leash", "find", "last_words", "terminate"]
+__all__ = ["SupervisedProcess", "find", "last_words", "terminate"]
 
 _POLL_S = 0.05
 
 
-class Leash:
+class SupervisedProcess:
     """A server that ends when this process does, however that happens, unless it is released.
 
     It runs in a session of its own, so that a Ctrl-C in the terminal reaches us and not the server.
@@ -75,7 +75,7 @@ class Leash:
         self._finish()
 
     def release(self) -> None:
-        """Let the server live on when this process ends. Nothing may be asked of this leash afterwards."""
+        """Let the server live on when this process ends. Nothing may be asked of this object afterwards."""
         self._order(launch.RELEASE)
         self._finish()
 

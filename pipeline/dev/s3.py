@@ -16,7 +16,7 @@ from . import ports
 from .jars import Jars
 from .jvm_server import EmbeddedServer
 
-__all__ = ["BUCKET", "EmbeddedBucket"]
+__all__ = ["BUCKET", "EmbeddedS3"]
 
 BUCKET = "slackwater"
 
@@ -31,11 +31,11 @@ _LEFTOVER = re.compile(r".+\.[a-z0-9]+-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 _TIMEOUT_S = 2.0
 
 
-class EmbeddedBucket(EmbeddedServer):
-    """`with EmbeddedBucket(folder) as bucket:`; in `bucket.environment`, `bucket.store_root` is a store."""
+class EmbeddedS3(EmbeddedServer):
+    """`with EmbeddedS3(folder) as bucket:`; in `bucket.environment`, `bucket.store_root` is a store."""
 
     name: ClassVar[str] = "S3"
-    jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("bucket-pom.xml"))
+    jars: ClassVar[Jars] = Jars("s3proxy 4.1.0", "s3proxy-4.1.0", Path(__file__).with_name("s3-pom.xml"))
     heap: ClassVar[str] = "256m"
 
     @property
@@ -80,7 +80,7 @@ class EmbeddedBucket(EmbeddedServer):
         for path in objects.rglob("*-*-*-*-*"):
             if _LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
-        logging = Path(__file__).with_name("bucket-logback.xml")
+        logging = Path(__file__).with_name("s3-logback.xml")
         return (
             f"-Dlogback.configurationFile={logging}",
             # A setting as well, but the file could not say every path; a relative one breaks listings.

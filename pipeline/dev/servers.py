@@ -22,9 +22,9 @@ from .jars import Tell, quiet
 from .jvm_server import START_PATIENCE_S, STOP_PATIENCE_S, EmbeddedServer
 from .kafka import EmbeddedKafka
 from .lock import locked
-from .s3 import EmbeddedBucket
+from .s3 import EmbeddedS3
 
-__all__ = ["KAFKA_PORT", "S3_PORT", "DevServers", "Doomed", "ServerStatus", "State"]
+__all__ = ["KAFKA_PORT", "S3_PORT", "DevServers", "Purged", "ServerStatus", "State"]
 
 _POLL_S = 0.05
 _IGNORE = ".gitignore"
@@ -54,7 +54,7 @@ class ServerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class Purged:
     """Something that a purge deletes."""
 
     path: str
@@ -109,7 +109,7 @@ class DevServers:
         self._make_folder()
         with self._locked():
             kafka = self._server(EmbeddedKafka, kafka_port, KAFKA_PORT)
-            bucket = self._server(EmbeddedBucket, s3_port, S3_PORT)
+            bucket = self._server(EmbeddedS3, s3_port, S3_PORT)
             new = tuple(server for server in (kafka, bucket) if self._running(server) is None)
             try:
                 for server in new:
@@ -144,7 +144,7 @@ class DevServers:
         with self._locked():
             return self._stop(self._servers(), patience_s)
 
-    def purge(self) -> tuple[Doomed, ...]:
+    def purge(self) -> tuple[Purged, ...]:
         """Stop both servers, and delete their data and everything that is known of them.
 
         Returns:
@@ -155,17 +155,17 @@ class DevServers:
         self._control.mkdir(exist_ok=True)
         with self._locked():
             self._stop(self._servers(), STOP_PATIENCE_S)
-            doomed = self.doomed()
-            for each in doomed:
+            deleted = self.purgeable()
+            for each in deleted:
                 shutil.rmtree(each.path)
         if [path.name for path in self.folder.iterdir()] == [_IGNORE]:
             shutil.rmtree(self.folder)
-        return doomed
+        return deleted
 
-    def doomed(self) -> tuple[Doomed, ...]:
+    def purgeable(self) -> tuple[Purged, ...]:
         """What `purge` would delete."""
         folders = (*(server.folder for server in self._servers()), self._control)
-        return tuple(Doomed(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
+        return tuple(Purged(str(folder), _size_bytes(folder)) for folder in folders if folder.exists())
 
     def status(self) -> tuple[ServerStatus, ...]:
         """Both servers as they are."""
@@ -180,9 +180,9 @@ class DevServers:
             **bucket.environment,
         }
 
-    def _servers(self) -> tuple[EmbeddedKafka, EmbeddedBucket]:
+    def _servers(self) -> tuple[EmbeddedKafka, EmbeddedS3]:
         """Both as they are remembered, on port 0 where nothing is."""
-        return self._at(EmbeddedKafka, 0), self._at(EmbeddedBucket, 0)
+        return self._at(EmbeddedKafka, 0), self._at(EmbeddedS3, 0)
 
     def _at(self, kind: type[_Server], port: int) -> _Server:
         key = kind.name.lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pyarrow as pa
 from ulid import ULID
@@ -10,10 +11,9 @@ from ulid import ULID
 from ...errors import Refused
 from ...snapshot.cut.in_flight import InFlight
 from ...snapshot.cut.stored import ADDRESS
-from . import records
-from . import topics as kafka_client
+from . import records, topics
 from .consumer_groups import announce
-from .messages import check_count, decode_addressed, header_of, marker_of, split
+from .messages import decode_addressed, header_of, marker_of, read_rows, split
 
 __all__ = ["KafkaChannels"]
 
@@ -32,7 +32,7 @@ class KafkaChannels:
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """See the Protocol. Raises `NotFound` or `Refused`."""
-        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        earliest, ends = topics.offsets(self._kafka, topic)
         if len(ends) != len(offsets):
             raise Refused(
                 f"topic {topic!r} has {len(ends)} partitions; the source has read {len(offsets)}",
@@ -48,31 +48,16 @@ class KafkaChannels:
 
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
-        return kafka_client.end_offsets(self._kafka, topic)
+        return topics.end_offsets(self._kafka, topic)
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""
         attempts = frozenset(in_flight.attempts)
         counts = in_flight.counts or (None,) * len(in_flight.ends)
-        spans = zip(in_flight.starts, in_flight.ends, counts, strict=True)
-        for partition, (start, end, count) in enumerate(spans):
-            rows = 0
-            truncation = records.Truncation() if count is not None else None
-            for chunk in records.read_range(
-                self._kafka,
-                in_flight.topic,
-                partition,
-                start,
-                end,
-                patience_s=self._patience_s,
-                truncation=truncation,
-            ):
-                for table in decode_addressed(chunk, attempts):
-                    rows += table.num_rows
-                    yield table
-            if truncation is not None:
-                truncation.check(complete=rows == count)
-            check_count(in_flight.topic, partition, start, end, rows, count)
+        for partition, (start, end, count) in enumerate(zip(in_flight.starts, in_flight.ends, counts, strict=True)):
+            where = (in_flight.topic, partition, start, end, count)
+            decoded = partial(decode_addressed, attempts=attempts)
+            yield from read_rows(self._kafka, *where, decoded, patience_s=self._patience_s)
 
     def announce(self, app: str, stage: str, positions: Mapping[str, tuple[int, ...]], /) -> None:
         """See the Protocol."""
@@ -80,21 +65,18 @@ class KafkaChannels:
 
     def marker(self, topic: str, partition: int, offset: int, /) -> str | None:
         """See the Protocol. Raises `NotFound`, `Refused` or `Unavailable`."""
-        earliest, ends = kafka_client.offsets(self._kafka, topic)
+        earliest, ends = topics.offsets(self._kafka, topic)
         if partition >= len(ends) or not earliest[partition] <= offset < ends[partition]:
             return None
-        found = None
-        for chunk in records.read_range(self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s):
-            for message in chunk:
-                found = marker_of(header_of(message))
-        return found
+        chunks = records.read_range(self._kafka, topic, partition, offset, offset + 1, patience_s=self._patience_s)
+        return next((marker_of(header_of(message)) for chunk in chunks for message in chunk), None)
 
     def copy(
         self, in_flight: InFlight, topic: str, app: str, /, kept: Iterator[pa.Table] | None = None
     ) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
         """See the Protocol. Raises `Refused` or `Unavailable`."""
-        kafka_client.create_topic(self._kafka, topic, len(in_flight.ends))
-        starts = kafka_client.offsets(self._kafka, topic)[1]
+        topics.create_topics(self._kafka, {topic: len(in_flight.ends)})
+        starts = topics.offsets(self._kafka, topic)[1]
         attempt = f"{app}.{in_flight.up_to}.{ULID()}"
         ends = list(starts)
         # A chunk at a time: what is in flight need not fit into memory.

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from ...errors import Unavailable
 
-__all__ = ["GONE", "POLL_S", "Kafka", "clients", "kept", "properties", "server", "unavailable"]
+__all__ = ["GONE", "POLL_S", "Clients", "Kafka", "clients", "server", "unavailable"]
 
 Kafka = Mapping[str, str]
 """librdkafka client properties; `bootstrap.servers` at least."""
@@ -22,39 +24,109 @@ Kafka = Mapping[str, str]
 POLL_S = 0.25
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 
-# By process (`kept`), as a forked child must not use its parent's clients.
-clients: dict[tuple[object, ...], Any] = {}
+_READING = {
+    "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "fetch.wait.max.ms": 50,
+    # What is fetched ahead lies in the worker's memory, with half a kilobyte around each message. So little is, in
+    # small pieces, and the fetcher looks again soon: its default is a second, in which a faster reader would wait.
+    "fetch.message.max.bytes": 1 << 20,
+    "queued.min.messages": 20_000,
+    "queued.max.messages.kbytes": 8 << 10,
+    "fetch.queue.backoff.ms": 5,
+}
 
 
-@atexit.register
-def _close() -> None:
-    """End the clients of this process, and with them their threads, while there is an interpreter to call back."""
-    mine = [key for key in clients if key[0] == os.getpid()]
-    for key in mine:
-        kept_clients = clients.pop(key)
-        for client in kept_clients if isinstance(kept_clients, list) else [kept_clients]:
-            if isinstance(client, Consumer):
-                client.close()
+class Clients:
+    """The clients of one process with the same properties, each made when it is first asked for."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        # librdkafka would write each lost connection to stderr; Patience says it once, in words.
+        self._properties: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None, **kafka}
+        self._admin: AdminClient | None = None
+        self._producers: dict[float, Producer] = {}
+        self._idle: list[Consumer] = []
+        self._groups: dict[str, Consumer] = {}
+
+    def admin(self) -> AdminClient:
+        """For topics, offsets and groups."""
+        if self._admin is None:
+            self._admin = AdminClient(self._properties)
+        return self._admin
+
+    def producer(self, patience_s: float) -> Producer:
+        """An idempotent producer that gives a message up after so many seconds."""
+        if patience_s not in self._producers:
+            ours = {
+                "enable.idempotence": True,
+                "linger.ms": 0,
+                "message.max.bytes": 8 << 20,
+                "message.timeout.ms": int(patience_s * 1000),
+            }
+            self._producers[patience_s] = Producer({**self._properties, **ours})
+        return self._producers[patience_s]
+
+    def discard_producer(self, patience_s: float) -> None:
+        """Make a new one the next time: after an error, an idempotent producer may refuse to write ever again."""
+        self._producers.pop(patience_s, None)
+
+    @contextmanager
+    def consumer(self) -> Iterator[Consumer]:
+        """A consumer that nobody else reads with, and that fetches nothing once it is given back.
+
+        What it would fetch ahead another worker reads, more often than not; and a fetch that waits at the end of one
+        partition holds up the first of the next.
+        """
+        consumer = self._idle.pop() if self._idle else Consumer({**self._properties, **_READING})
+        try:
+            yield consumer
+        finally:
+            consumer.unassign()
+            self._idle.append(consumer)
+
+    def committer(self, group: str) -> Consumer:
+        """A consumer that commits a group's offsets, and reads nothing.
+
+        Raises:
+            KafkaException: This user has no right on the group.
+        """
+        if group not in self._groups:
+            # Without that right a commit never ends, nor does the consumer's end.
+            try:
+                self.admin().describe_consumer_groups([group], request_timeout=3)[group].result()
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    raise
+            self._groups[group] = Consumer({**self._properties, "group.id": group, "enable.auto.commit": False})
+        return self._groups[group]
+
+    def close(self) -> None:
+        """End the consumers, and with them their threads."""
+        for consumer in (*self._idle, *self._groups.values()):
+            consumer.close()
+        self._idle.clear()
+        self._groups.clear()
 
 
-def properties(kafka: Kafka, **ours: object) -> dict[str, object]:
-    """Properties for librdkafka: what is common to all clients, then the user's, then `ours`."""
-    # librdkafka would write each lost connection to stderr; Patience says it once, in words.
-    return {"log_level": 0, "error_cb": _ignore, **kafka, **ours}
+def clients(kafka: Kafka) -> Clients:
+    """This process's clients with these properties."""
+    return _clients(os.getpid(), tuple(sorted(kafka.items())))
 
 
-def _ignore(_error: KafkaError) -> None:
-    return None
+@cache
+def _clients(_pid: int, properties: tuple[tuple[str, str], ...]) -> Clients:
+    """By process, as a forked child must not use its parent's. Closed while there is an interpreter to call back."""
+    made = Clients(dict(properties))
+    atexit.register(lambda: made.close() if os.getpid() == _pid else None)
+    return made
 
 
 def server(kafka: Kafka) -> str:
     """How messages name the brokers."""
     return f"Kafka at {kafka['bootstrap.servers']}"
-
-
-def kept(kind: str, kafka: Kafka, *more: object) -> tuple[object, ...]:
-    """The key in `clients` of one for these brokers, of this process."""
-    return (os.getpid(), kind, tuple(sorted(kafka.items())), *more)
 
 
 def unavailable(kafka: Kafka, error: KafkaException) -> Unavailable:

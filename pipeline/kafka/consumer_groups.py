@@ -6,16 +6,17 @@ group, so each stage has one, `slackwater-<app>-<stage>`, and its offsets follow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicPartition
 
-from .topics import commit_offsets, delete_groups
+from .clients import Kafka, clients
+from .topics import failures
 
-__all__ = ["Announcer", "announce", "forget", "group_of"]
+__all__ = ["Announcer", "announce", "delete_groups", "group_of"]
 
 Positions = Mapping[str, tuple[int, ...]]
-"""Offsets by topic."""
+"""Offsets by topic and partition."""
 
 
 def group_of(app: str, stage: str) -> str:
@@ -23,23 +24,29 @@ def group_of(app: str, stage: str) -> str:
     return f"slackwater-{app}-{stage}"
 
 
-def announce(kafka: Mapping[str, str], app: str, stage: str, positions: Positions, *, wait: bool = True) -> None:
-    """Set the offsets of a stage's group, by topic. Where Kafka does not let us, or is away, nothing happens."""
+def announce(kafka: Kafka, app: str, stage: str, positions: Positions, *, wait: bool = True) -> None:
+    """Set the offsets of a stage's group, of which nobody is a member.
+
+    Where Kafka does not let us, or is away, nothing happens: this is a courtesy to watchers, on which nothing depends.
+    It goes through a consumer: the admin client's call for it ends the whole process when a broker goes away in the
+    middle (an assertion in librdkafka).
+    """
+    places = [TopicPartition(topic, at, offset) for topic, each in positions.items() for at, offset in enumerate(each)]
     try:
-        commit_offsets(kafka, group_of(app, stage), positions, wait=wait)
+        clients(kafka).committer(group_of(app, stage)).commit(offsets=places, asynchronous=not wait)
     except KafkaException:
-        return  # a courtesy to watchers, on which nothing depends
+        return
 
 
 class Announcer:
     """Announces the stages' positions now and then; nobody waits for it."""
 
-    def __init__(self, kafka: Mapping[str, str], app: str) -> None:
+    def __init__(self, kafka: Kafka, app: str) -> None:
         self._kafka = kafka
         self._app = app
         self._announced: dict[str, Positions] = {}
 
-    def look(self, positions: Mapping[str, Positions]) -> None:
+    def announce_moved(self, positions: Mapping[str, Positions]) -> None:
         """Announce the stages whose offsets have moved."""
         for stage, topics in positions.items():
             if self._announced.get(stage) != topics:
@@ -47,10 +54,12 @@ class Announcer:
                 self._announced[stage] = topics
 
 
-def forget(kafka: Mapping[str, str], app: str, stage: str) -> None:
-    """Remove the group of a stage that is gone; no error when there is none, or Kafka does not let us.
+def delete_groups(kafka: Kafka, groups: Sequence[str], *, timeout_s: float = 10) -> None:
+    """Remove consumer groups; those that are not there, or that Kafka does not let us remove, stay as they are.
 
     Raises:
         Unavailable: Kafka did not answer.
     """
-    delete_groups(kafka, [group_of(app, stage)])
+    if groups:
+        asked = clients(kafka).admin().delete_consumer_groups(list(groups), request_timeout=timeout_s)
+        tuple(failures(kafka, asked, ()))

@@ -7,25 +7,35 @@ messages of the attempts that manifests name and pass over all others. A row's a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Corruption
+from ...errors import Corruption, Gone
 from ...snapshot.cut.stored import ADDRESS
+from .clients import Kafka
+from .records import Message, read_range
 
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-
-__all__ = ["check_count", "decode", "decode_addressed", "encode", "header_of", "marker_header", "marker_of", "split"]
+__all__ = [
+    "check_count",
+    "decode",
+    "decode_addressed",
+    "encode",
+    "header_of",
+    "marker_header",
+    "marker_of",
+    "read_rows",
+    "split",
+]
 
 _HEADER = "slackwater"
 _MARKER = "marker "
 _MESSAGE_ROWS = 32_768
 _MESSAGE_BYTES = 512 << 10
+_Rows = TypeVar("_Rows", pa.RecordBatch, pa.Table)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -111,6 +121,39 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
         for name, column in zip(ADDRESS, place, strict=True):
             rows = rows.append_column(name, column)
         yield rows
+
+
+def read_rows(
+    kafka: Kafka,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    sent: int | None,
+    decoded: Callable[[Sequence[Message]], Iterator[_Rows]],
+    *,
+    patience_s: float,
+) -> Iterator[_Rows]:
+    """What `decoded` makes of the messages at offsets start to end - 1 of one partition of a repartition topic.
+
+    `sent` is how many rows there must be, None where that is not known.
+
+    Raises:
+        Corruption: The rows are more or fewer.
+        Gone: The offsets are no longer there, and with them rows.
+        Refused: They cannot be read, or we may not read them.
+        Unavailable: The broker has been away for longer than `patience_s`.
+    """
+    found = 0
+    gone: list[Gone] = []
+    allowed = None if sent is None else gone
+    for chunk in read_range(kafka, topic, partition, start, end, patience_s=patience_s, gone=allowed):
+        for rows in decoded(chunk):
+            found += rows.num_rows
+            yield rows
+    if gone and found != sent:
+        raise gone[-1]
+    check_count(topic, partition, start, end, found, sent)
 
 
 def _batches(message: Message) -> list[pa.RecordBatch]:

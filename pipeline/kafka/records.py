@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ...errors import Gone, Refused, Unavailable
-from .clients import GONE, POLL_S, Kafka, clients, kept, properties, server
+from .clients import GONE, POLL_S, Kafka, clients, server
 from .patience import Patience
 from .rights import lacking
 
-__all__ = ["Message", "Truncation", "read_range", "send"]
+__all__ = ["Message", "read_range", "send"]
 
 _CHUNK = 10_000
-_READING = {
-    "group.id": "slackwater",  # asked for by librdkafka; never joined, nothing is committed to it
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "fetch.wait.max.ms": 50,
-    # What is fetched ahead lies in the worker's memory, with half a kilobyte around each message. So little is, in
-    # small pieces, and the fetcher looks again soon: its default is a second, in which a faster reader would wait.
-    "fetch.message.max.bytes": 1 << 20,
-    "queued.min.messages": 20_000,
-    "queued.max.messages.kbytes": 8 << 10,
-    "fetch.queue.backoff.ms": 5,
-}
 _FATAL = (
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
-
-
-@dataclass(slots=True)
-class Truncation:
-    """What a range lacks at its beginning, for readers that know how many rows there must be.
-
-    What is gone may be what failed attempts left, or markers, which nobody misses.
-    """
-
-    gone: Gone | None = None
-
-    def check(self, *, complete: bool) -> None:
-        """Raise `Gone` if anything was missing and what is there is not complete."""
-        if self.gone is not None and not complete:
-            raise self.gone
 
 
 def read_range(
@@ -61,35 +31,20 @@ def read_range(
     end: int,
     *,
     patience_s: float,
-    truncation: Truncation | None = None,
+    gone: list[Gone] | None = None,
 ) -> Iterator[Sequence[Message]]:
     """The messages at offsets start to end - 1 of one partition, in chunks; gaps in the offsets are passed over.
 
-    Where the first of them are gone, the rest is read if there is a `truncation`, which hears of it.
+    Where the first of them are gone, the rest is read if there is a list `gone`, to which the error is added: what is
+    gone may be what failed attempts left, or markers, which nobody misses.
 
     Raises:
         Gone: The offsets are no longer there.
         Refused: They cannot be read, or we may not read them.
         Unavailable: The broker has been away for longer than `patience_s`.
     """
-    with _consumer(kafka) as consumer:
-        yield from _Range(consumer, kafka, topic, partition, end, truncation).read(start, patience_s)
-
-
-@contextmanager
-def _consumer(kafka: Kafka) -> Iterator[Consumer]:
-    """A consumer that nobody else reads with, and that fetches nothing once it is given back.
-
-    What it would fetch ahead another worker reads, more often than not; and a fetch that waits at the end of one
-    partition holds up the first of the next.
-    """
-    idle: list[Consumer] = clients.setdefault(kept("consumers", kafka), [])
-    consumer = idle.pop() if idle else Consumer(properties(kafka, **_READING))
-    try:
-        yield consumer
-    finally:
-        consumer.unassign()
-        idle.append(consumer)
+    with clients(kafka).consumer() as consumer:
+        yield from _Range(consumer, kafka, topic, partition, end, gone).read(start, patience_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +56,7 @@ class _Range:
     topic: str
     partition: int
     end: int
-    truncation: Truncation | None = None
+    gone: list[Gone] | None
 
     def read(self, at: int, patience_s: float) -> Iterator[list[Message]]:
         """Messages from offset `at` on."""
@@ -155,9 +110,9 @@ class _Range:
             f"offsets {at} to {last} of {self.topic}[{self.partition}] are gone from Kafka",
             hint="choose a moment whose records Kafka still has, or a snapshot, which keeps those in flight",
         )
-        if self.truncation is None or first <= at:
+        if self.gone is None or first <= at:
             raise gone
-        self.truncation.gone = gone
+        self.gone.append(gone)
         if first < self.end:
             self.consumer.assign([TopicPartition(self.topic, self.partition, first)])
         return first
@@ -176,20 +131,7 @@ def send(
         Unavailable: The broker has been away for longer than `patience_s`; nobody will read what did get written,
             as no manifest will name this attempt.
     """
-    key = kept("producer", kafka, patience_s)
-    if key not in clients:
-        clients[key] = Producer(
-            properties(
-                kafka,
-                **{
-                    "enable.idempotence": True,
-                    "linger.ms": 0,
-                    "message.max.bytes": 8 << 20,
-                    "message.timeout.ms": int(patience_s * 1000),
-                },
-            )
-        )
-    producer: Producer = clients[key]
+    producer = clients(kafka).producer(patience_s)
     ends: dict[int, int] = {}
     failed: list[KafkaError] = []
 
@@ -214,7 +156,7 @@ def send(
             raise
         failed.insert(0, cause.args[0])
     if failed:
-        clients.pop(key, None)
+        clients(kafka).discard_producer(patience_s)
         away = Unavailable(f"{server(kafka)} did not take messages for {topic!r}: {failed[0].str()}")
         raise lacking(kafka, failed[0], "Write", topic) or away
     return ends

@@ -1,4 +1,4 @@
-"""What Kafka does not let this user do, told with the right that is missing."""
+"""The refusal for what Kafka does not let this user do: it names the right that is missing."""
 
 from __future__ import annotations
 

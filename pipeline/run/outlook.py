@@ -14,7 +14,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.stage_runner import StageRunner
-from ..kafka import topics as kafka_client
+from ..kafka import topics
 from .news import News
 
 __all__ = ["Outlook"]
@@ -128,7 +128,7 @@ class Outlook:
         )
 
     def _ends(self, topic: str) -> tuple[int, ...] | None:
-        return kafka_client.end_offsets(self._kafka, topic, timeout_s=_KAFKA_S)
+        return topics.end_offsets(self._kafka, topic, timeout_s=_KAFKA_S)
 
     def _runs(self, head: Manifest) -> bool | None:
         return None if self._alive is None else bool(roster.runner_of(head, self._alive))

@@ -1,10 +1,7 @@
-"""Structured Streaming sources in Python: a user's Kafka topic, and a repartition topic.
+"""The Structured Streaming source of one input, in Python: a user's Kafka topic, or a repartition topic.
 
-Options follow Structured Streaming's Kafka source: `kafka.*` for the client, `subscribe`, `maxOffsetsPerTrigger`.
-Those of our own: `store`, `app`, `input`, `upstream`, `handled` (snapshot ids, comma between), `triggerMs`, `hold` (a
-file; while it is there, no batch starts), `counts` (a folder where the planner's requests to the store are counted) and
-`patienceS`. Options stand in Spark's plans, and so in its UI and its event log. So a stage's sources get the client's
-properties, which have passwords, beside them (`open_stream`).
+What a source is told stands in Spark's plans, and so in its UI and its event log. So it gets the client's properties,
+which have passwords, beside its options (`open_stream`).
 
 Spark starts a process only to make one of these: what reading takes is not imported before something is read.
 """
@@ -16,6 +13,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
@@ -24,18 +22,43 @@ if TYPE_CHECKING:
 
     from ...store.objects.s3.settings import S3Settings
 
-__all__ = [
-    "TOPIC_SCHEMA",
-    "ChannelSource",
-    "Private",
-    "TopicSource",
-    "open_stream",
-]
+__all__ = ["TOPIC_SCHEMA", "Private", "Source", "SourceOptions", "open_stream"]
 
 TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )
 """The columns of Structured Streaming's Kafka source."""
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a source is told, as JSON in its one option. No secrets.
+
+    Attributes:
+        input: The input's declared name.
+        topic: The Kafka topic.
+        upstream: The stage that writes it, for a repartition topic; empty for a user's topic.
+        patience_s: How long the broker or the store may be away.
+        max_records: At most so many records, or rows, a batch; None for no bound.
+        trigger_ms: Shortest time between two batches.
+        hold: A file; while it is there, no batch starts but for a snapshot. Empty for none.
+        app: The app's name.
+        store: Root of the store in which to look for the upstream stage's versions, or for requests of snapshots; empty
+            where nothing is looked for.
+        counts: A folder in which requests to the store are counted; empty for none.
+        handled: Ids of snapshots for which a batch of this topic has ended already.
+    """
+
+    input: str
+    topic: str
+    upstream: str = ""
+    patience_s: float = 120
+    max_records: int | None = None
+    trigger_ms: int = 0
+    hold: str = ""
+    app: str = ""
+    store: str = ""
+    counts: str = ""
+    handled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +76,33 @@ class Private:
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
+class Source(DataSource):
+    """`spark.readStream.format("slackwater")`."""
+
+    private: ClassVar[Private] = Private()
+
+    @classmethod
+    def name(cls) -> str:
+        """Spark's name of the format."""
+        return "slackwater"
+
+    def schema(self) -> StructType | str:
+        """The columns of Structured Streaming's Kafka source, unless `open_stream` was given others."""
+        return TOPIC_SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        """Spark's hook."""
+        from .readers import ChannelReader, TopicReader
+
+        options = msgspec.json.decode(self.options["json"], type=SourceOptions)
+        return (ChannelReader if options.upstream else TopicReader)(options, schema, self.private)
+
+
 _registering = Lock()
 
 
 def open_stream(
-    spark: SparkSession,
-    source: type[TopicSource | ChannelSource],
-    private: Private,
-    options: Mapping[str, object],
-    schema: StructType | None = None,
+    spark: SparkSession, options: SourceOptions, private: Private, schema: StructType | None = None
 ) -> DataFrame:
     """A stream of a source that has `private` beside its options.
 
@@ -69,51 +110,12 @@ def open_stream(
     that moment a class is registered that carries the values. Spark keeps them in memory as bytes of a pickle, sends
     them to tasks as it sends functions, and shows them nowhere.
 
-    `schema` is that of the rows, for a source that has none of its own. The class has it too: told to Spark it would
-    put off the making.
+    `schema` is that of a repartition topic's rows. The class has it too: told to Spark it would put off the making.
     """
     more: dict[str, object] = {} if schema is None else {"schema": lambda _self: schema}
     with _registering:
-        spark.dataSource.register(type(source.__name__, (source,), {"private": private, **more}))
+        spark.dataSource.register(type(Source.__name__, (Source,), {"private": private, **more}))
         try:
-            return spark.readStream.format(source.name()).options(**options).load()  # type: ignore[arg-type]
+            return spark.readStream.format(Source.name()).option("json", msgspec.json.encode(options).decode()).load()
         finally:
-            spark.dataSource.register(source)
-
-
-class TopicSource(DataSource):
-    """`spark.readStream.format("slackwater-topic")`: a user's Kafka topic."""
-
-    private: ClassVar[Private] = Private()
-
-    @classmethod
-    def name(cls) -> str:
-        """Spark's name of the format."""
-        return "slackwater-topic"
-
-    def schema(self) -> str:
-        """The columns of Structured Streaming's Kafka source."""
-        return TOPIC_SCHEMA
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Spark's hook."""
-        from .readers import TopicReader
-
-        return TopicReader(dict(self.options), schema, self.private)
-
-
-class ChannelSource(DataSource):
-    """`spark.readStream.format("slackwater-channel").schema(...)`: a repartition topic."""
-
-    private: ClassVar[Private] = Private()
-
-    @classmethod
-    def name(cls) -> str:
-        """Spark's name of the format."""
-        return "slackwater-channel"
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Spark's hook."""
-        from .readers import ChannelReader
-
-        return ChannelReader(dict(self.options), schema, self.private)
+            spark.dataSource.register(Source)

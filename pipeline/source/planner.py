@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from ...errors import Unavailable
 from ...snapshot.cut.requests import open_requests
@@ -50,25 +52,14 @@ class Position:
     @classmethod
     def of(cls, value: Mapping[str, object]) -> Position:
         """From Spark's JSON object."""
-        return cls(
-            str(value["input"]),
-            tuple(value["offsets"]),  # type: ignore[arg-type]
-            int(value["version"]),  # type: ignore[call-overload]
-            tuple(value["consumed"]),  # type: ignore[arg-type]
-            tuple(value["snapshots"]),  # type: ignore[arg-type]
-        )
+        return msgspec.convert(value, cls)
 
     def json(self) -> dict[str, object]:
         """Spark's JSON object. Spark compares its text: the order of the fields is part of the value."""
-        return {
-            "input": self.input,
-            "offsets": list(self.offsets),
-            "version": self.version,
-            "consumed": list(self.consumed),
-            "snapshots": list(self.snapshots),
-        }
+        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
 
 
+@dataclass(slots=True)
 class Pace:
     """When a stage may start a batch: not two within its trigger interval, and none while `held` says so.
 
@@ -77,34 +68,27 @@ class Pace:
     together.
     """
 
-    def __init__(
-        self,
-        interval_s: float,
-        clock: Callable[[], float] = time.time,
-        *,
-        held: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._interval_s = interval_s
-        self._clock = clock
-        self._held = held
-        self._next = 0.0
+    interval_s: float
+    clock: Callable[[], float] = time.time
+    held: Callable[[], bool] = lambda: False
+    _next: float = field(default=0.0, init=False)
 
     def due(self) -> bool:
         """Whether a batch may start now."""
-        return self._clock() >= self._next and not self._held()
+        return self.clock() >= self._next and not self.held()
 
     def started(self) -> None:
         """A batch starts now."""
-        if self._interval_s:
-            self._next = (self._clock() // self._interval_s + 1) * self._interval_s
+        if self.interval_s:
+            self._next = (self.clock() // self.interval_s + 1) * self.interval_s
 
 
+@dataclass(slots=True)
 class _Every:
     """Lets something through every so many seconds."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._next = 0.0
+    seconds: float
+    _next: float = field(default=0.0, init=False)
 
     def now(self) -> bool:
         at = time.monotonic()
@@ -130,32 +114,32 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     )
 
 
+@dataclass(slots=True)
 class TopicPlanner:
-    """Plans batches of a user's topic."""
+    """Plans batches of a user's topic.
 
-    def __init__(
-        self,
-        kafka: Mapping[str, str],
-        topic: str,
-        *,
-        pace: Pace,
-        max_records: int | None,
-        patience_s: float,
-        requests: Callable[[], tuple[str, ...]],
-        handled: frozenset[str],
-    ) -> None:
-        self._kafka = kafka
-        self._topic = topic
-        self._pace = pace
-        self._max_records = max_records
-        self._patience = Patience(f"Kafka at {kafka['bootstrap.servers']}", patience_s)
-        self._requests = requests
-        self._handled = set(handled)
-        self._ends: tuple[int, ...] = ()
-        self._look_at_kafka = _Every(_KAFKA_POLL_S)
-        self._look_at_requests = _Every(_REQUEST_POLL_S)
-        self._look_when_idle = _Every(_IDLE_REQUEST_POLL_S)
-        self._idle = False
+    Attributes:
+        kafka: Client properties.
+        topic: Its name in Kafka.
+        pace: When a batch may start.
+        max_records: At most so many a batch; None for no bound.
+        patience: How long the broker may be away.
+        requests: Gives the ids of the snapshots that are asked for.
+        handled: Ids of those for which a batch has ended.
+    """
+
+    kafka: Mapping[str, str]
+    topic: str
+    pace: Pace
+    max_records: int | None
+    patience: Patience
+    requests: Callable[[], tuple[str, ...]]
+    handled: set[str]
+    _ends: tuple[int, ...] = field(default=(), init=False)
+    _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
+    _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
+    _poll_idle: _Every = field(default_factory=lambda: _Every(_IDLE_REQUEST_POLL_S), init=False)
+    _idle: bool = field(default=False, init=False)
 
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make.
@@ -164,57 +148,48 @@ class TopicPlanner:
             Unavailable: The broker has been away for too long.
         """
         asked: tuple[str, ...] = ()
-        if (self._look_when_idle if self._idle else self._look_at_requests).now():
-            asked = tuple(name for name in self._requests() if name not in self._handled)
+        if (self._poll_idle if self._idle else self._poll_requests).now():
+            asked = tuple(name for name in self.requests() if name not in self.handled)
         if asked:
             # At once, and without records: the snapshot need not wait for one more batch.
-            self._handled.update(asked)
+            self.handled.update(asked)
             return replace(start, snapshots=asked)
         self._idle = True
-        if not self._pace.due():
+        if not self.pace.due():
             return start
         self._refresh()
-        ends = admit(start.offsets, self._ends, self._max_records) if self._ends else start.offsets
+        ends = admit(start.offsets, self._ends, self.max_records) if self._ends else start.offsets
         if ends == start.offsets:
             return start
         self._idle = False
-        self._pace.started()
+        self.pace.started()
         return replace(start, offsets=ends, snapshots=())
 
     def _refresh(self) -> None:
-        if not self._look_at_kafka.now():
+        if not self._poll_kafka.now():
             return
         try:
-            ends = end_offsets(self._kafka, self._topic, timeout_s=2)
+            ends = end_offsets(self.kafka, self.topic, timeout_s=2)
         except Unavailable as error:
-            self._patience.waited(error.message)
+            self.patience.waited(error.message)
             return
-        self._patience.answered()
+        self.patience.answered()
         # A topic that vanished has nothing new; the runner's start check says so in words.
         self._ends = ends or self._ends
 
 
+@dataclass(slots=True)
 class ChannelPlanner:
     """Plans batches of a repartition topic: whole upstream versions, never past a marker."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        app: str,
-        upstream: str,
-        channel: str,
-        *,
-        pace: Pace,
-        max_records: int | None,
-    ) -> None:
-        self._store = store
-        self._app = app
-        self._upstream = upstream
-        self._channel = channel
-        self._pace = pace
-        self._max_records = max_records
-        self._known: list[Manifest] = []
-        self._poll = _Every(_STORE_POLL_MIN_S)
+    store: ObjectStore
+    app: str
+    upstream: str
+    channel: str
+    pace: Pace
+    max_records: int | None
+    _known: list[Manifest] = field(default_factory=list, init=False)
+    _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
 
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make."""
@@ -222,8 +197,8 @@ class ChannelPlanner:
         rows, end = 0, None
         snapshots: tuple[str, ...] = ()
         for manifest in self._known:
-            output = manifest.outputs[self._channel]
-            if end is not None and self._max_records is not None and rows + output.rows > self._max_records:
+            output = manifest.outputs[self.channel]
+            if end is not None and self.max_records is not None and rows + output.rows > self.max_records:
                 break
             rows += output.rows
             if output.rows or output.markers:
@@ -231,17 +206,17 @@ class ChannelPlanner:
             if output.markers:
                 snapshots = tuple(sorted(output.markers))
                 break
-        if end is None or not (snapshots or self._pace.due()):
+        if end is None or not (snapshots or self.pace.due()):
             return start
-        self._pace.started()
-        output = end.outputs[self._channel]
-        return Position(self._channel, output.ends, end.version, output.sent, snapshots)
+        self.pace.started()
+        output = end.outputs[self.channel]
+        return Position(self.channel, output.ends, end.version, output.sent, snapshots)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
         names: set[str] = set()
         for version in range(start + 1, end + 1):
-            names.update(history.read(self._store, self._app, self._upstream, version).outputs[self._channel].attempts)
+            names.update(history.read(self.store, self.app, self.upstream, version).outputs[self.channel].attempts)
         return frozenset(names)
 
     def _refresh(self, consumed: int) -> None:
@@ -249,8 +224,8 @@ class ChannelPlanner:
         if not self._poll.now():
             return
         last = max(consumed, *(manifest.version for manifest in self._known), 0)
-        new = list(history.after(self._store, self._app, self._upstream, last))
-        self._known += [manifest for manifest in new if self._channel in manifest.outputs]
+        new = list(history.after(self.store, self.app, self.upstream, last))
+        self._known += [manifest for manifest in new if self.channel in manifest.outputs]
         self._poll.seconds = _STORE_POLL_MIN_S if new else min(_STORE_POLL_MAX_S, self._poll.seconds * 1.3)
 
 

@@ -12,5 +12,4 @@ __all__ = [
     "stderr_filter",
     "user_errors",
     "warm_up",
-    "worker",
 ]

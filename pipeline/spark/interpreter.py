@@ -42,28 +42,22 @@ def interpreter(*, on_this_machine: bool, said: str = "") -> Iterator[None]:
     if "PYSPARK_PYTHON" in os.environ:
         yield
         return
-    if said:
-        os.environ["PYSPARK_PYTHON"] = said
+    with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
+        os.environ["PYSPARK_PYTHON"] = said or (_script(Path(folder)) if on_this_machine else sys.executable)
         try:
             yield
         finally:
             del os.environ["PYSPARK_PYTHON"]
-        return
+
+
+def _script(folder: Path) -> str:
     import pyspark
 
-    home = Path(pyspark.__file__).parent
+    home = str(Path(pyspark.__file__).parent)
     # The pyspark of a Spark from elsewhere may be another version.
-    same = os.environ.get("SPARK_HOME", str(home)) == str(home)
-    with tempfile.TemporaryDirectory(prefix="slackwater-") as folder:
-        os.environ["PYSPARK_PYTHON"] = _script(Path(folder), home) if same and on_this_machine else sys.executable
-        try:
-            yield
-        finally:
-            del os.environ["PYSPARK_PYTHON"]
-
-
-def _script(folder: Path, home: Path) -> str:
+    if os.environ.get("SPARK_HOME", home) != home:
+        return sys.executable
     path = folder / "python"
-    path.write_text(_SCRIPT.format(home=shlex.quote(str(home)), python=shlex.quote(sys.executable)))
+    path.write_text(_SCRIPT.format(home=shlex.quote(home), python=shlex.quote(sys.executable)))
     path.chmod(0o700)
     return str(path)

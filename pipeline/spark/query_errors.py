@@ -11,7 +11,7 @@ __all__ = ["translate"]
 
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
 _ENDED = re.compile(r"terminated with exception: (.*)")
-_OURS = re.compile(r"slackwater\.store\.errors\.(\w+): (.*)")
+_OURS = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")
 
 _HINTS = {"Gone": "they outlived the topic's retention; the same command with --accept-loss goes on without them"}
 """By kind, the next step of who runs an app."""
@@ -32,6 +32,6 @@ def translate(stage: str, text: str) -> SlackwaterError:
     reason = (raised or ended or ["no reason given"])[-1].strip()
     return Refused(
         f"stage {stage!r} stopped: {reason}",
-        hint="the batch was dropped whole and nothing is lost; mend the cause and run again "
+        hint="the batch was dropped whole and nothing is lost; fix the cause and run again "
         "(SLACKWATER_DEBUG=1 shows Spark's own words)",
     )

@@ -61,7 +61,7 @@ def spark_session(
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    from ..source.data_source import ChannelSource, TopicSource
+    from ..source.data_source import Source
 
     log4j = resources.files(__package__) / "log4j2.properties"
     settings = {
@@ -114,8 +114,7 @@ def spark_session(
         if not _is_local(spark.sparkContext.master or ""):
             ship_slackwater(spark.sparkContext)
         ship(spark.sparkContext, py_files)
-        spark.dataSource.register(TopicSource)
-        spark.dataSource.register(ChannelSource)
+        spark.dataSource.register(Source)
         try:
             yield spark
         except (Py4JError, ConnectionError) as error:

@@ -1,4 +1,4 @@
-"""Errors that the user's program raises, told as the user's: where in it, what, and what to do."""
+"""Errors that the user's program raises: where in it, what, and what to do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pyspark.errors import AnalysisException
 
 from ...errors import Refused, SlackwaterError
 
-__all__ = ["told_as_the_users"]
+__all__ = ["as_user_error"]
 
 _OURS = __name__.partition(".")[0]
-_HINT = "mend it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
+_HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
 
 
 @contextmanager
-def told_as_the_users(what: str, function: object = None) -> Iterator[None]:
+def as_user_error(what: str, function: object = None) -> Iterator[None]:
     """Run code of the user's program.
 
     Args:
@@ -57,7 +57,7 @@ def _described(error: Exception) -> str:
 
 def _hint(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and not _is_there(error.name):
-        return f"install what has {error.name!r} for {sys.executable}, or mend the import, and run again"
+        return f"install what has {error.name!r} for {sys.executable}, or fix the import, and run again"
     return _HINT
 
 

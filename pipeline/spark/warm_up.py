@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from ..source.data_source import Source
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -34,7 +36,7 @@ def _quietly(work: Callable[[SparkSession], None], spark: SparkSession) -> None:
 
 
 def _source(spark: SparkSession) -> None:
-    spark.readStream.format("slackwater-topic").option("subscribe", "-").load()
+    spark.readStream.format(Source.name()).load()
 
 
 def _job(spark: SparkSession) -> None:

@@ -65,8 +65,8 @@ class _BoundUpsert:
         latest = rows.take(pa.array(self._latest_row(rows, groups)))
         new_by, old_by = latest[self.by], old[self.by]
         changed = _mask(pc.fill_null(pc.greater_equal(new_by, old_by), pc.is_valid(new_by)))
-        doomed = _mask(latest[self.delete_when]) if self.delete_when else np.zeros(groups.num, bool)
-        deleted = changed & doomed
+        deletes = _mask(latest[self.delete_when]) if self.delete_when else np.zeros(groups.num, bool)
+        deleted = changed & deletes
         values = latest.select(self.values.names).cast(self.values)
         out = pa.array(changed & ~deleted)
         emitted = pa.table([*keys.columns, *values.columns], schema=self.emits[0]).filter(out)

@@ -13,6 +13,7 @@ from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
+from ..cut.moments import heads_of
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
@@ -27,7 +28,7 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     A stage that was retired by then is absent for another reason, and is none of these.
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
-    found = {stage: head for stage in absent if (head := history.head(store, cut.app, stage))}
+    found = heads_of(store, cut.app, absent)
     return {stage: head for stage, head in found.items() if not _was_retired(store, cut, head)}
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from ulid import ULID
 
-from ...chandy_lamport import Complete, Injector, ProtocolError, Stage, StageFinished, Take
+from ...chandy_lamport import Ports, ProtocolError, completed
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, codec, history, keys
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
-from ..cut.moments import retired_since
+from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import Request, cancel, check_not_asked, open_requests
 from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot
@@ -101,7 +101,7 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]
 
     A stage that never committed a version has no part in any cut and is left out, and so is one that is retired.
     """
-    heads = _heads(store, app)
+    heads = _active_heads(store, app)
     found = {}
     for stage, head in heads.items():
         senders = {source.upstream for source in head.inputs.values() if source.upstream}
@@ -125,7 +125,7 @@ def try_complete(
         Corruption: what the stages captured is not what the cut says is in flight.
         Unavailable: storage or Kafka did not answer.
     """
-    heads = _heads(store, app)
+    heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
     if versions is None:
         # Once complete, the request goes and the stages forget: another completer may have been faster.
@@ -191,9 +191,9 @@ def _show(span: Span | None) -> str:
     return f"versions {span.after + 1} to {span.up_to}" if span else "nothing"
 
 
-def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
-    return {stage: head for stage, head in heads.items() if head is not None and not head.retired}
+def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
+    found = heads_of(store, app, history.list_stages(store, app))
+    return {stage: head for stage, head in found.items() if not head.retired}
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:
@@ -201,23 +201,20 @@ def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -
     if not heads:
         return None
     network = {
-        stage: Stage(
+        stage: Ports(
             frozenset(name for name, source in head.inputs.items() if source.upstream), frozenset(head.outputs)
         )
         for stage, head in heads.items()
     }
+    finished = {
+        stage: head.recorded[request.id]
+        for stage, head in heads.items()
+        if request.id in head.recorded and not head.awaited.get(request.id)
+    }
     try:
-        injector = Injector(network)
+        return completed(network, finished)
     except ProtocolError as error:
         raise Refused(
             f"no snapshot of {app} can complete: {error}",
             hint="run every stage once, or take it with --instant",
         ) from error
-    injector.receive(Take(request.id))
-    for stage, head in heads.items():
-        if request.id not in head.recorded or head.awaited.get(request.id):
-            continue
-        for action in injector.receive(StageFinished(request.id, stage, head.recorded[request.id])):
-            if isinstance(action, Complete):
-                return dict(action.versions)
-    return None

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from .protocol import ObjectInfo, ObjectStore
+from .protocol import ObjectStore
 from .stats import Stats
 from .wrapper import Wrapper
 
@@ -97,40 +97,15 @@ class CountingStore(Wrapper):
         if self._on_request is not None:
             self._on_request(method, read, written)
 
-    def get(self, key: str) -> bytes:
-        """See `ObjectStore`."""
-        return self._read("get", lambda: self._inner.get(key))
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See `ObjectStore`."""
-        return self._read("get_range", lambda: self._inner.get_range(key, start, length))
-
-    def _read(self, method: str, request: Callable[[], bytes]) -> bytes:
-        # A request that fails is a request.
-        data = b""
+    def _ask(self, method: str, key: str, request: Callable[[], Any], sent: bytes = b"") -> Any:
+        result = b""
         try:
-            data = request()
+            result = request()
         finally:
-            self._count(method, read=len(data))
-        return data
-
-    def put(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
-        self._count("put", written=len(data))
-        self._inner.put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
-        self._count("put_if_absent", written=len(data))
-        self._inner.put_if_absent(key, data)
-
-    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore`."""
-        return self._pages("list", self._inner.list(prefix, start_after))
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore`."""
-        return self._pages("list_folders", self._inner.list_folders(prefix))
+            # A request that fails is a request.
+            if method not in ("list", "list_folders"):
+                self._count(method, read=len(result or b""), written=len(sent))
+        return self._pages(method, result) if method in ("list", "list_folders") else result
 
     def _pages(self, method: str, entries: Iterator[T]) -> Iterator[T]:
         self._count(method)
@@ -138,8 +113,3 @@ class CountingStore(Wrapper):
             if number and number % _PAGE == 0:
                 self._count(method)
             yield entry
-
-    def delete(self, key: str) -> None:
-        """See `ObjectStore`."""
-        self._count("delete")
-        self._inner.delete(key)

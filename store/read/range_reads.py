@@ -10,7 +10,7 @@ from ..versions.manifest import Sst
 from .decode import corrupt
 from .read_stats import Reads
 
-__all__ = ["Pieces", "at_once"]
+__all__ = ["RangeReader", "at_once"]
 
 _MAX_GAP_BYTES = 65_536
 """Ranges this near to each other come in one request: cheaper than another round trip …"""
@@ -35,7 +35,7 @@ def at_once() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_executors.clear)
 
 
-class Pieces:
+class RangeReader:
     """Reads ranges of an SST's object and counts them."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:

@@ -52,7 +52,12 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 BOOK = sw.update(book, state="n long, balance long", emits="seq long, branch int, amount long")
 
 
-@app.stage(reads="by-account", state=BOOK, writes=sw.repartition("debited", key="branch", partitions=2), partitions=3)
+@app.stage(
+    reads="by-account",
+    state=BOOK,
+    writes=sw.repartition("debited", key="branch", partitions=2),
+    table=sw.table(partitions=3),
+)
 def debits(moves: DataFrame) -> DataFrame:
     return moves.where("amount < 0")
 
@@ -61,7 +66,7 @@ def debits(moves: DataFrame) -> DataFrame:
     reads="by-account",
     state=BOOK,
     writes=sw.repartition("credited", key="account" if VARIANT == "other key" else "branch", partitions=3),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def deposits(moves: DataFrame) -> DataFrame:
     return moves.where("amount >= 0")
@@ -86,7 +91,7 @@ def settle(debited: pa.Table, credited: pa.Table, state: pa.Table) -> pa.Table:
     reads=("debited", TOPIC if VARIANT == "topic beside channel" else "credited"),
     key="branch" if VARIANT == "topic beside channel" else None,
     state=sw.update(settle, state="debits long, credits long, debited long, credited long", order_by="seq"),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def branches(debited: DataFrame, credited: DataFrame) -> tuple[DataFrame, DataFrame] | DataFrame:
     if VARIANT == "topic beside channel":

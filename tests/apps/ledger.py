@@ -58,7 +58,7 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
         order_by="seq",
     ),
     writes=sw.repartition("by-branch", key="branch", partitions=2),
-    partitions=3,
+    table=sw.table(partitions=3),
 )
 def accounts(entries: DataFrame) -> DataFrame:
     return entries
@@ -66,7 +66,7 @@ def accounts(entries: DataFrame) -> DataFrame:
 
 if VARIANT != "without latest":
 
-    @app.stage(reads="by-account", state=sw.upsert(by="seq"), partitions=2)
+    @app.stage(reads="by-account", state=sw.upsert(by="seq"), table=sw.table(partitions=2))
     def latest(entries: DataFrame) -> DataFrame:
         return entries
 
@@ -82,7 +82,7 @@ if VARIANT != "without latest":
         opened_by=sw.first("account", by="seq"),
         touched_by=sw.last("account", by="seq"),
     ),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def branches(entries: DataFrame) -> DataFrame:
     return entries

@@ -24,7 +24,7 @@ app = sw.App("pair")
         emits="account string, branch int, amount long",
     ),
     writes=sw.repartition("by-branch", key="branch", partitions=2),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def accounts(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), "account string, branch int, amount long")
@@ -34,7 +34,7 @@ def accounts(raw: DataFrame) -> DataFrame:
 @app.stage(
     reads="by-branch",
     state=sw.aggregate(n=sw.count(), total=sw.sum("amount")),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def branches(entries: DataFrame) -> DataFrame:
     return entries

@@ -57,13 +57,17 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]
         sw.repartition("large", key="account", partitions=2),
         sw.repartition("small", key="account", partitions=2),
     ),
-    partitions=2,
+    table=sw.table(partitions=2),
 )
 def paid(moves: DataFrame) -> DataFrame:
     return moves
 
 
-@app.stage(reads="credited", state=sw.aggregate(n=sw.count(), total=sw.sum("amount"), seq=sw.max("seq")), partitions=2)
+@app.stage(
+    reads="credited",
+    state=sw.aggregate(n=sw.count(), total=sw.sum("amount"), seq=sw.max("seq")),
+    table=sw.table(partitions=2),
+)
 def earned(moves: DataFrame) -> DataFrame:
     return moves.selectExpr("branch", "paid.amount", "paid.seq")
 
@@ -82,6 +86,10 @@ def band(large: pa.Table, small: pa.Table, state: pa.Table) -> pa.Table:
     )
 
 
-@app.stage(reads=("large", "small"), state=sw.update(band, state="large long, lost long, small long"), partitions=2)
+@app.stage(
+    reads=("large", "small"),
+    state=sw.update(band, state="large long, lost long, small long"),
+    table=sw.table(partitions=2),
+)
 def bands(large: DataFrame, small: DataFrame) -> tuple[DataFrame, DataFrame]:
     return large, small

@@ -7,7 +7,7 @@ depends on the transfer alone, so any two runs over the same deposits end with t
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from slackwater.chandy_lamport import Stage
+from slackwater.chandy_lamport import Ports
 
 DEPOSIT = 60
 
@@ -25,7 +25,7 @@ class Account(NamedTuple):
 
 
 class Bank:
-    def __init__(self, stages: Mapping[str, Stage]) -> None:
+    def __init__(self, stages: Mapping[str, Ports]) -> None:
         self.writer = {channel: name for name, stage in stages.items() for channel in stage.outputs}
         self.readers = {
             channel: tuple(sorted(name for name, stage in stages.items() if channel in stage.inputs))

@@ -1,4 +1,4 @@
-"""A network of real processes and the real injector, run by a schedule.
+"""A network of real processes, run by a schedule.
 
 It keeps the promises that the runner makes to the protocol (atomic commits, logs with partitions, readers
 that skip what no commit names, batches that end at markers) and knows nothing of the protocol itself.
@@ -13,25 +13,19 @@ from zlib import crc32
 from slackwater.chandy_lamport import (
     Action,
     BatchArrived,
-    Cancel,
     Capture,
     Channel,
-    Complete,
     Cut,
     Event,
     Finished,
     Forgotten,
-    Injector,
-    InjectorAction,
     MarkerArrived,
+    Ports,
     Process,
     RecordState,
-    Request,
     Requested,
     SendMarker,
-    Stage,
-    StageFinished,
-    Take,
+    completed,
 )
 
 from tests.chandy_lamport.bank import Account, Bank, Transfer
@@ -121,7 +115,7 @@ class Recording:
 class Network:
     """`run` follows the schedule, and then goes on fairly until nothing is left to do."""
 
-    def __init__(self, stages: Mapping[str, Stage], num_partitions: int, choices: bytes) -> None:
+    def __init__(self, stages: Mapping[str, Ports], num_partitions: int, choices: bytes) -> None:
         none = (0,) * num_partitions
         self.stages = stages
         self.names = sorted(stages)
@@ -150,8 +144,6 @@ class Network:
             ]
             for name, stage in stages.items()
         }
-        self.injector = Injector(stages)
-        self.requests: dict[str, list[str]] = {name: [] for name in stages}
         self.seen_requests: dict[str, list[str]] = {name: [] for name in stages}
         self.taken: list[str] = []
         self.open: set[str] = set()
@@ -162,8 +154,8 @@ class Network:
         return self.history[name][-1]
 
     def run(self) -> "Network":
-        operations = [self.batch] * 10 + [self.report] * 2
-        operations += [self.take, self.take_again, self.cancel, self.zombie]
+        operations = [self.batch] * 10 + [self.complete] * 2
+        operations += [self.take, self.cancel, self.zombie]
         while not self.schedule.ended:
             operations[self.schedule.choose(len(operations))](self.any_stage())
         if not self.taken:
@@ -172,7 +164,7 @@ class Network:
             before = [self.head(name).version for name in self.names], self.open.copy()
             for name in self.names:
                 self.batch(name)
-                self.report(name)
+                self.complete()
             if before == ([self.head(name).version for name in self.names], self.open):
                 return self
         raise AssertionError("the network does not come to rest")
@@ -190,39 +182,21 @@ class Network:
             snapshot = f"s{len(self.taken)}"
             self.taken.append(snapshot)
             self.open.add(snapshot)
-            self.follow(self.injector.receive(Take(snapshot)))
-
-    def take_again(self, _: str) -> None:
-        """A request said twice, perhaps to an injector that has just been started and knows nothing."""
-        if self.schedule.choose(2):
-            self.injector = Injector(self.stages)
-        for snapshot in sorted(self.open):
-            self.follow(self.injector.receive(Take(snapshot)))
-        assert self.injector.open == self.open
 
     def cancel(self, _: str) -> None:
         snapshot = self.any_snapshot()
-        if self.schedule.choose(2):
-            self.follow(self.injector.receive(Cancel(snapshot)))
-            if snapshot in self.open:
+        if self.schedule.choose(2) and snapshot in self.open:
+            self.open.remove(snapshot)
+            self.cancelled.add(snapshot)
+
+    def complete(self, _: str = "") -> None:
+        """Somebody looks at all heads, and completes what can be."""
+        for snapshot in sorted(self.open):
+            heads = {name: self.head(name) for name in self.names}
+            finished = {name: head.recorded[snapshot] for name, head in heads.items() if snapshot in head.finished}
+            if versions := completed(self.stages, finished):
                 self.open.remove(snapshot)
-                self.cancelled.add(snapshot)
-
-    def report(self, name: str) -> None:
-        """Tell the injector what a stage's head says, also what it was told before."""
-        head = self.head(name)
-        for snapshot in sorted(head.finished):
-            self.follow(self.injector.receive(StageFinished(snapshot, name, head.recorded[snapshot])))
-            assert name not in self.injector.waiting(snapshot)
-
-    def follow(self, actions: tuple[InjectorAction, ...]) -> None:
-        for action in actions:
-            match action:
-                case Request(snapshot, stage):
-                    self.requests[stage].append(snapshot)
-                case Complete(snapshot, versions):
-                    self.open.remove(snapshot)
-                    self.recordings.append(self.recording(snapshot, versions))
+                self.recordings.append(self.recording(snapshot, versions))
 
     def recording(self, snapshot: str, versions: Mapping[str, int]) -> Recording:
         none = (0,) * len(next(iter(self.logs.values()), ()))
@@ -259,7 +233,7 @@ class Network:
         choose = self.schedule.choose
         forgotten: list[str] = []
         if not choose(4):
-            self.seen_requests[name] = [snapshot for snapshot in self.requests[name] if snapshot in self.open]
+            self.seen_requests[name] = [] if stage.inputs else [known for known in self.taken if known in self.open]
             forgotten = [snapshot for snapshot in process.recorded if snapshot not in self.open]
         num_deposits = head.num_deposits + (0 if stage.inputs else choose(4))
         transfers = self.bank.deposits(name, head.num_deposits, num_deposits)

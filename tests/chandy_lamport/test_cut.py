@@ -1,25 +1,32 @@
+"""Which cuts are consistent, and what is said of those that are not."""
+
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.chandy_lamport import Channel, Cut, ProtocolError, violations
 
+Counts = tuple[int, ...]
 
-def cut(sent: tuple[int, ...], consumed: tuple[int, ...], in_flight: tuple[int, ...]) -> Cut:
-    channel = Channel("sums", "total", "alert", sent=sent, consumed=consumed, in_flight=in_flight)
+
+def cut(sent: Counts, consumed: Counts, in_flight: Counts, lost: Counts = ()) -> Cut:
+    channel = Channel("sums", "total", "alert", sent=sent, consumed=consumed, in_flight=in_flight, lost=lost)
     return Cut({"total": 5, "alert": 9}, (channel,))
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4))
-def test_what_was_sent_and_is_consumed_or_in_flight_makes_a_consistent_cut(
-    parts: list[tuple[int, int]],
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=4))
+def test_what_was_sent_and_is_consumed_lost_or_in_flight_makes_a_consistent_cut(
+    parts: list[tuple[int, int, int]],
 ) -> None:
-    consumed, in_flight = tuple(part[0] for part in parts), tuple(part[1] for part in parts)
-    assert violations(cut(tuple(map(sum, parts)), consumed, in_flight)) == ()
+    consumed, in_flight, lost = (tuple(part[number] for part in parts) for number in range(3))
+    assert violations(cut(tuple(map(sum, parts)), consumed, in_flight, lost)) == ()
 
 
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
-def test_only_then_is_a_channel_consistent(sent: int, consumed: int, in_flight: int) -> None:
-    assert (violations(cut((sent,), (consumed,), (in_flight,))) == ()) == (sent == consumed + in_flight)
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_only_then_is_a_channel_consistent(sent: int, consumed: int, in_flight: int, lost: int) -> None:
+    found = violations(cut((sent,), (consumed,), (in_flight,), (lost,)))
+    assert (found == ()) == (sent == consumed + lost + in_flight)
 
 
 def test_nothing_is_consumed_that_was_not_sent() -> None:
@@ -31,6 +38,13 @@ def test_nothing_is_consumed_that_was_not_sent() -> None:
 def test_what_is_neither_consumed_nor_in_flight_is_lost() -> None:
     assert violations(cut(sent=(4,), consumed=(1,), in_flight=(2,))) == (
         "sums[0]: total at version 5 sent 4 records, but alert at version 9 consumed 1 and 2 are in flight",
+    )
+
+
+def test_what_was_lost_is_told_with_what_was_consumed() -> None:
+    assert violations(cut(sent=(4, 9), consumed=(4, 4), in_flight=(0, 1), lost=(1, 2))) == (
+        "sums[0]: alert at version 9 consumed 4, lost 1 records, but total at version 5 had sent only 4",
+        "sums[1]: total at version 5 sent 9 records, but alert at version 9 consumed 4, lost 2 and 1 are in flight",
     )
 
 
@@ -46,8 +60,11 @@ def test_every_channel_is_looked_at() -> None:
 
 
 def test_counts_of_different_partitions_are_refused() -> None:
-    with pytest.raises(ProtocolError, match="expected the same number of partitions, found 1 sent, 2 consumed, 1 in "):
+    expected = "counting channel 'sums': expected the same number of partitions, found 1 sent, 2 consumed, 1 in flight"
+    with pytest.raises(ProtocolError, match=f"^{expected}$"):
         cut(sent=(1,), consumed=(1, 0), in_flight=(0,))
+    with pytest.raises(ProtocolError, match=r"found 1 sent, 1 consumed, 1 in flight, 2 lost$"):
+        cut(sent=(1,), consumed=(1,), in_flight=(0,), lost=(0, 0))
 
 
 @pytest.mark.parametrize(
@@ -56,15 +73,26 @@ def test_counts_of_different_partitions_are_refused() -> None:
         (((-1,), (0,), (0,)), "-1 sent"),
         (((0,), (-2,), (2,)), "-2 consumed"),
         (((1,), (2,), (-1,)), "-1 in flight"),
+        (((1,), (2,), (0,), (-1,)), "-1 lost"),
     ],
 )
 def test_a_negative_count_is_refused(counts: tuple[tuple[int, ...], ...], found: str) -> None:
-    with pytest.raises(ProtocolError, match=f"expected no count below 0, found {found}"):
+    with pytest.raises(ProtocolError, match=f"^counting channel 'sums': expected no count below 0, found {found}$"):
         cut(*counts)
 
 
-def test_a_channel_between_stages_without_a_version_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("versions", "known", "missing"),
+    [
+        ({"total": 1, "other": 2}, "'other', 'total'", "'alert'"),
+        ({"alert": 1}, "'alert'", "'total'"),
+        ({}, "no stage", "'total'"),
+    ],
+)
+def test_a_channel_between_stages_without_a_version_is_refused(
+    versions: dict[str, int], known: str, missing: str
+) -> None:
     channel = Channel("sums", "total", "alert", sent=(), consumed=(), in_flight=())
-    for versions in ({"total": 1}, {"alert": 1}, {}):
-        with pytest.raises(ProtocolError, match="cutting channel 'sums'"):
-            Cut(versions, (channel,))
+    expected = f"cutting channel 'sums': expected versions of {known}, found {missing}"
+    with pytest.raises(ProtocolError, match=f"^{re.escape(expected)}$"):
+        Cut(versions, (channel,))

@@ -9,14 +9,14 @@ from itertools import chain
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slackwater.chandy_lamport import Stage, violations
+from slackwater.chandy_lamport import Ports, violations
 
 from tests.chandy_lamport.bank import DEPOSIT, Account
 from tests.chandy_lamport.network import Network, Recording
 
 
 @st.composite
-def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Stage]:
+def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Ports]:
     """Up to 8 stages. A stage writes one channel for each reader, or one that all its readers share."""
     names = "abcdefgh"[: draw(st.integers(1, 8))]
     shared = draw(st.sets(st.sampled_from(names)))
@@ -32,7 +32,7 @@ def networks(draw: st.DrawFn, *, fan_in: bool = True) -> dict[str, Stage]:
             channel = f"{writer}-all" if writer in shared else f"{writer}-{reader}"
             outputs[writer].add(channel)
             inputs[reader].add(channel)
-    return {name: Stage(frozenset(inputs[name]), frozenset(outputs[name])) for name in names}
+    return {name: Ports(frozenset(inputs[name]), frozenset(outputs[name])) for name in names}
 
 
 Law = Callable[[Network], None]
@@ -45,7 +45,7 @@ def runs(*, fan_in: bool = True, num_examples: int = 800) -> Callable[[Law], Cal
     """Gives a law networks that have run."""
 
     def decorate(law: Law) -> Callable[..., None]:
-        def check(choices: bytes, num_partitions: int, stages: dict[str, Stage]) -> None:
+        def check(choices: bytes, num_partitions: int, stages: dict[str, Ports]) -> None:
             law(Network(stages, num_partitions, choices).run())
 
         check.__name__ = check.__qualname__ = law.__name__

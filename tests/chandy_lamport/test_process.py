@@ -15,7 +15,6 @@ from slackwater.chandy_lamport import (
     RecordState,
     Requested,
     SendMarker,
-    Take,
 )
 
 
@@ -167,9 +166,9 @@ def test_what_recorded_returns_is_the_callers_own() -> None:
         ),
         (
             "c",
-            Take("s"),
+            RecordState("s"),  # an action, not an event
             "a process received what it does not know: "
-            "expected Requested, BatchArrived, MarkerArrived or Forgotten, found Take(snapshot='s')",
+            "expected Requested, BatchArrived, MarkerArrived or Forgotten, found RecordState(snapshot='s')",
         ),
     ],
 )

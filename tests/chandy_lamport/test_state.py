@@ -18,15 +18,14 @@ def test_every_phase_signal_and_step_is_used() -> None:
 
 
 def test_a_snapshot_can_be_given_up_in_every_phase() -> None:
-    for (role, _), rows in TRANSITIONS.items():
-        give_up = Signal.CANCEL if role is Role.INJECTOR else Signal.FORGET
-        assert rows[give_up] == (Phase.UNKNOWN, ())
+    for rows in TRANSITIONS.values():
+        assert rows[Signal.FORGET] == (Phase.UNKNOWN, ())
 
 
 def test_the_state_is_recorded_exactly_when_the_snapshot_becomes_known_and_before_its_markers() -> None:
-    for (role, phase), rows in TRANSITIONS.items():
+    for (_, phase), rows in TRANSITIONS.items():
         for after, steps in rows.values():
-            if role is not Role.INJECTOR and phase is Phase.UNKNOWN is not after:
+            if phase is Phase.UNKNOWN is not after:
                 assert steps[:2] == (Step.RECORD, Step.SEND_MARKERS)
             else:
                 assert not {Step.RECORD, Step.SEND_MARKERS} & set(steps)

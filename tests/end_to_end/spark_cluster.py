@@ -15,7 +15,7 @@ import psutil
 import pyspark
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import find_java
-from slackwater.pipeline.dev.process import Leash, last_words
+from slackwater.pipeline.dev.process import SupervisedProcess, last_words
 
 from tests.support.running import SHORT_LIVED
 
@@ -72,28 +72,28 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
     port, web = ports.choose(), ports.choose()
     url = f"spark://{ports.HOST}:{port}"
     address = ("--host", ports.HOST, "--webui-port")
-    leashes: list[Leash] = []
+    started: list[SupervisedProcess] = []
     try:
-        leashes.append(_server(folder, "master", *address, str(web), "--port", str(port)))
+        started.append(_server(folder, "master", *address, str(web), "--port", str(port)))
         for n in range(workers):
             room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{n}"))
-            leashes.append(_server(folder, "worker", *address, "0", *room, url))
+            started.append(_server(folder, "worker", *address, "0", *room, url))
         deadline = time.monotonic() + _START_PATIENCE_S
         while _workers(web) < workers:
             assert time.monotonic() < deadline, f"no cluster in time:\n{last_words(folder / 'master.log', 0, 20)}"
             time.sleep(0.1)
-        yield Cluster(url, folder, tuple(leash.pid for leash in leashes))
+        yield Cluster(url, folder, tuple(process.pid for process in started))
     finally:
-        everything = Cluster(url, folder, tuple(leash.pid for leash in leashes)).processes()
-        for leash in reversed(leashes):
-            leash.terminate(_STOP_PATIENCE_S)
+        everything = Cluster(url, folder, tuple(process.pid for process in started)).processes()
+        for process in reversed(started):
+            process.terminate(_STOP_PATIENCE_S)
         for process in everything:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(everything, timeout=_STOP_PATIENCE_S)
 
 
-def _server(folder: Path, kind: str, *words: str) -> Leash:
+def _server(folder: Path, kind: str, *words: str) -> SupervisedProcess:
     """A master or a worker, in an environment as another user has it on another machine."""
     home = Path(pyspark.__file__).parent
     environment = {
@@ -109,7 +109,7 @@ def _server(folder: Path, kind: str, *words: str) -> Leash:
     started = ("env", "-i", *(f"{name}={value}" for name, value in environment.items()))
     java = (find_java("Spark"), "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*")
     main = f"org.apache.spark.deploy.{kind}.{kind.capitalize()}"
-    return Leash((*started, *java, main, *words), folder=folder, log=folder / f"{kind}.log")
+    return SupervisedProcess((*started, *java, main, *words), folder=folder, log=folder / f"{kind}.log")
 
 
 def _workers(web: int) -> int:

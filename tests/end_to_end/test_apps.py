@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from slackwater.errors import Gone, NotFound, Refused
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.dev.s3 import EmbeddedBucket
+from slackwater.pipeline.dev.s3 import EmbeddedS3
 from slackwater.pipeline.kafka.consumer_groups import group_of
-from slackwater.pipeline.kafka.topics import offsets, topics
+from slackwater.pipeline.kafka.topics import offsets, partition_counts
 from slackwater.pipeline.run import runner
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
@@ -211,7 +211,7 @@ def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka
 def test_a_store_that_comes_back_is_waited_for(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmbeddedBucket(tmp_path / "s3") as bucket:
+    with EmbeddedS3(tmp_path / "s3") as bucket:
         for name, value in bucket.environment.items():
             monkeypatch.setenv(name, value)
         ledger = Ledger(kafka.bootstrap, tmp_path, store=bucket.store_root)
@@ -387,11 +387,11 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_written(
     for ledger in (booked, replace(booked, app=f"{booked.app}-new")):
         if ledger is not booked and variant.startswith("changed"):
             continue
-        before = [info.key for info in store.list("")], sorted(topics(booked.kafka))
+        before = [info.key for info in store.list("")], sorted(partition_counts(booked.kafka))
         with pytest.raises(Refused, match=said) as refused:
             ledger.catch_up(variant=variant)
         assert refused.value.hint
-        assert ([info.key for info in store.list("")], sorted(topics(booked.kafka))) == before
+        assert ([info.key for info in store.list("")], sorted(partition_counts(booked.kafka))) == before
 
 
 def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_a_first_run_without_its_topic_leaves_no_app(kafka: EmbeddedKafka, tmp_p
         ledger.catch_up()
     assert caught.value.hint == "stage 'entries' reads it"
     assert list(open_store(ledger.store).list("")) == []
-    assert not [name for name in topics(ledger.kafka) if ledger.app in name]
+    assert not [name for name in partition_counts(ledger.kafka) if ledger.app in name]
 
 
 def test_a_function_that_fails_ends_the_run_with_its_reason(booked: Ledger) -> None:

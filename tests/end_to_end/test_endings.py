@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import messages as wire
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.open import open_store
@@ -49,7 +48,7 @@ def _mirror(app: FlightsApp, kafka: dict[str, str]) -> None:
     for topic, partitions in app.kafka.topics.items():
         if not topic.endswith("-repartition"):  # the broker is others' too
             continue
-        kafka_client.create_topic(kafka, topic, len(partitions))
+        topics.create_topics(kafka, {topic: len(partitions)})
         for number, messages in enumerate(partitions):
             for message in messages:
                 rows = pa.RecordBatch.from_pylist(

@@ -2,16 +2,37 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, cast
 
+from slackwater.snapshot.gc.collect import Collected, collect
+from slackwater.snapshot.gc.retention import Retention
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectInfo, ObjectStore
+from slackwater.store.versions import history
 
-from tests.support.histories import START_MS, Clock, FlightsApp, Kafka
+from tests.support.histories import STAGES, START_MS, Clock, FlightsApp, Kafka, flights, rows_of
 
-__all__ = ["HOUR_MS", "AgingStore", "Killed", "aging_app", "fresh", "keys_of"]
+__all__ = [
+    "FEW",
+    "HOUR_MS",
+    "AgingStore",
+    "Killed",
+    "StoreClock",
+    "aging_app",
+    "at",
+    "check_whole",
+    "fresh",
+    "gc",
+    "keys_of",
+    "old_app",
+    "store_of",
+    "wait",
+]
 
 HOUR_MS = 3_600_000
+FEW = Retention(versions=3)
 
 
 class Killed(BaseException):
@@ -112,3 +133,46 @@ def fresh(store: ObjectStore) -> ObjectStore:
 
 def keys_of(store: MemoryStore, prefix: str = "") -> set[str]:
     return {info.key for info in MemoryStore.list(store, prefix)}
+
+
+def store_of(app: FlightsApp) -> AgingStore:
+    """The store of an `aging_app`."""
+    return cast("AgingStore", app.store)
+
+
+def wait(app: FlightsApp, span_ms: int = 2 * HOUR_MS) -> None:
+    """Let time go by in an app's store."""
+    cast("StoreClock", app.clock).wait(span_ms)
+
+
+def gc(app: FlightsApp, retention: Retention = FEW, **options: Any) -> Collected:
+    """Collect an app."""
+    return collect(app.store, app.name, retention, by="test", **options)
+
+
+def old_app(batches: int = 8) -> FlightsApp:
+    """A history of which all but the last minutes are old enough to go."""
+    app = aging_app()
+    app.run(flights(batches * 10))
+    app.compact("aircraft")
+    app.compact("carriers")
+    wait(app)
+    app.run(flights(40))
+    wait(app)
+    return app
+
+
+def at(hours: float) -> str:
+    """The moment so many hours after the first commit, as a ref has it."""
+    return datetime.fromtimestamp((START_MS + hours * HOUR_MS) / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def check_whole(app: FlightsApp) -> None:
+    """Every version of the history names only SSTs that are there, and its state can be read."""
+    store = fresh(app.store)
+    for stage in STAGES:
+        for version in history.versions(store, app.name, stage):
+            rows_of(store, history.read(store, app.name, stage, version))
+        head = history.head(store, app.name, stage)
+        assert head is not None
+        assert rows_of(store, head) == app.state[stage]

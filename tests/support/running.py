@@ -19,8 +19,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import Options, run
@@ -95,7 +94,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.store = self.store or str(self.folder / "store")
-        kafka_client.create_topic(self.kafka, self.topic, 3)
+        topics.create_topics(self.kafka, {self.topic: 3})
 
     @property
     def last_stage(self) -> str:
@@ -143,7 +142,7 @@ class Ledger:
     def raw(self, offsets: tuple[int, ...] | None = None) -> pa.Table:
         """Everything in the topic, up to these offsets if they are given, that is an entry."""
         found = []
-        earliest, ends = kafka_client.offsets(self.kafka, self.topic)
+        earliest, ends = topics.offsets(self.kafka, self.topic)
         ends = offsets or ends
         for partition, (start, end) in enumerate(zip(earliest, ends, strict=True)):
             for messages in records.read_range(self.kafka, self.topic, partition, start, end, patience_s=30):
@@ -231,7 +230,7 @@ class Ledger:
     def has_caught_up(self) -> bool:
         """Whether every stage has read all that is there, and the topic is read to its end."""
         heads = resolve(open_store(self.store), self.app, now_ms=0).stages
-        ends = kafka_client.offsets(self.kafka, self.topic)[1]
+        ends = topics.offsets(self.kafka, self.topic)[1]
         return all(
             read.passed == heads[read.upstream].outputs[name].sent if read.upstream else read.offsets == ends
             for head in heads.values()

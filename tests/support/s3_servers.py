@@ -16,7 +16,7 @@ import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.jars import cache_folder
 from slackwater.pipeline.dev.lock import locked
-from slackwater.pipeline.dev.process import Leash, last_words
+from slackwater.pipeline.dev.process import SupervisedProcess, last_words
 
 BUCKET = "slackwater-tests"
 ACCESS_KEY = "tests"
@@ -76,7 +76,7 @@ def _metadata(folder: Path, objects: Path) -> tuple[str, ...]:
 def _running(command: Sequence[str], folder: Path, port: int) -> Iterator[str]:
     log = folder / "server.log"
     # It ends when this process does, however that happens.
-    server = Leash(command, folder=folder, log=log)
+    server = SupervisedProcess(command, folder=folder, log=log)
     try:
         deadline = time.monotonic() + _START_PATIENCE_S
         while not ports.is_open(port):

@@ -40,6 +40,16 @@ def test_a_stage_is_named_after_its_function_and_keyed_as_its_channel() -> None:
     assert app.writer_of("by-user").name == "orders"
 
 
+def test_a_repartition_topic_is_read_by_its_object_or_by_its_name() -> None:
+    app, by_user = sw.App("shop"), sw.repartition("by-user", "user")
+    app.stage(name="orders", reads=sw.topic("orders"), writes=by_user)(rows)
+    for name, reads in (("one", by_user), ("several", [by_user]), ("named", "by-user")):
+        app.stage(name=name, reads=reads, state=sw.aggregate(n=sw.count()))(rows)
+    assert {app.stages[name].reads for name in ("one", "several", "named")} == {("by-user",)}
+    with pytest.raises(Usage, match="different names"):
+        app.stage(name="twice", reads=(by_user, "by-user"), state=sw.aggregate(n=sw.count()))(rows)
+
+
 def test_two_stages_may_read_one_channel() -> None:
     app = chain()
     for name in ("users", "audit"):
@@ -255,6 +265,12 @@ def test_what_spark_refuses_in_a_stage_keeps_its_sentence_and_gains_the_line() -
         apply(app.stages["orders"], {})
 
 
+def test_errors_are_part_of_the_package() -> None:
+    with pytest.raises(sw.errors.SlackwaterError):
+        sw.App("no such name")
+    assert all(issubclass(getattr(sw.errors, name), sw.errors.SlackwaterError) for name in sw.errors.__all__)
+
+
 def test_the_package_names_what_it_has() -> None:
     assert all(getattr(sw, name) is not None for name in sw.__all__)
     with pytest.raises(AttributeError):
@@ -262,13 +278,12 @@ def test_the_package_names_what_it_has() -> None:
 
 
 def test_the_numbers_of_ssts_that_hold_batches_back_are_in_order() -> None:
-    app = sw.App("a")
     with pytest.raises(Usage, match="l0_slowdown is 40 and l0_stop is 36"):
-        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), l0_slowdown=40, l0_stop=36)(rows)
+        sw.table(l0_slowdown=40, l0_stop=36)
 
 
 @pytest.mark.parametrize("value", [-1, 2.0, 4.5, True, math.inf, math.nan, "4"])
-@pytest.mark.parametrize("knob", ["partitions", "max_records", "l0_slowdown", "l0_stop", "max_unflushed"])
+@pytest.mark.parametrize("knob", ["max_records", "max_unflushed"])
 def test_a_count_of_a_stage_is_a_whole_number(knob: str, value: object) -> None:
     app = sw.App("a")
     with pytest.raises(Usage, match=rf"stage 's': {knob} is {value!r}; expected a whole number, [012] "):
@@ -276,10 +291,15 @@ def test_a_count_of_a_stage_is_a_whole_number(knob: str, value: object) -> None:
     assert not app.stages
 
 
+@pytest.mark.parametrize("value", [-1, 2.0, 4.5, True, math.inf, math.nan, "4"])
+@pytest.mark.parametrize("knob", ["partitions", "l0_slowdown", "l0_stop"])
+def test_a_count_of_a_table_is_a_whole_number(knob: str, value: object) -> None:
+    with pytest.raises(Usage, match=rf"table: {knob} is {value!r}; expected a whole number, [12] "):
+        sw.table(**{knob: value})  # type: ignore[arg-type]
+
+
 def test_counts_that_are_numpys_are_taken_for_what_they_are() -> None:
-    app = sw.App("a")
-    app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), partitions=np.int64(2))(rows)  # type: ignore[arg-type]
-    assert type(app.stages["s"].partitions) is int
+    assert type(sw.table(partitions=np.int64(2)).partitions) is int  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("partitions", [0, 2.0, True, math.nan])
@@ -289,9 +309,9 @@ def test_partitions_of_a_topic_are_a_whole_number(partitions: float) -> None:
 
 
 def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -> None:
-    app = sw.App("a")
     with pytest.raises(Usage, match="ttl 7 is not a span of time"):
-        app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"), ttl=7)  # type: ignore[arg-type]
+        sw.table(ttl=7)  # type: ignore[arg-type]
+    app = sw.App("a")
     app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"))(rows)  # type: ignore[arg-type]
     with pytest.raises(Usage, match="trigger 10 is not a span of time"):
         limits_of(app.stages["s"], Options(store="s", kafka={}, trigger=10))  # type: ignore[arg-type]

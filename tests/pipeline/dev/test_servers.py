@@ -25,7 +25,7 @@ from slackwater.cli.main import app
 from slackwater.errors import Refused, SlackwaterError, Unavailable
 from slackwater.pipeline.dev import jars, ports
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedBucket
+from slackwater.pipeline.dev.s3 import BUCKET, EmbeddedS3
 from slackwater.pipeline.dev.servers import DevServers
 from typer.testing import CliRunner
 
@@ -104,7 +104,7 @@ def test_kafka_keeps_its_records_and_its_port_through_a_crash(folder: Path) -> N
 
 @pytest.mark.s3
 def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing(folder: Path) -> None:
-    with EmbeddedBucket(folder / "s3") as bucket, s3(bucket.environment) as client:
+    with EmbeddedS3(folder / "s3") as bucket, s3(bucket.environment) as client:
         together = Barrier(8)
 
         def put_all(writer: int) -> dict[str, int]:
@@ -134,8 +134,8 @@ def test_of_many_that_put_an_object_if_absent_one_wins_and_a_crash_loses_nothing
 
 def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from slackwater.pipeline.dev.s3 import EmbeddedBucket\n"
-        "with EmbeddedBucket(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from slackwater.pipeline.dev.s3 import EmbeddedS3\n"
+        "with EmbeddedS3(Path(sys.argv[1])): print('ready', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(folder / "s3")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as test:
@@ -317,9 +317,9 @@ def test_when_maven_fails_its_reason_is_given_and_nothing_half_is_left(
     assert [path.name for path in (tmp_path / "cache" / "slackwater").iterdir()] == ["kafka-4.1.0.lock"]
 
 
-@pytest.mark.parametrize("kind", [EmbeddedKafka, EmbeddedBucket])
+@pytest.mark.parametrize("kind", [EmbeddedKafka, EmbeddedS3])
 def test_the_folder_in_the_cache_is_named_after_what_the_pom_asks_for(
-    kind: type[EmbeddedKafka] | type[EmbeddedBucket],
+    kind: type[EmbeddedKafka] | type[EmbeddedS3],
 ) -> None:
     artifact, _, version = kind.jars.folder_name.rpartition("-")
     pom = kind.jars.pom.read_text(encoding="utf-8")

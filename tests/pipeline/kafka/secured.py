@@ -44,12 +44,12 @@ class SecuredKafka(EmbeddedKafka):
         """Whether the broker lets the administrator in."""
         from slackwater.errors import SlackwaterError
         from slackwater.pipeline.dev import ports
-        from slackwater.pipeline.kafka import topics as kafka_client
+        from slackwater.pipeline.kafka import topics
 
         if not ports.is_open(self.port):
             return False
         try:
-            kafka_client.topics(self.client(ADMIN), timeout_s=2)
+            topics.partition_counts(self.client(ADMIN), timeout_s=2)
         except SlackwaterError:
             return False
         return True

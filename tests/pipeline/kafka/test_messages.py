@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
 from slackwater.pipeline.kafka.markers import write_markers
 from slackwater.pipeline.kafka.messages import (
@@ -24,9 +24,9 @@ from slackwater.pipeline.kafka.messages import (
     marker_header,
     split,
 )
-from slackwater.pipeline.source.data_source import ChannelSource
+from slackwater.pipeline.source.data_source import Private, SourceOptions
 from slackwater.pipeline.source.planner import Position
-from slackwater.pipeline.source.readers import _Range
+from slackwater.pipeline.source.readers import ChannelReader, _Range
 from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.commit import commit
@@ -120,7 +120,7 @@ class Written:
         self.kafka = {"bootstrap.servers": kafka.bootstrap}
         self.store = store
         self.topic = f"c-{uuid4().hex[:8]}"
-        kafka_client.create_topic(self.kafka, self.topic, 3)
+        topics.create_topics(self.kafka, {self.topic: 3})
         self.output = Output(self.topic, (0, 0, 0), schema="n long", sent=(0, 0, 0))
         self.version = 0
 
@@ -143,7 +143,9 @@ class Written:
             self.topic, tuple(ends), (attempt,) if numbers else (), len(numbers), "n long", {}, tuple(sent)
         )
         for snapshot in snapshots:
-            self.output = write_markers(self.kafka, self.output, snapshot, 30)
+            at = write_markers(self.kafka, self.topic, 3, snapshot, 30)
+            ends, markers = tuple(offset + 1 for offset in at), {**self.output.markers, snapshot: at}
+            self.output = structs.replace(self.output, ends=ends, markers=markers)
         manifest = Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": self.output})
         commit(self.store, manifest)
         return self.output
@@ -160,9 +162,9 @@ class Written:
 
     def read(self, start: Position, end: Position) -> list[int]:
         """As Spark has the source read a batch."""
-        options = {f"kafka.{name}": value for name, value in self.kafka.items()}
-        options |= {"subscribe": self.topic, "input": "c", "store": str(self.store.url), "app": "a", "upstream": "up"}
-        reader = ChannelSource({**options, "patienceS": "30"}).streamReader(StructType([StructField("n", LongType())]))
+        store = str(self.store.url)
+        options = SourceOptions(input="c", topic=self.topic, upstream="up", patience_s=30, app="a", store=store)
+        reader = ChannelReader(options, StructType([StructField("n", LongType())]), Private(self.kafka))
         parts = reader.partitions(start.json(), end.json())
         assert all(isinstance(part, _Range) for part in parts)
         return [n for part in parts for rows in reader.read(part) for n in rows["n"].to_pylist()]

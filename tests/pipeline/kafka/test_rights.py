@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused
-from slackwater.pipeline.kafka import consumer_groups, records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import consumer_groups, records, topics
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
@@ -38,7 +37,7 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
     app = f"a{uuid4().hex[:8]}"
     orders, channel = f"orders-{app}", f"{app}-by-account-repartition"
     admin, user = secured.client(ADMIN), secured.client(USER)
-    kafka_client.create_topic(admin, orders, 1)
+    topics.create_topics(admin, {orders: 1})
     assert records.send(admin, orders, [(0, b"one"), (0, b"two")], b"h", patience_s=30) == {0: 2}
 
     def read() -> None:
@@ -46,14 +45,14 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
         assert found == [b"one", b"two"]
 
     def make() -> None:
-        kafka_client.create_topics(user, {channel: 2}, only_ask=True)
-        kafka_client.create_topics(user, {channel: 2}, timeout_s=2)
+        topics.create_topics(user, {channel: 2}, only_ask=True)
+        topics.create_topics(user, {channel: 2}, timeout_s=2)
 
     steps = (
-        (lambda: kafka_client.offsets(user, orders), "Describe", orders, orders),
+        (lambda: topics.offsets(user, orders), "Describe", orders, orders),
         (read, "Read", orders, orders),
         (make, "Create", channel, f"{app}-"),
-        (lambda: kafka_client.offsets(user, channel), "Describe", channel, f"{app}-"),
+        (lambda: topics.offsets(user, channel), "Describe", channel, f"{app}-"),
         (lambda: records.send(user, channel, [(0, b"x")], b"h", patience_s=20), "Write", channel, f"{app}-"),
     )
     for attempt, right, topic, named in steps:
@@ -66,9 +65,9 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_everything_goe
 def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
     topic = f"slow-{uuid4().hex[:8]}"
     admin, user = secured.client(ADMIN), secured.client(USER)
-    kafka_client.create_topic(admin, topic, 1)
+    topics.create_topics(admin, {topic: 1})
     secured.allow("Read", "topic", topic)
-    eventually(lambda: not refusal(lambda: kafka_client.offsets(user, topic)), "the right to read")
+    eventually(lambda: not refusal(lambda: topics.offsets(user, topic)), "the right to read")
     # Nothing is there until long after the broker has refused to name the group's coordinator.
     late = threading.Timer(3, records.send, (admin, topic, [(0, b"one")], b"h"), {"patience_s": 30})
     late.start()
@@ -79,7 +78,7 @@ def test_who_reads_needs_no_right_on_a_group(secured: SecuredKafka) -> None:
 
 def test_without_a_right_on_groups_an_announcement_ends(secured: SecuredKafka) -> None:
     topic = f"told-{uuid4().hex[:8]}"
-    kafka_client.create_topic(secured.client(ADMIN), topic, 1)
+    topics.create_topics(secured.client(ADMIN), {topic: 1})
     secured.allow("Read", "topic", topic)
     started = time.monotonic()
     consumer_groups.announce(secured.client(USER), f"a{uuid4().hex[:8]}", "stage", {topic: (0,)})
@@ -111,7 +110,7 @@ def may_read_its_topic_alone(secured: SecuredKafka, folder: Path) -> Guarded:
     with pytest.raises(Refused, match=f"the right Describe on topic '{ledger.topic}' is missing"):
         ledger.catch_up()
     secured.allow("Read", "topic", ledger.topic)
-    eventually(lambda: not refusal(lambda: kafka_client.offsets(ledger.kafka, ledger.topic)), "the right to read")
+    eventually(lambda: not refusal(lambda: topics.offsets(ledger.kafka, ledger.topic)), "the right to read")
     with pytest.raises(Refused, match=f"the right Create on topic '{ledger.app}-.*' is missing"):
         ledger.catch_up()
     assert list(open_store(ledger.store).list("")) == []
@@ -125,7 +124,7 @@ def test_an_app_that_may_not_make_its_channels_is_told_so_before_spark_starts(
     secured.allow("Create", "topic", f"{ledger.app}-", prefixed=True)
     channel = f"{ledger.app}-by-account-repartition"
     new = {channel: 1}
-    eventually(lambda: not refusal(lambda: kafka_client.create_topics(ledger.kafka, new, only_ask=True)), "the right")
+    eventually(lambda: not refusal(lambda: topics.create_topics(ledger.kafka, new, only_ask=True)), "the right")
     with pytest.raises(Refused, match=f"the right Describe on topic '{channel}' is missing"):
         ledger.catch_up()
 
@@ -140,7 +139,7 @@ def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_al
     for right in ("Create", "Read", "Write"):
         secured.allow(right, "topic", f"{ledger.app}-", prefixed=True)
     new = {f"{ledger.app}-by-account-repartition": 1}
-    eventually(lambda: not refusal(lambda: kafka_client.create_topics(ledger.kafka, new, only_ask=True)), "the rights")
+    eventually(lambda: not refusal(lambda: topics.create_topics(ledger.kafka, new, only_ask=True)), "the rights")
     ledger.catch_up(max_records=200)
     ledger.slackwater("snapshot", "take", ledger.app, "good", "--instant")
     ledger.slackwater("verify", f"{ledger.app}@good", "--deep")

@@ -16,7 +16,7 @@ from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
 from slackwater.pipeline.batch.claim import Claimer
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.runner import run
 from slackwater.store.objects.local import LocalStore
@@ -50,7 +50,11 @@ class Shop:
         app = sw.App(self.name)
         by_account = sw.repartition("by-account", "account", partitions=partitions_of_topic)
         app.stage(name="entries", reads=sw.topic(topic or self.topic), writes=by_account)(same)
-        declared = {"reads": "by-account", "state": sw.aggregate(n=sw.count()), "partitions": 2} | accounts
+        declared = {
+            "reads": by_account,
+            "state": sw.aggregate(n=sw.count()),
+            "table": sw.table(partitions=2),
+        } | accounts
         app.stage(name="accounts", **declared)(same)  # type: ignore[arg-type]
         return app
 
@@ -69,8 +73,8 @@ class Shop:
 
     def left(self) -> tuple[list[str], dict[str, int]]:
         """All there is: objects in the store, topics in Kafka."""
-        topics = kafka_client.topics(self.kafka)
-        return [info.key for info in self.store.list("")], {n: topics[n] for n in topics if self.name in n}
+        known = topics.partition_counts(self.kafka)
+        return [info.key for info in self.store.list("")], {n: known[n] for n in known if self.name in n}
 
     def refused(self, app: sw.App, error: type[SlackwaterError], said: str, **options: object) -> None:
         """Run the program: it is refused before Spark starts, and leaves nothing."""
@@ -88,7 +92,7 @@ def shop(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     made = Shop({"bootstrap.servers": kafka.bootstrap}, LocalStore(tmp_path / "store"), f"a{uuid4().hex[:8]}")
-    kafka_client.create_topic(made.kafka, made.topic, 1)
+    topics.create_topics(made.kafka, {made.topic: 1})
     return made
 
 
@@ -138,11 +142,11 @@ def test_a_first_run_that_is_refused_leaves_no_app_and_no_topic(
 def test_a_changed_program_is_refused_without_spark_and_leaves_no_topic_of_its_new_stages(shop: Shop) -> None:
     shop.begin()
     other = f"other-{shop.name}"
-    kafka_client.create_topic(shop.kafka, other, 1)
+    topics.create_topics(shop.kafka, {other: 1})
     for changes, said in (
         ({"key": "branch"}, r"its key columns are \(branch\), but the stored state has \(account\)"),
         ({"state": sw.aggregate(n=sw.count("x"))}, r"state is aggregate\(n=count\(x\)\), but was stored as"),
-        ({"state": None, "writes": sw.repartition("out", "account")}, "kept state, and has none now"),
+        ({"state": None, "table": None, "writes": sw.repartition("out", "account")}, "kept state, and has none now"),
         ({"topic": other}, f"reads '{other}', but its stored state comes from '{shop.topic}'"),
     ):
         shop.refused(shop.program(**changes), Refused, said)  # type: ignore[arg-type]

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.kafka import records
-from slackwater.pipeline.kafka import topics as kafka_client
+from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.kafka.patience import Patience
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, TopicPlanner, admit
 from slackwater.pipeline.source.readers import _ranges
@@ -182,7 +183,7 @@ def test_a_position_survives_its_json(position: Position) -> None:
 
 
 def test_positions_of_a_strange_checkpoint_are_an_error() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(msgspec.ValidationError):
         Position.of({"offsets": [1]})
 
 
@@ -286,7 +287,7 @@ def test_a_topics_new_partition_is_read_from_its_beginning_and_a_partition_that_
 def test_a_request_ends_a_batch_at_once_and_is_brought_once(kafka: EmbeddedKafka) -> None:
     servers = {"bootstrap.servers": kafka.bootstrap}
     topic = f"t-{uuid4().hex[:8]}"
-    kafka_client.create_topic(servers, topic, 2)
+    topics.create_topics(servers, {topic: 2})
     records.send(servers, topic, [(0, b"x"), (0, b"y"), (1, b"z")], b"", patience_s=30)
     asked: list[str] = ["old"]
     pace = Pace(3600)
@@ -296,9 +297,9 @@ def test_a_request_ends_a_batch_at_once_and_is_brought_once(kafka: EmbeddedKafka
         topic,
         pace=pace,
         max_records=None,
-        patience_s=30,
+        patience=Patience("Kafka", 30),
         requests=lambda: tuple(asked),
-        handled=frozenset({"old"}),
+        handled={"old"},
     )
 
     def until(position: Position) -> None:

@@ -13,10 +13,10 @@ import slackwater
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
-from slackwater.pipeline.batch.task import Places
+from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.source.data_source import ChannelSource, Private, TopicSource, open_stream
+from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, Source, SourceOptions, open_stream
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
@@ -137,7 +137,7 @@ class Session:
 
     def __init__(self) -> None:
         self.registered: list[type] = []
-        self.options_seen: dict[str, object] = {}
+        self.options: dict[str, str] = {}
         self.made: object = None
         self.dataSource = self.readStream = self
 
@@ -148,38 +148,37 @@ class Session:
         assert self.registered[-1].name() == name  # type: ignore[attr-defined]
         return self
 
-    def options(self, **options: object) -> "Session":
-        self.options_seen = options
+    def option(self, name: str, value: str) -> "Session":
+        self.options[name] = value
         return self
 
     def load(self) -> "Session":
         # As Spark does it: a class, and the source of it, cross to other processes as pickles.
         kind = pickle.loads(cloudpickle.dumps(self.registered[-1]))  # noqa: S301
-        options = {name: str(value) for name, value in self.options_seen.items()}
-        self.made = pickle.loads(cloudpickle.dumps(kind(options)))  # noqa: S301
+        self.made = pickle.loads(cloudpickle.dumps(kind(self.options)))  # noqa: S301
         return self
 
 
-@pytest.mark.parametrize("source", [TopicSource, ChannelSource])
+@pytest.mark.parametrize("upstream", ["", "u"])
 def test_a_source_gets_passwords_beside_its_options_and_its_readers_take_them_along(
-    source: type[TopicSource | ChannelSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    upstream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A planning process puts it there, which in a test is this one.
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
     session, rows = Session(), StructType([StructField("n", LongType())])
-    options = {"subscribe": "t", "input": "c", "store": str(tmp_path), "app": "a", "upstream": "u"}
+    options = SourceOptions(input="c", topic="t", upstream=upstream, app="a", store=str(tmp_path))
     private = Private(KAFKA, {"AWS_SECRET_ACCESS_KEY": PASSWORD})
-    open_stream(session, source, private, options, rows if source is ChannelSource else None)  # type: ignore[arg-type]
-    assert PASSWORD not in str(session.options_seen) + repr(private)
+    open_stream(session, options, private, rows if upstream else None)  # type: ignore[arg-type]
+    assert PASSWORD not in str(session.options) + repr(private)
     # The class with the passwords was there for the moment of the making; another stream gets none of them.
-    assert session.registered[-1] is source
-    assert source.private == Private()
-    assert isinstance(session.made, TopicSource | ChannelSource)
-    if source is ChannelSource:
-        assert session.made.schema() == rows
+    assert session.registered[-1] is Source
+    assert Source.private == Private()
+    assert isinstance(session.made, Source)
+    assert session.made.schema() == (rows if upstream else TOPIC_SCHEMA)
     reader = session.made.streamReader(rows)
     there = pickle.loads(cloudpickle.dumps(reader))  # noqa: S301
-    assert there._kafka == KAFKA
+    assert there._private.kafka == KAFKA
+    assert there._options == options
     at = Position("c", (0,)).json()
     assert PASSWORD not in repr(reader) + repr(reader.partitions(at, at))
 

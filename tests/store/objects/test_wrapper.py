@@ -16,7 +16,7 @@ from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store
 from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.objects.stats import Stats
-from slackwater.store.read.range_reads import Pieces
+from slackwater.store.read.range_reads import RangeReader
 from slackwater.store.read.read_stats import Reads
 from slackwater.store.versions.manifest import Sst
 
@@ -49,7 +49,7 @@ def test_requests_to_another_root_are_counted(
     assert store.at(other.url) is store.at(other.url)
     assert store.at(other.url).url == other.url
     theirs = Sst("x", 0, 0, rows=1, bytes=4, checksum="c", hash_min=0, hash_max=1, seq_min=1, seq_max=1, root=other.url)
-    assert Pieces(store, theirs, Reads()).one(1, 3) == b"23"
+    assert RangeReader(store, theirs, Reads()).one(1, 3) == b"23"
     assert store.at(other.url).get("x") == b"1234"
     assert counting.take() == Stats(gets=2, bytes_read=6)
     counting.put("y", b"7")

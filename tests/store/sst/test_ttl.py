@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
+from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.api import ttl as lifetime
 from slackwater.pipeline.api.app import App, topic
+from slackwater.pipeline.api.table import table
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.compaction import merge as merging
@@ -332,27 +333,24 @@ def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> N
 
 def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:
     values = pa.schema([("at", pa.timestamp("us")), ("n", pa.int64()), ("_at", pa.timestamp("us"))])
-    assert lifetime.bind("s", 5, "at", values) == Ttl(5, "at")
-    assert lifetime.bind("s", 0, "", values) is None
+    for fits in (Ttl(5, "at"), Ttl(5), None):
+        lifetime.check_column("s", fits, values)
     with pytest.raises(Usage, match="'n' is int64; expected a timestamp or a date"):
-        lifetime.bind("s", 5, "n", values)
+        lifetime.check_column("s", Ttl(5, "n"), values)
     for missing in ("_at", "when"):
         with pytest.raises(NotFound, match="value column"):
-            lifetime.bind("s", 5, missing, values)
+            lifetime.check_column("s", Ttl(5, missing), values)
 
 
 def test_a_stage_says_what_its_ttl_is_and_contradictions_are_refused() -> None:
     app = App("a")
-    declare = app.stage(reads=topic("t"), key="k", state=upsert(by="at"), ttl="7 days", ttl_by="at", name="s")
-    declare(lambda frame: frame)
-    assert (app.stages["s"].ttl_ms, app.stages["s"].ttl_by) == (7 * DAY_MS, "at")
-    wrong = (
-        app.stage(reads=topic("t"), key="k", state=upsert(by="at"), ttl_by="at", name="no-length"),
-        app.stage(reads=topic("t"), ttl="1 day", name="no-state"),
-    )
-    for contradiction in wrong:
-        with pytest.raises(SlackwaterError, match="ttl"):
-            contradiction(lambda frame: frame)
+    weekly = table(ttl="7 days", ttl_by="at")
+    app.stage(reads=topic("t"), key="k", state=upsert(by="at"), table=weekly, name="s")(lambda frame: frame)
+    assert app.stages["s"].table.ttl == Ttl(7 * DAY_MS, "at")
+    with pytest.raises(Usage, match="no ttl"):
+        table(ttl_by="at")
+    with pytest.raises(Usage, match="has table= and keeps no state"):
+        app.stage(reads=topic("t"), table=weekly, name="no-state")(lambda frame: frame)
 
 
 def test_a_manifest_from_before_there_was_a_ttl_is_read() -> None:

@@ -6,17 +6,15 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from slackwater.cli import main
 from slackwater.snapshot.take.audit_log import list_operations
-from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import history
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from tests.cli.verbs.calling import slackwater
 from tests.support.histories import Clock, FlightsApp, Kafka, flights, rows_of
 
 pytestmark = pytest.mark.usefixtures("isolated", "priorities")
@@ -31,11 +29,6 @@ def priorities(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "store"))
-
-
-@pytest.fixture
 def app(store: ObjectStore) -> FlightsApp:
     app = FlightsApp(store, Kafka(), clock=Clock())
     app.run(flights(80))
@@ -43,7 +36,7 @@ def app(store: ObjectStore) -> FlightsApp:
 
 
 def compact(*args: str) -> Result:
-    return CliRunner().invoke(main.app, ["compact", *args])
+    return slackwater("compact", *args)
 
 
 def shown(*args: str) -> Any:

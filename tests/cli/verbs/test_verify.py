@@ -3,26 +3,19 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from slackwater.cli import main
-from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
 from slackwater.store.versions.manifest import Manifest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from tests.cli.verbs.calling import slackwater
 from tests.support.fan_in import FanIn, bank
 
 pytestmark = pytest.mark.usefixtures("isolated")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "store"))
 
 
 @pytest.fixture
@@ -31,7 +24,7 @@ def app(store: ObjectStore) -> FanIn:
 
 
 def verify(*words: str) -> Result:
-    return CliRunner().invoke(main.app, ["verify", *words])
+    return slackwater("verify", *words)
 
 
 def one_less_sent(app: FanIn) -> None:

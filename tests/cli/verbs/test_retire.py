@@ -1,30 +1,21 @@
-"""Retiring stages and removing apps as a user types it."""
+"""`slackwater retire` and `slackwater app rm` as they are typed."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from slackwater.cli import main
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.snapshot.cut.requests import Request
 from slackwater.snapshot.take.taking import request
-from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import codec, keys
-from typer.testing import CliRunner, Result
 
+from tests.cli.verbs.calling import done, from_json, slackwater
 from tests.support.histories import FlightsApp, Kafka, flights
 from tests.support.running import eventually
 
 pytestmark = pytest.mark.usefixtures("isolated")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(str(tmp_path / "store"))
 
 
 @pytest.fixture
@@ -37,20 +28,6 @@ def app(store: ObjectStore) -> FlightsApp:
         app.step("legs")
         app.step("aircraft")
     return app
-
-
-def slackwater(*args: str) -> Result:
-    return CliRunner().invoke(main.app, args)
-
-
-def done(*args: str) -> str:
-    result = slackwater(*args)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def from_json(*args: str) -> Any:
-    return json.loads(done(*args, "--json"))
 
 
 def test_a_snapshot_that_a_lost_stage_holds_up_names_the_verb_and_is_taken_after_it(app: FlightsApp) -> None:
@@ -172,13 +149,13 @@ def test_a_clone_keeps_its_source_from_being_removed(app: FlightsApp, tmp_path: 
 def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
     kafka: EmbeddedKafka, app: FlightsApp, tmp_path: Path
 ) -> None:
-    from slackwater.pipeline.kafka import topics as client
+    from slackwater.pipeline.kafka import topics as kafka_topics
     from slackwater.pipeline.kafka.consumer_groups import announce
 
     brokers = {"bootstrap.servers": kafka.bootstrap}
     topics = {"flights-by-aircraft-repartition", "flights-by-carrier-repartition"}
     for topic in (*topics, "flights"):
-        client.create_topic(brokers, topic, 1)
+        kafka_topics.create_topics(brokers, {topic: 1})
     for stage in app.heads:
         announce(brokers, "flights", stage, {"flights": (0,)})
     assert groups(kafka) >= {f"slackwater-flights-{stage}" for stage in app.heads}
@@ -188,15 +165,15 @@ def test_what_an_app_has_in_kafka_goes_with_it_when_that_is_said(
         done("retire", f"flights/{stage}")
     aged(tmp_path)
     assert "left in Kafka" in done("app", "rm", "flights", "--kafka", kafka.bootstrap)
-    assert topics <= client.topics(brokers).keys()
+    assert topics <= kafka_topics.partition_counts(brokers).keys()
     # It is not too late for that.
     for _ in range(2):
         said = done("app", "rm", "flights", "--topics", "--kafka", kafka.bootstrap)
         assert "done already" in said
         assert "removed from Kafka its topics flights-by-aircraft-repartition" in said
-    eventually(lambda: not topics & client.topics(brokers).keys(), "the topics are gone")
-    assert "flights" in client.topics(brokers)
-    client.delete_topics(brokers, ["flights"])  # the broker is others' too
+    eventually(lambda: not topics & kafka_topics.partition_counts(brokers).keys(), "the topics are gone")
+    assert "flights" in kafka_topics.partition_counts(brokers)
+    kafka_topics.delete_topics(brokers, ["flights"])  # the broker is others' too
     assert not {group for group in groups(kafka) if group.startswith("slackwater-flights-")}
 
 

@@ -1,0 +1,127 @@
+"""Where a stage that has no version yet begins to read a topic: the options of Structured Streaming's Kafka source.
+
+`startingTimestamp` wins over `startingOffsetsByTimestamp`, and that over `startingOffsets`; here, in snake case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...errors import Refused, Usage
+from ...validation import whole
+
+__all__ = ["EARLIEST", "StartingOffsets", "starting_offsets_of"]
+
+_LATEST, _EARLIEST = -1, -2
+_STRATEGIES = ("error", "latest")
+
+
+@dataclass(frozen=True, slots=True)
+class StartingOffsets:
+    """Where each partition of a topic is read from.
+
+    Attributes:
+        option: The argument that says so, for messages.
+        everywhere: An offset (-1 for latest, -2 for earliest) or a timestamp, in ms since 1970, for all partitions.
+        by_partition: One for each Kafka partition in the place of `everywhere`; None where that counts.
+        by_time: Whether these are timestamps: a partition begins at its first record that is as late, or later.
+        or_latest: By time, whether a partition without such a record begins at its end; else it is refused.
+    """
+
+    option: str = "starting_offsets"
+    everywhere: int = _EARLIEST
+    by_partition: Mapping[int, int] | None = None
+    by_time: bool = False
+    or_latest: bool = False
+
+    def resolve(
+        self,
+        topic: str,
+        earliest: Sequence[int],
+        ends: Sequence[int],
+        first_since: Callable[[Sequence[int]], Sequence[int]],
+    ) -> tuple[int, ...]:
+        """The first offset to read of each partition.
+
+        Args:
+            topic: Its name in Kafka.
+            earliest: The first offset of each partition that Kafka has.
+            ends: The end offset of each.
+            first_since: Gets a timestamp for each partition, in ms since 1970; gives the offset of the first record
+                that is as late or later, -1 where there is none.
+
+        Raises:
+            Refused: The partitions named are not those of the topic, an offset is not there, or no record is as late.
+        """
+        what = f"{self.option} of topic {topic!r}"
+        if self.by_partition is None:
+            asked = [self.everywhere] * len(ends)
+        elif self.by_partition.keys() == set(range(len(ends))):
+            asked = [self.by_partition[partition] for partition in range(len(ends))]
+        else:
+            named = ", ".join(map(str, sorted(self.by_partition))) or "none"
+            raise Refused(f"{what} names the partitions {named}; expected each of 0 to {len(ends) - 1}")
+        if self.by_time:
+            found = first_since(asked)
+            if -1 in found and not self.or_latest:
+                late = [f"{topic}[{partition}] {asked[partition]}" for partition, at in enumerate(found) if at < 0]
+                raise Refused(
+                    f"{what}: no record is as late as {', '.join(late)} (ms since 1970)",
+                    hint='starting_offsets_by_timestamp_strategy="latest" begins such partitions at their end',
+                )
+            return tuple(end if at < 0 else at for at, end in zip(found, ends, strict=True))
+        special = {_EARLIEST: earliest, _LATEST: ends}
+        offsets = tuple(special[at][p] if at in special else at for p, at in enumerate(asked))
+        outside = [
+            f"{topic}[{partition}] is to begin at {at}, but holds {first}..{end}"
+            for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True))
+            if not first <= at <= end
+        ]
+        if outside:
+            raise Refused(f"{what}: {'; '.join(outside)}", hint="write -2 for the earliest, -1 for the latest")
+        return offsets
+
+
+EARLIEST = StartingOffsets()
+
+
+def starting_offsets_of(
+    topic: str, offsets: str, timestamp: int | str | None, by_timestamp: str | None, strategy: str
+) -> StartingOffsets:
+    """What these arguments of `topic(...)` say. Raises `Usage` where one is not such as Spark takes."""
+    if strategy not in _STRATEGIES:
+        raise Usage(
+            f"starting_offsets_by_timestamp_strategy of topic {topic!r} is {strategy!r}: expected 'error' or 'latest'"
+        )
+    timed = partial(StartingOffsets, by_time=True, or_latest=strategy == "latest")
+    if timestamp is not None:
+        number = int(timestamp) if isinstance(timestamp, str) and timestamp.isdecimal() else timestamp
+        since = whole(f"starting_timestamp of topic {topic!r} (ms since 1970)", number, 0)
+        return timed("starting_timestamp", since)
+    if by_timestamp is not None:
+        option = "starting_offsets_by_timestamp"
+        return timed(option, by_partition=_by_partition(option, topic, by_timestamp, 0))
+    if offsets in ("earliest", "latest"):
+        return StartingOffsets(everywhere=_EARLIEST if offsets == "earliest" else _LATEST)
+    return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _EARLIEST))
+
+
+def _by_partition(option: str, topic: str, text: Any, least: int) -> dict[int, int]:
+    """From Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
+    what = f"{option} of topic {topic!r}"
+    words = "" if option.endswith("timestamp") else "'earliest', 'latest' or "
+    example = json.dumps({topic: {"0": 23, "1": 42}}, separators=(",", ":"))
+    wrong = Usage(f"{what} is {text!r}: expected {words}JSON by topic and partition", hint=f"such as {example}")
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        raise wrong from None
+    if not isinstance(found, dict) or found.keys() != {topic} or not isinstance(found[topic], dict):
+        raise wrong
+    if not all(partition.isdecimal() for partition in found[topic]):
+        raise wrong
+    return {int(number): whole(f"{what}: partition {number}", at, least) for number, at in found[topic].items()}

@@ -1,0 +1,83 @@
+"""Every row of the table matters: with any other step or phase in it, some schedule breaks a law.
+
+Tools of mutation testing change what functions do; the table is data, so its mutants are made here.
+"""
+
+from collections.abc import Iterator, Mapping
+from random import Random
+
+import pytest
+from slackwater.chandy_lamport import Ports, ProtocolError, state, violations
+from slackwater.chandy_lamport.state import TRANSITIONS, Phase, Role, Signal, Step
+
+from tests.chandy_lamport.network import Network
+
+Row = tuple[Phase, tuple[Step, ...]]
+Table = Mapping[tuple[Role, Phase], Mapping[Signal, Row]]
+
+
+def stages(*channels: str) -> dict[str, Ports]:
+    """The network of these channels, each named by its writer and its reader."""
+    return {
+        name: Ports(
+            frozenset(channel for channel in channels if channel[1] == name),
+            frozenset(channel for channel in channels if channel[0] == name),
+        )
+        for name in sorted(set("".join(channels)))
+    }
+
+
+NETWORKS = (stages("ac", "bc", "cd"), stages("ab", "ac", "bd", "cd"), stages("ab", "bc"), stages("ad", "bd", "cd"))
+NUM_SCHEDULES = 150
+
+
+def faults() -> Iterator[tuple[Role, Phase, Signal, Row]]:
+    """Each row with one step less or in another order, or with another phase; without those that do no harm."""
+    for (role, phase), rows in TRANSITIONS.items():
+        for signal, (after, steps) in rows.items():
+            if (phase, signal) == (Phase.UNKNOWN, Signal.FORGET):
+                continue  # the networks never say it
+            for left_out in range(len(steps)):
+                yield role, phase, signal, (after, steps[:left_out] + steps[left_out + 1 :])
+            if len(steps) > 1:
+                yield role, phase, signal, (after, steps[::-1])
+            for other in {known for party, known in TRANSITIONS if party is role} - {after}:
+                # Who awaits no marker hears the same signals in both phases, and does the same.
+                if not (after is Phase.FINISHED and other is Phase.CAPTURING):
+                    yield role, phase, signal, (other, steps)
+
+
+def broken_by(random: Random) -> bool:
+    """Whether one random schedule of some network breaks a law."""
+    network = Network(random.choice(NETWORKS), random.choice((1, 2)), random.randbytes(random.randrange(200, 800)))
+    try:
+        network.run()
+    except (AssertionError, ProtocolError, KeyError):
+        return True
+    wanted = [snapshot for snapshot in network.taken if snapshot not in network.cancelled]
+    return (
+        sorted(one.snapshot for one in network.recordings) != wanted
+        or any(violations(one.cut) for one in network.recordings)
+        or any(process.recorded for process in network.processes.values())
+    )
+
+
+def name_of(fault: tuple[Role, Phase, Signal, Row]) -> str:
+    role, phase, signal, (after, steps) = fault
+    return "-".join((role.name, phase.name, signal.name, after.name, *(step.name for step in steps)))
+
+
+def test_the_table_as_it_is_breaks_no_law() -> None:
+    random = Random(1985)
+    assert not any(broken_by(random) for _ in range(NUM_SCHEDULES))
+
+
+@pytest.mark.parametrize("fault", sorted(faults(), key=name_of), ids=name_of)
+def test_with_another_row_some_law_breaks(
+    fault: tuple[Role, Phase, Signal, Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role, phase, signal, row = fault
+    table: Table = {**TRANSITIONS, (role, phase): {**TRANSITIONS[role, phase], signal: row}}
+    monkeypatch.setattr(state, "TRANSITIONS", table)
+    random = Random(1985)
+    assert any(broken_by(random) for _ in range(NUM_SCHEDULES))

@@ -1,0 +1,45 @@
+import pytest
+from slackwater.chandy_lamport import Ports, ProtocolError, completed
+
+
+def network(**stages: str) -> dict[str, Ports]:
+    """`name="inputs > outputs"`."""
+    sides = {name: [frozenset(side.split()) for side in text.split(">")] for name, text in stages.items()}
+    return {name: Ports(inputs, outputs) for name, (inputs, outputs) in sides.items()}
+
+
+CHAIN = network(parse=" > by-key", total="by-key > sums", alert="sums > ")
+
+
+def test_a_snapshot_is_complete_when_every_stage_has_finished_whichever_was_last() -> None:
+    versions = {"parse": 7, "total": 5, "alert": 9}
+    assert completed(CHAIN, versions) == versions
+    assert completed(CHAIN, {}) is None
+    for last in versions:
+        assert completed(CHAIN, {stage: version for stage, version in versions.items() if stage != last}) is None
+
+
+def test_who_is_not_in_the_network_has_no_part_in_the_cut() -> None:
+    assert completed(network(only=" > "), {"only": 4, "retired": 2}) == {"only": 4}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({}, "expected at least one stage, found none"),
+        (network(a=" > ", b="c > "), "expected one stage that writes channel 'c', found 0"),
+        (network(a=" > c", b=" > c"), "expected one stage that writes channel 'c', found 2"),
+        (
+            network(a=" > c", b="c back > d", d="d > back", e="d > ", f="c > "),
+            "expected no stage in or behind a circle of channels, found 'b', 'd', 'e'",
+        ),
+    ],
+)
+def test_a_network_that_no_marker_can_cover_is_refused(stages: dict[str, Ports], message: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        completed(stages, dict.fromkeys(stages, 1))
+    assert str(caught.value) == f"the network cannot be recorded: {message}"
+
+
+def test_a_channel_may_have_several_readers_or_none() -> None:
+    assert completed(network(a=" > shared unread", b="shared > ", c="shared > "), {}) is None

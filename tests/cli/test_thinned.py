@@ -1,0 +1,98 @@
+"""A time that garbage collection has thinned out: which moment answers, and what the verbs say of it."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.kafka import channels
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.store.objects.open import open_store
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import horizon
+from slackwater.store.versions.horizon import Boundary
+
+from tests.cli.verbs.calling import done, from_json, slackwater
+from tests.support.collecting import HOUR_MS, StoreClock, aging_app, fresh
+from tests.support.histories import FlightsApp, flights
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+def at(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@pytest.fixture
+def thinned(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> FlightsApp:
+    """A history of which a moment an hour is left, then a pause, and what came after it whole."""
+    app = aging_app()
+    clock = app.clock
+    assert isinstance(clock, StoreClock)
+    for _ in range(4):
+        app.run(flights(200))
+        clock.wait(2 * HOUR_MS)
+    collect(app.store, app.name, Retention(all_ms=3 * HOUR_MS, hourly_ms=1_000 * HOUR_MS), by="test")
+    old, app.store = fresh(app.store), store
+    for info in old.list(""):
+        store.put(info.key, old.get(info.key))
+    monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
+    return app
+
+
+def boundary_of(app: FlightsApp) -> Boundary:
+    limit = horizon.newest(app.store, app.name)
+    assert limit is not None
+    return limit
+
+
+def test_a_time_that_was_thinned_out_is_answered_with_a_note_which_moment_it_is(thinned: FlightsApp) -> None:
+    limit = boundary_of(thinned)
+    # In the middle of a busy hour; nothing of its commits is left but the last.
+    moment = next(each for each in limit.moments if each.until_ms < each.time_ms + HOUR_MS)
+    asked_ms = moment.until_ms + 32_000
+    ref, shown = f"flights@{at(asked_ms)}", at(moment.time_ms)
+    words: dict[str, tuple[str, ...]] = {
+        "query": (ref, "FROM carriers"),
+        "get": (ref, "carriers", "C1"),
+        "verify": (ref,),
+        "clone": (ref, "copy", "--dry-run", "--kafka", "in-memory:9092"),
+    }
+    expected = {"asked_ms": asked_ms, "answered_ms": moment.time_ms}
+    for verb, rest in words.items():
+        said = slackwater(verb, *rest)
+        assert said.exit_code == 0, said.output
+        assert f"note: {ref}: history was thinned out by gc there; answering with the moment {shown}, " in said.stderr
+        found = json.loads(done(verb, *rest, "--json"))
+        assert (found["source"] if verb == "clone" else found)["thinned_out"] == expected
+
+
+def test_a_time_of_which_the_very_moment_is_left_has_no_note(thinned: FlightsApp) -> None:
+    for moment in boundary_of(thinned).moments:
+        for time_ms in {moment.time_ms, moment.until_ms}:
+            said = slackwater("query", f"flights@{at(time_ms)}", "FROM carriers")
+            assert (said.exit_code, said.stderr) == (0, "")
+            assert from_json("query", f"flights@{at(time_ms)}", "FROM carriers")["thinned_out"] is None
+    assert slackwater("query", "flights", "FROM carriers").stderr == ""
+
+
+def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> None:
+    where = ("--where", "SELECT 1 FROM carriers HAVING sum(flights) > 780")
+    said = slackwater("bisect", "flights", *where)
+    assert said.exit_code == 0, said.output
+    begins = from_json("bisect", "flights", *where)["begins"]
+    assert begins.startswith("flights/")
+    assert f"note: the history of flights before {begins} was thinned out by gc; it is not searched" in said.stderr
+    already = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 300")
+    assert already.exit_code == 1
+    assert f"already at {begins}: before that, the history of flights was thinned out" in already.stderr
+    early = at(boundary_of(thinned).moments[0].time_ms)
+    refused = slackwater("bisect", "flights", *where, "--good", f"flights@{early}")
+    assert refused.exit_code == 1
+    assert "thinned out" in refused.stderr

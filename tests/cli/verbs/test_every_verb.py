@@ -1,0 +1,103 @@
+"""What holds of several verbs: limits, names that do not exist, what is loaded, what a terminal gets."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.verbs.calling import BAD, MODULE, done, slackwater
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    "words", [("log", "flights"), ("log", "flights", "--operations"), ("query", "flights", "FROM carriers")]
+)
+def test_a_limit_beyond_all_bounds_is_all(words: tuple[str, ...]) -> None:
+    assert done(*words, "--limit", "1" + "0" * 30) == done(*words, "--limit", "1000")
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize("words", [("log", "flights"), ("log", "flights", "--operations")])
+def test_a_limit_of_0_is_all(words: tuple[str, ...]) -> None:
+    shown = done(*words, "--limit", "0")
+    assert shown == done(*words, "--limit", "100000")
+    assert "--operations" in words or len(shown.splitlines()) > len(done(*words, "--limit", "1").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "expected"),
+    [
+        (("query", "flight", "SELECT 1"), 1, "flights"),
+        (("query", "flights@befor", "SELECT 1"), 1, "before"),
+        (("query", "flights", "FROM carrier"), 1, "carriers"),
+        (("query", "flights", "SELECT delai FROM carriers"), 1, "delay"),
+        (("query", "flights@-5x", "SELECT 1"), 2, "flights@-5x"),
+        (("get", "flights", "carrier", "C1"), 1, "carriers"),
+        (("bisect", "flight", "--where", BAD), 1, "flights"),
+        (("log", "flight"), 1, "flights"),
+        (("snapshot", "show", "flights", "befor"), 1, "before"),
+        (("status", "flight"), 1, "flights"),
+    ],
+)
+@pytest.mark.usefixtures("app")
+def test_what_does_not_exist_is_named_with_the_nearest(args: tuple[str, ...], code: int, expected: str) -> None:
+    done("snapshot", "take", "flights", "before", "--instant")
+    result = slackwater(*args)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compact", "flights", "--watch", "--every"),
+        ("status", "flights", "--watch", "--every"),
+        ("snapshot", "take", "flights", "--timeout"),
+        ("run", "flights.py", "--patience"),
+    ],
+)
+def test_seconds_that_are_no_number_are_refused(words: tuple[str, ...], seconds: str) -> None:
+    result = slackwater(*words, seconds)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[-1]}'" in result.output
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("status",),
+        ("log", "flights"),
+        ("snapshot", "take", "flights", "--instant"),
+        ("snapshot", "list", "flights"),
+        ("query", "flights", "FROM carriers"),
+        ("get", "flights", "carriers", "C1"),
+        ("bisect", "flights", "--where", BAD),
+    ],
+)
+def test_no_verb_loads_spark_or_kafka(args: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "from slackwater.cli.main import app\n"
+        f"app({list(args)!r}, standalone_mode=False)\n"
+        "assert not {'pyspark', 'confluent_kafka', 'boto3'} & set(sys.modules), sys.modules.keys()"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.usefixtures("app")
+def test_a_terminal_gets_bold_headings_and_a_pipe_does_not() -> None:
+    terminal, end = pty.openpty()
+    command, env = [*MODULE, "log", "flights", "--limit", "1"], os.environ | {"TERM": "xterm"}
+    subprocess.run(command, stdout=end, env=env, check=True)
+    assert os.read(terminal, 4096).startswith(b"\x1b[1mcommitted")
+    os.close(end)
+    os.close(terminal)
+    assert "\x1b" not in done("log", "flights")

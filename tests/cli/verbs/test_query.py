@@ -1,0 +1,115 @@
+"""`slackwater query` as it is typed."""
+
+import json
+import resource
+import subprocess
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.cli.verbs.calling import MODULE, done, from_json, process, rows_of, slackwater
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.mark.usefixtures("app")
+def test_query_lists_the_tables_without_sql() -> None:
+    aircraft, carriers = from_json("query", "flights")
+    assert (aircraft["table"], carriers["table"]) == ("aircraft", "carriers")
+    assert [column["name"] for column in carriers["columns"]] == ["carrier", "flights", "delay"]
+    assert [column["key"] for column in carriers["columns"]] == [True, False, False]
+    assert "carrier  string  key" in done("query", "flights")
+
+
+@pytest.mark.usefixtures("app")
+def test_query_prints_rows_for_people_and_for_machines() -> None:
+    sql = "SELECT carrier, flights, sum(delay) AS delay FROM carriers GROUP BY ALL ORDER BY carrier"
+    heading, *rows = done("query", "flights", sql).splitlines()
+    assert heading == "carrier  flights  delay"
+    assert rows[1].split() == ["C1", "13", "5060"]
+    assert rows_of("flights", sql)[1] == {"carrier": "C1", "flights": 13, "delay": 5060}
+
+
+@pytest.mark.usefixtures("app")
+def test_query_of_an_earlier_moment_is_as_it_was_then() -> None:
+    sql = "SELECT max(delay) AS worst FROM carriers"
+    assert rows_of("flights", sql) == [{"worst": 5060}]
+    assert rows_of("flights/carriers@v5", sql) == [{"worst": 85}]
+    assert rows_of("flights/carriers@v1", sql) == [{"worst": None}]
+
+
+@pytest.mark.usefixtures("app")
+def test_query_takes_sql_from_a_file_or_from_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "report.sql").write_text("SELECT 1 AS one")
+    assert rows_of("flights", "--file", "report.sql") == [{"one": 1}]
+    result = slackwater("query", "flights", "-", "--json", text="SELECT 2 AS two")
+    assert json.loads(result.stdout)["rows"] == [{"two": 2}]
+    result = slackwater("query", "flights", "SELECT 1", "--file", "report.sql")
+    assert result.exit_code == 2
+
+
+@pytest.mark.usefixtures("app")
+def test_sql_that_is_not_utf8_is_refused_with_the_place_of_the_byte(tmp_path: Path) -> None:
+    sql = "SELECT 'é' FROM carriers".encode("latin-1")
+    (tmp_path / "report.sql").write_bytes(sql)
+    for words, where in ((("--file", "report.sql"), "report.sql"), (("-",), "standard input")):
+        result = slackwater("query", "flights", *words, text=sql)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"the SQL in {where} is not UTF-8: byte 8 is 0xe9" in result.stderr
+
+
+@pytest.mark.usefixtures("app")
+def test_query_prints_as_many_rows_as_asked_and_tells_how_many_more_there_are() -> None:
+    result = slackwater("query", "flights", "FROM range(1200)", "--limit", "10")
+    assert len(result.stdout.splitlines()) == 11
+    assert result.stderr == "and 1,190 more rows; --limit 0 prints all\n"
+    result = slackwater("query", "flights", "FROM range(1200)", "--limit", "0")
+    assert (len(result.stdout.splitlines()), result.stderr) == (1201, "")
+    assert len(rows_of("flights", "FROM range(1200)", "--limit", "10")) == 1200
+
+
+@pytest.mark.usefixtures("app")
+def test_query_writes_all_rows_to_a_file(tmp_path: Path) -> None:
+    assert done("query", "flights", "FROM aircraft", "--out", "aircraft.parquet") == "7 rows in aircraft.parquet\n"
+    written = duckdb.sql(f"SELECT count(*), sum(flights) FROM '{tmp_path}/aircraft.parquet'").fetchall()
+    assert written == [(7, 41)]
+
+
+@pytest.mark.usefixtures("app")
+def test_query_refuses_an_unknown_ending_before_it_runs_anything(tmp_path: Path) -> None:
+    result = slackwater("query", "flights", "SELECT error('must not run')", "--out", "report.xlsx")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert ".parquet, .csv or .json" in result.stderr
+    assert not (tmp_path / "report.xlsx").exists()
+
+
+@pytest.mark.usefixtures("app")
+def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
+    result = slackwater("query", "flights", "SELEKT 1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Parser Error" in result.stderr
+    assert "SELEKT 1" in result.stderr
+
+
+@pytest.mark.usefixtures("app")
+def test_a_query_of_a_local_store_takes_less_than_a_second() -> None:
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*MODULE, "query", "flights", "FROM carriers"], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    # It reads local files, so its time is the processor's, whatever else this machine does meanwhile.
+    assert min(once() for _ in range(3)) < 1
+
+
+@pytest.mark.usefixtures("app")
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    with process("query", "flights", "FROM range(200000)", "--limit", "0") as query:
+        assert query.stdout is not None
+        assert query.stderr is not None
+        assert query.stdout.readline().strip() == "range"
+        query.stdout.close()
+        assert query.stderr.read() == ""
+        assert query.wait(timeout=60) == 141

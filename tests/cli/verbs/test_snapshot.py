@@ -1,0 +1,95 @@
+"""`slackwater snapshot` as it is typed."""
+
+import re
+import signal
+import threading
+import time
+
+import pytest
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.cut.stored import list_snapshots
+from slackwater.store.objects.protocol import ObjectStore
+
+from tests.cli.verbs.calling import done, from_json, process, slackwater
+from tests.support.histories import FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+@pytest.mark.usefixtures("app")
+def test_an_instant_snapshot_is_pinned_listed_shown_and_removed(store: ObjectStore) -> None:
+    taken = from_json("snapshot", "take", "flights", "before", "--instant")
+    assert taken["stages"] == {"legs": 7, "aircraft": 6, "carriers": 6}
+    assert "before" in done("snapshot", "list", "flights")
+    shown = done("snapshot", "show", "flights", "before")
+    assert "by-aircraft" in shown
+    assert "flights-by-aircraft-repartition[0] " in shown
+    assert from_json("snapshot", "show", "flights", "before")["in_flight"][0]["rows"] == 5
+    assert done("snapshot", "rm", "flights", "before", "--dry-run").startswith("would remove flights@before")
+    assert [snapshot.name for snapshot in list_snapshots(store, "flights")] == ["before"]
+    done("snapshot", "rm", "flights", "before")
+    assert list_snapshots(store, "flights") == ()
+    operations = from_json("log", "flights", "--operations")
+    assert [operation["verb"] for operation in operations] == ["snapshot rm", "snapshot take"]
+
+
+def test_a_snapshot_of_a_running_app_waits_for_every_stage(app: FlightsApp, store: ObjectStore) -> None:
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            if open_requests(store, "flights"):
+                app.step_all()
+            stop.wait(0.01)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    try:
+        result = slackwater("snapshot", "take", "flights", "live")
+    finally:
+        stop.set()
+        runner.join()
+    assert result.exit_code == 0, result.output
+    assert "snapshot flights@live is complete after" in result.stdout
+    assert "legs recorded v" in result.stderr
+    (snapshot,) = list_snapshots(store, "flights")
+    assert (snapshot.name, snapshot.kind) == ("live", "markers")
+    assert open_requests(store, "flights") == ()
+
+
+@pytest.mark.usefixtures("app")
+def test_a_snapshot_that_nobody_answers_is_withdrawn_and_names_who_was_silent(store: ObjectStore) -> None:
+    result = slackwater("snapshot", "take", "flights", "never", "--timeout", "0")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(r"no answer from aircraft \(.*\), carriers \(.*\), legs \(.* ago\)", result.stderr)
+    assert "--instant" in result.stderr
+    assert open_requests(store, "flights") == ()
+
+
+@pytest.mark.usefixtures("app")
+def test_a_snapshot_can_be_asked_for_without_waiting_and_withdrawn(store: ObjectStore) -> None:
+    done("snapshot", "take", "flights", "later", "--no-wait")
+    assert [request.name for request in open_requests(store, "flights")] == ["later"]
+    assert "asked for" in done("snapshot", "list", "flights")
+    assert "the request for flights@later" in done("snapshot", "rm", "flights", "later")
+    assert open_requests(store, "flights") == ()
+
+
+@pytest.mark.usefixtures("app")
+def test_a_snapshot_without_a_name_is_named_after_the_time() -> None:
+    name = from_json("snapshot", "take", "flights", "--instant")["name"]
+    assert name.replace("-", "").isdigit()
+    assert done("query", f"flights@{name}", "SELECT 1 AS one").split() == ["one", "1"]
+
+
+@pytest.mark.usefixtures("app")
+def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: ObjectStore) -> None:
+    with process("snapshot", "take", "flights", "never", "--timeout", "600") as take:
+        deadline = time.monotonic() + 60
+        while not open_requests(store, "flights"):
+            assert time.monotonic() < deadline
+            assert take.poll() is None
+        take.send_signal(signal.SIGINT)
+        assert take.communicate(timeout=60) == ("", "")
+        assert take.returncode == 130
+    assert open_requests(store, "flights") == ()

@@ -1,0 +1,84 @@
+"""`slackwater status` as it is typed."""
+
+import json
+import re
+import signal
+
+import pytest
+from slackwater.cli import formats
+from slackwater.snapshot.status import roster
+from ulid import ULID
+
+from tests.cli.verbs.calling import done, from_json, process, slackwater
+from tests.support.histories import START_MS, FlightsApp
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+def test_status_of_an_empty_store_says_how_to_begin() -> None:
+    assert "slackwater run FILE" in done("status")
+
+
+@pytest.mark.usefixtures("app")
+def test_status_shows_every_stage_upstream_first() -> None:
+    lines = done("status").splitlines()
+    assert lines[0].startswith(f"flights  created {formats.moment(START_MS)} (")
+    assert lines[1].split()[:4] == ["stage", "runs", "version", "epoch"]
+    assert [line.split()[:2] for line in lines[2:]] == [["legs", "no"], ["aircraft", "no"], ["carriers", "no"]]
+    assert re.search(r"by-aircraft 1 version, \d+ rows$", lines[3])
+
+
+def test_status_says_which_stages_run(app: FlightsApp) -> None:
+    """A runner's sign of life counts for the epoch that it claimed: one that was taken over runs nothing."""
+    writer = str(ULID())
+    roster.beat(app.store, "flights", roster.Beat(writer, "host:1", {"legs": 1, "carriers": 2}))
+    (found,) = from_json("status")
+    assert {stage["stage"]: stage["runner"] for stage in found["stages"]} == {
+        "legs": "host:1",
+        "aircraft": "",
+        "carriers": "",
+    }
+    roster.last_beat(app.store, "flights", writer)
+    assert {stage["runner"] for (found,) in [from_json("status")] for stage in found["stages"]} == {""}
+
+
+def test_status_is_there_when_a_sign_of_life_is_damaged(app: FlightsApp) -> None:
+    app.store.put("flights/runners/w1.json", b"{")
+    result = slackwater("status")
+    assert result.exit_code == 1
+    assert "which stages run is not known" in result.stderr
+    assert "legs      ?" in result.stdout
+
+
+def test_status_counts_keys_and_lag(app: FlightsApp) -> None:
+    app.compact("carriers")
+    (found,) = from_json("status", "flights")
+    by_stage = {stage["stage"]: stage for stage in found["stages"]}
+    assert (by_stage["carriers"]["keys"], by_stage["carriers"]["keys_exact"]) == (3, True)
+    assert by_stage["aircraft"]["keys"] > 7
+    assert by_stage["aircraft"]["keys_exact"] is False
+    assert by_stage["legs"]["keys"] is None
+    assert by_stage["legs"]["version"] == 7
+    (read,) = by_stage["aircraft"]["inputs"]
+    assert (read["upstream"], read["lag"], read["versions"]) == ("legs", 4, 1)
+    (topic,) = by_stage["legs"]["inputs"]
+    assert (topic["ends"], topic["lag"], topic["records"], topic["versions"]) == (None, None, None, None)
+
+
+@pytest.mark.usefixtures("app")
+def test_status_goes_on_without_kafka_and_says_why() -> None:
+    result = slackwater("status", "--kafka", "127.0.0.1:1")
+    assert result.exit_code == 0
+    assert "lag of users' topics is not known" in result.stderr
+    assert "flights ?" in result.stdout
+
+
+@pytest.mark.usefixtures("app")
+def test_ctrl_c_ends_a_watch_with_130_and_no_traceback() -> None:
+    with process("status", "--watch", "--every", "0.1", "--json") as watch:
+        assert watch.stdout is not None
+        for _ in range(2):
+            assert json.loads(watch.stdout.readline())[0]["app"] == "flights"
+        watch.send_signal(signal.SIGINT)
+        _, errors = watch.communicate(timeout=60)
+        assert (watch.returncode, errors) == (130, "")

@@ -1,0 +1,136 @@
+"""Where a new stage begins to read a topic: what Spark's Kafka source takes, and what Kafka makes of it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from confluent_kafka import Producer
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import Refused, Usage
+from slackwater.pipeline.api.app import Topic
+from slackwater.pipeline.batch.claim import Claimer
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import topics
+from slackwater.store.objects.local import LocalStore
+
+EARLIEST, ENDS = (5, 0, 7), (20, 10, 7)
+
+
+def nothing_since(times_ms: Sequence[int]) -> tuple[int, ...]:
+    return (-1,) * len(times_ms)
+
+
+def begins(topic: Topic) -> tuple[int, ...]:
+    return topic.start.resolve("flights", EARLIEST, ENDS, nothing_since)
+
+
+def at(*offsets: int) -> str:
+    return json.dumps({"flights": {str(partition): offset for partition, offset in enumerate(offsets)}})
+
+
+def test_the_two_words_and_offsets_by_partition() -> None:
+    assert begins(sw.topic("flights")) == begins(sw.topic("flights", starting_offsets="earliest")) == EARLIEST
+    assert begins(sw.topic("flights", starting_offsets="latest")) == ENDS
+    assert begins(sw.topic("flights", starting_offsets=at(-2, 3, -1))) == (5, 3, 7)
+
+
+@given(st.tuples(*(st.integers(first, end) for first, end in zip(EARLIEST, ENDS, strict=True))))
+def test_offsets_that_kafka_has_are_taken_as_they_are(offsets: tuple[int, ...]) -> None:
+    assert begins(sw.topic("flights", starting_offsets=at(*offsets))) == offsets
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        (at(4, 0, 7), r"flights\[0\] is to begin at 4, but holds 5\.\.20"),
+        (at(5, 11, 8), r"flights\[1\] is to begin at 11, but holds 0\.\.10; flights\[2\] is to begin at 8"),
+        (at(5, 0), "names the partitions 0, 1; expected each of 0 to 2"),
+        (at(5, 0, 7, 0), "names the partitions 0, 1, 2, 3; expected each of 0 to 2"),
+        (at(), "names the partitions none"),
+    ],
+)
+def test_offsets_that_the_topic_has_not_are_refused(offsets: str, said: str) -> None:
+    with pytest.raises(Refused, match=f"starting_offsets of topic 'flights'.*{said}"):
+        begins(sw.topic("flights", starting_offsets=offsets))
+
+
+def test_a_time_after_all_records_is_refused_unless_the_end_will_do() -> None:
+    for late in ({"starting_timestamp": 9}, {"starting_offsets_by_timestamp": at(9, 9, 9)}):
+        with pytest.raises(Refused, match=r"no record is as late as flights\[0\] 9, flights\[1\] 9"):
+            begins(sw.topic("flights", **late))  # type: ignore[arg-type]
+        topic = sw.topic("flights", **late, starting_offsets_by_timestamp_strategy="latest")  # type: ignore[arg-type]
+        assert begins(topic) == ENDS
+
+
+def test_as_in_spark_a_time_wins_over_times_by_partition_and_these_over_offsets() -> None:
+    every = {"starting_offsets": "latest", "starting_offsets_by_timestamp": at(1, 2, 3), "starting_timestamp": "4"}
+    asked: list[Sequence[int]] = []
+
+    def since(times_ms: Sequence[int]) -> Sequence[int]:
+        asked.append(times_ms)
+        return EARLIEST
+
+    for _ in range(3):
+        sw.topic("flights", **every).start.resolve("flights", EARLIEST, ENDS, since)  # type: ignore[arg-type]
+        every.popitem()
+    assert asked == [[4, 4, 4], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("starting_offsets", "first"),
+        ("starting_offsets", "7"),
+        ("starting_offsets", None),
+        ("starting_offsets", json.dumps({"other": {"0": 1}})),
+        ("starting_offsets", json.dumps({"flights": {"0": 1}, "other": {"0": 1}})),
+        ("starting_offsets", json.dumps({"flights": [1]})),
+        ("starting_offsets", json.dumps({"flights": {"-1": 1}})),
+        ("starting_offsets", at(-3)),
+        ("starting_offsets", json.dumps({"flights": {"0": 1.5}})),
+        ("starting_offsets_by_timestamp", "latest"),
+        ("starting_offsets_by_timestamp", at(-1)),
+        ("starting_timestamp", -1),
+        ("starting_timestamp", "yesterday"),
+        ("starting_timestamp", 1.5),
+        ("starting_offsets_by_timestamp_strategy", "earliest"),
+    ],
+)
+def test_what_is_not_such_as_spark_takes_is_refused_where_it_is_written(option: str, value: object) -> None:
+    with pytest.raises(Usage, match=f"^{option} of topic 'flights'"):
+        sw.topic("flights", **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.kafka
+def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    name = f"flights-{uuid4().hex[:8]}"
+    topics.create_topics(client, {name: 2})
+    producer = Producer(client)
+    for number in range(10):
+        producer.produce(name, b"x", partition=number % 2, timestamp=1_000 + number)
+    assert producer.flush(30) == 0
+
+    def claimed(**start: object) -> tuple[int, ...]:
+        app = sw.App(f"a{uuid4().hex[:8]}")
+        app.stage(reads=sw.topic(name, **start), key="n", state=sw.upsert(by="at"), name="s")(lambda rows: rows)  # type: ignore[arg-type]
+        claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+        return claimer._entries(app.stages["s"], None)[name].at.offsets
+
+    def by_partition(*values: int) -> str:
+        return json.dumps({name: {str(partition): value for partition, value in enumerate(values)}})
+
+    assert claimed() == (0, 0)
+    assert claimed(starting_offsets="latest") == (5, 5)
+    assert claimed(starting_offsets=by_partition(3, -1)) == (3, 5)
+    assert claimed(starting_timestamp=1_004) == (2, 2)
+    assert claimed(starting_offsets_by_timestamp=by_partition(0, 1_008)) == (0, 4)
+    with pytest.raises(Refused, match=rf"no record is as late as {name}\[0\] 1009"):
+        claimed(starting_timestamp=1_009)
+    assert claimed(starting_timestamp=1_009, starting_offsets_by_timestamp_strategy="latest") == (5, 4)
+    with pytest.raises(Refused, match=rf"{name}\[1\] is to begin at 6, but holds 0\.\.5"):
+        claimed(starting_offsets=by_partition(0, 6))
