@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..settings import Settings, load
 from . import formats, options
 from .output import Output, Part, output_for
 
 if TYPE_CHECKING:
+    from ..settings import Settings
     from ..snapshot.cut.graph import Cut, Thinned
     from ..store.objects.protocol import ObjectStore
 
@@ -36,8 +36,10 @@ class Session:
         self._kafka = kafka
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """Where things are. Raises `Usage`."""
+        from ..settings import load
+
         return load(store=self.said_store, kafka=self._kafka)
 
     @cached_property
