@@ -11,27 +11,9 @@ from typer.main import get_command
 from . import terminal
 from .error_boundary import UsageError, guard, print_usage
 from .options import examples
+from .verbs import VERBS
 
 __all__ = ["VERBS", "app", "main"]
-
-VERBS = (
-    "dev",
-    "run",
-    "status",
-    "log",
-    "snapshot",
-    "verify",
-    "query",
-    "get",
-    "bisect",
-    "clone",
-    "rescale",
-    "retire",
-    "compact",
-    "gc",
-    "app",
-)
-"""In the order of `--help`. Each is what has its name in the module of its name, imported when it is asked for."""
 
 
 class _Verbs(TyperGroup):

@@ -59,9 +59,9 @@ def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
     return typer.Argument(default, metavar=metavar, help=explanation, show_default=False)
 
 
-def flag(name: str, explanation: str) -> Any:
+def flag(name: str, explanation: str, *short: str) -> Any:
     """An option without a value, False unless it is given."""
-    return typer.Option(False, name, help=explanation)
+    return typer.Option(False, name, *short, help=explanation)
 
 
 def option(metavar: str | None, explanation: str, default: Any = None, *, name: str = "", **more: Any) -> Any:

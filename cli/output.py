@@ -3,7 +3,7 @@
 Results go to stdout; errors, notes and progress go to stderr, so that stdout can always be parsed or piped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -25,12 +25,8 @@ class Progress(Protocol):
         ...
 
 
-class Show(Protocol):
-    """As `Output.show`."""
-
-    def __call__(self, data: object, *parts: Part) -> None:
-        """Show this result now."""
-        ...
+Show = Callable[..., None]
+"""As `Output.show`."""
 
 
 class JsonOutput:

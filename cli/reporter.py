@@ -29,7 +29,7 @@ _STOPPING_AGAIN_S = 2.0
 
 
 class Reporter(News):
-    """Is told what goes on from any thread, and says it from its own.
+    """Takes from any thread what goes on, and prints it from its own.
 
     Args:
         output: Where lines go.
@@ -43,12 +43,12 @@ class Reporter(News):
         self._doing = ""
         self._since = time.monotonic()
         self._last_commit: float | None = None
-        self._told = ""
-        self._idle_told: dict[str, float] = {}
+        self._said = ""
+        self._idle_said: dict[str, float] = {}
         """When a line of each kind was said last, by its first word."""
         self._batches = False
         self._asked: float | None = None
-        self._told_at = 0.0
+        self._said_at = 0.0
         self._lags: tuple[StageLag, ...] = ()
         self._drawn = ""
         self.on_lags: Callable[[tuple[StageLag, ...]], None] = lambda _lags: None
@@ -88,7 +88,7 @@ class Reporter(News):
             self.note("stopping now: what is not committed is dropped whole, and read again by the next run")
             return
         self.note("stopping: the batch under way ends first" if self._batches else "stopping: no batch is under way")
-        self._asked = self._told_at = time.monotonic()
+        self._asked = self._said_at = time.monotonic()
 
     def clear(self) -> None:
         """Take the live line away."""
@@ -105,16 +105,16 @@ class Reporter(News):
                 words = f"{self._doing} …"
                 if self._live:
                     self._draw(f"{words} {now - self._since:.0f} s")
-                elif words != self._told and now - self._since >= _WORTH_A_LINE_S:
-                    self._told = words
+                elif words != self._said and now - self._since >= _WORTH_A_LINE_S:
+                    self._said = words
                     self._output.note(words)
             elif self._batches and now - max(self._since, self._last_commit or 0.0) >= _IDLE_S:
                 self._say_idle(now)
 
     def _say_what_an_end_waits_for(self, now: float, asked: float) -> None:
-        if now - self._told_at < _STOPPING_AGAIN_S:
+        if now - self._said_at < _STOPPING_AGAIN_S:
             return
-        self._told_at = now
+        self._said_at = now
         self.note(f"stopping: {self._doing or 'waiting'}, {now - asked:.0f} s")
 
     def _say_idle(self, now: float) -> None:
@@ -122,8 +122,8 @@ class Reporter(News):
         kind = line.partition(" ")[0]
         if self._live:
             self._draw(line)
-        elif now - self._idle_told.get(kind, -_IDLE_AGAIN_S) >= _IDLE_AGAIN_S:
-            self._idle_told[kind] = now
+        elif now - self._idle_said.get(kind, -_IDLE_AGAIN_S) >= _IDLE_AGAIN_S:
+            self._idle_said[kind] = now
             self._output.note(line)
 
     def _draw(self, text: str) -> None:
@@ -149,21 +149,9 @@ def idle(stages: "Sequence[StageLag]", quiet_s: float | None) -> str:
     return words + (f"; not running: {', '.join(silent)}" if silent else "")
 
 
-class _ThroughReporter(logging.Handler):
-    """Warnings of a run, such as that a server is away."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        super().__init__(logging.WARNING)
-        self._reporter = reporter
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
-        self._reporter.note(record.getMessage())
-
-
 @contextmanager
 def reporting(output: Output, *, quiet: bool) -> Iterator[Reporter]:
-    """A reporter for the time of a run. `quiet` is for machines: they are told of commits alone, and of warnings."""
+    """A reporter for the time of a run. `quiet` is for machines: they get commits alone, and of warnings."""
     reporter = Reporter(output, live=not quiet and terminal.is_terminal(stderr=True))
     over = threading.Event()
 
@@ -172,7 +160,7 @@ def reporting(output: Output, *, quiet: bool) -> Iterator[Reporter]:
             reporter.tick()
 
     ticking = threading.Thread(target=go_on, name="reporter", daemon=True)
-    log, handler = logging.getLogger("slackwater"), _ThroughReporter(reporter)
+    log, handler = logging.getLogger("slackwater"), terminal.Lines(reporter.note)
     if not quiet:
         ticking.start()
         log.addHandler(handler)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..settings import Settings, load
 from . import formats, options
 from .output import Output, Part, output_for
 
 if TYPE_CHECKING:
+    from ..settings import Settings
     from ..snapshot.cut.graph import Cut, Thinned
     from ..store.objects.protocol import ObjectStore
 
@@ -36,8 +36,10 @@ class Session:
         self._kafka = kafka
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> "Settings":
         """Where things are. Raises `Usage`."""
+        from ..settings import load
+
         return load(store=self.said_store, kafka=self._kafka)
 
     @cached_property
@@ -94,7 +96,7 @@ def group() -> typer.Typer:
 
 
 def verb(
-    *examples: str, of: typer.Typer | None = None, name: str | None = None, kafka: bool = False
+    *examples: str, of: typer.Typer | None = None, name: str | None = None, store: bool = True, kafka: bool = False
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
@@ -104,14 +106,14 @@ def verb(
         examples: for the end of its help.
         of: the group that it belongs to; by itself without one.
         name: its name, where that is not the function's.
+        store: whether it has --store.
         kafka: whether it has --kafka.
     """
     app = of or typer.Typer(add_completion=False)
 
     def register(body: Callable[..., None]) -> typer.Typer:
-        shared = {"store": options.Store, "as_json": options.Json}
-        if kafka:
-            shared = {"store": options.Store, "kafka": options.Kafka, "as_json": options.Json}
+        shared = {"store": options.Store, "kafka": options.Kafka, "as_json": options.Json}
+        wanted = {"store": store, "kafka": kafka, "as_json": True}
 
         def command(*, store: str | None = None, kafka: str | None = None, as_json: bool = False, **given: Any) -> None:
             body(Session(output_for(json=as_json), store, kafka, as_json), **given)
@@ -122,6 +124,7 @@ def verb(
         parameters += [
             inspect.Parameter(each, keyword, default=False if each == "as_json" else None, annotation=kind)
             for each, kind in shared.items()
+            if wanted[each]
         ]
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}

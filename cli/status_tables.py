@@ -9,7 +9,8 @@ from .tables import Grid, Title
 
 if TYPE_CHECKING:
     from ..snapshot.status.cost import AppCost, StageCost
-    from ..snapshot.status.overview import AppOverview, InputOverview, StageOverview, TableFigures
+    from ..snapshot.status.lag import InputLag
+    from ..snapshot.status.overview import AppOverview, StageOverview, TableFigures
 
 __all__ = ["cost_parts", "overview_parts"]
 
@@ -63,7 +64,7 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
     )
 
 
-def _lag(source: "InputOverview") -> str:
+def _lag(source: "InputLag") -> str:
     if not source.upstream:
         # A clone may read another topic than the program names.
         return f"{source.topic} {_number(source.records)}"

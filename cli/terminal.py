@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 __all__ = [
+    "Lines",
     "Part",
     "flush",
     "handle_everything",
@@ -117,22 +118,27 @@ def silence() -> None:
 
 def handle_everything() -> None:
     """From here on, what nobody else handles comes out here: log records, warnings, errors of threads."""
-    logging.lastResort = _Lines(logging.WARNING)
+    logging.lastResort = Lines(print_note)
     warnings.showwarning = lambda message, category, *_: print_note(f"{category.__name__}: {message}")
     sys.excepthook = _uncaught
-    threading.excepthook = lambda told: None if told.exc_value is None else print_traceback(told.exc_value)
+    threading.excepthook = lambda args: None if args.exc_value is None else print_traceback(args.exc_value)
 
 
-class _Lines(logging.Handler):
-    """Log records as lines on stderr; tracebacks are quoted under them."""
+class Lines(logging.Handler):
+    """Warnings and errors of the log as lines, by `note`; tracebacks are quoted under them."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Print it."""
         try:
-            print_note(record.getMessage())
+            self._note(record.getMessage())
             if record.exc_info and record.exc_info[1] is not None:
                 print_traceback(record.exc_info[1])
         except Exception:
-            # What cannot be shown must not end what it tells of.
+            # What cannot be shown must not end what it is about.
             self.handleError(record)
 
 

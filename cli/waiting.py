@@ -1,6 +1,6 @@
 """How waiting for the stages' answers to a request for a snapshot is shown, and whom old requests wait for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from . import formats
@@ -13,21 +13,30 @@ if TYPE_CHECKING:
     from ..snapshot.take.waiting import Look
     from ..store.objects.protocol import ObjectStore
 
-__all__ = ["teller", "waiting_for"]
+__all__ = ["progress_of_answers", "waiting_for"]
 
 _ANSWERED_MS = 10_000
 """By then a stage that runs has answered, as a rule."""
 
 
-def teller(tell: Progress, app_name: str, name: str) -> "Callable[[Look], None]":
+def progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callable[[Look], None]":
     """Shows the stages' answers as they come in: a line for each that is new, and a table of all."""
-    before: Mapping[str, Answer] = {}
+    before: dict[str, tuple[str, str]] = {}
 
     def on_look(look: "Look") -> None:
         nonlocal before
         title = f"snapshot {name} of {app_name}" + ("" if look.complete else f": {look.waited_s:.1f} s")
-        _tell(tell, title, before, look.answers)
-        before = look.answers
+        states = {stage: _state(answer) for stage, answer in look.answers.items()}
+        rows = [(stage, *state, formats.when(look.answers[stage].head_ms)) for stage, state in states.items()]
+        news = [
+            f"{stage} recorded v{answer.version}"
+            + (f", awaits the marker on {', '.join(answer.awaited)}" if answer.awaited else "")
+            for stage, answer in look.answers.items()
+            if answer.version is not None and before.get(stage) != states[stage]
+        ]
+        for line in news or [""]:
+            progress(line, title, Grid.of(("stage", "marker", "recorded", "last commit"), rows))
+        before = states
 
     return on_look
 
@@ -37,9 +46,8 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
     from ..snapshot.take.taking import answers
     from ..snapshot.take.waiting import ask_whether_gone, silent_stages
 
-    now_ms = formats.now_ms()
     for request in asked:
-        if now_ms - request.created_ms < _ANSWERED_MS:
+        if formats.now_ms() - request.created_ms < _ANSWERED_MS:
             continue
         found = answers(store, app_name, request)
         if silent := silent_stages(found):
@@ -50,28 +58,8 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
             )
 
 
-def _tell(tell: Progress, title: str, before: "Mapping[str, Answer]", found: "Mapping[str, Answer]") -> None:
-    """A line for each stage that answered since, and a table of all."""
-    rows = [(stage, *_described(answer), formats.when(answer.head_ms)) for stage, answer in found.items()]
-    picture = (title, Grid.of(("stage", "marker", "recorded", "last commit"), rows))
-    news = [
-        f"{stage} recorded v{answer.version}{_still(answer)}"
-        for stage, answer in found.items()
-        if answer.version is not None and _is_news(before.get(stage), answer)
-    ]
-    for line in news or [""]:
-        tell(line, *picture)
-
-
-def _is_news(before: "Answer | None", answer: "Answer") -> bool:
-    return before is None or (before.version, before.awaited) != (answer.version, answer.awaited)
-
-
-def _described(answer: "Answer") -> tuple[str, str]:
+def _state(answer: "Answer") -> tuple[str, str]:
+    """What became of the marker at a stage, and the version that the stage recorded."""
     if answer.version is None:
         return "not seen", "…"
     return ("awaits " + ", ".join(answer.awaited) if answer.awaited else "passed on"), f"v{answer.version}"
-
-
-def _still(answer: "Answer") -> str:
-    return f", awaits the marker on {', '.join(answer.awaited)}" if answer.awaited else ""

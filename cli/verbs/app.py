@@ -86,15 +86,8 @@ def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Part]:
         when = formats.when(removal.time_ms)
         yield f"{removal.app} was removed {when}, by {removal.by}: done already"
     else:
-        counts = ", ".join(
-            formats.plural(number, word)
-            for number, word in (
-                (len(removal.stages), "stage"),
-                (what.versions, "version"),
-                (what.ssts, "SST"),
-                (what.snapshots, "snapshot"),
-            )
-        )
+        stages, versions = (len(removal.stages), "stage"), (what.versions, "version")
+        counts = formats.listed(stages, versions, (what.ssts, "SST"), (what.snapshots, "snapshot"))
         size = f"{formats.plural(what.objects, 'object')}, {formats.size(what.bytes)}"
         yield f"{'would remove' if dry_run else 'removed'} {removal.app}: {counts}; {size}"
     left = {"topics": ", ".join(removal.topics), "consumer groups": ", ".join(_groups(removal))}

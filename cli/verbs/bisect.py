@@ -60,7 +60,7 @@ def bisect(
     if out is not None:
         values.check_ending(out)
     opened = session.store
-    with closing(session.settings.open_cache()) as cache, session.output.progress() as tell:
+    with closing(session.settings.open_cache()) as cache, session.output.progress() as progress:
         verdict = search.bisect(
             opened,
             cache,
@@ -68,7 +68,7 @@ def bisect(
             where,
             good=good,
             bad=bad,
-            on_step=_steps(tell, app_name),
+            on_step=_steps(progress, app_name),
             reader=session.settings.open_channels() if names_channels(where) else None,
         )
     for ref, cut in verdict.asked.items():
@@ -85,7 +85,7 @@ def bisect(
     if verdict.more_rows:
         session.note(
             f"note: the query returns more than {formats.count(MAX_ROWS)} rows at {verdict.bad_ref}; "
-            "keys that only later rows name are not told"
+            "keys that only later rows name are not reported"
         )
     if verdict.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {_word(step.bad)}" for step in verdict.non_monotone)
@@ -95,11 +95,11 @@ def bisect(
         )
 
 
-def _steps(tell: Progress, app_name: str) -> "Callable[[Step], None]":
+def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
     def on_step(step: "Step") -> None:
         line = f"{step.number}/{step.total}  {_moment(step.ref, app_name)}: {_word(step.bad)}"
         done = min(_BAR_WIDTH, _BAR_WIDTH * step.number // max(step.total, 1))
-        tell(line, f"{'━' * done}{'─' * (_BAR_WIDTH - done)}  {line}")
+        progress(line, f"{'━' * done}{'─' * (_BAR_WIDTH - done)}  {line}")
 
     return on_step
 

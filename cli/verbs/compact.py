@@ -75,10 +75,10 @@ def compact(
             _watch(session, compactor, app_name, every / 1_000, stop)
             return
         done: list[Compacted] = []
-        with session.output.progress() as tell:
+        with session.output.progress() as progress:
             for each in compactor.merge_due(full=full):
                 done.append(each)
-                tell(_line(each))
+                progress(_line(each))
     if done:
         versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
         record(opened, app_name, "compact", f"--full, {versions}" if full else versions, by)

@@ -1,13 +1,10 @@
 """`slackwater dev`: Kafka and S3 on this machine, to develop and try things with."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from .. import formats, options
-from ..output import output_for
-from ..session import group
+from ..session import Session, group, verb
 from ..tables import Grid
 
 if TYPE_CHECKING:
@@ -17,21 +14,12 @@ __all__ = ["dev"]
 
 dev = group()
 
-Folder = Annotated[
-    Path,
-    typer.Option("--folder", metavar="FOLDER", help="Where the servers keep everything.", show_default=True),
-]
-_FOLDER = Path(".slackwater")
+_FOLDER = options.option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")
 
 
 def _port(name: str, usual: int) -> Any:
-    return typer.Option(
-        metavar="PORT",
-        min=1,
-        max=65535,
-        show_default=False,
-        help=f"Where {name} listens. Default: as last time, else {usual}, else any free port.",
-    )
+    where = f"Where {name} listens. Default: as last time, else {usual}, else any free port."
+    return options.option("PORT", where, min=1, max=65535)
 
 
 @dev.callback(epilog=options.examples('eval "$(slackwater dev up)"', "slackwater dev down"))
@@ -42,18 +30,18 @@ def _dev() -> None:
     """
 
 
-@dev.command(
-    epilog=options.examples(
-        "slackwater dev up",
-        'eval "$(slackwater dev up)"      # and set the variables in this shell',
-        "slackwater dev up --kafka-port 19092 --s3-port 19000",
-    )
+@verb(
+    "slackwater dev up",
+    'eval "$(slackwater dev up)"      # and set the variables in this shell',
+    "slackwater dev up --kafka-port 19092 --s3-port 19000",
+    of=dev,
+    store=False,
 )
 def up(
-    kafka_port: Annotated[int | None, _port("Kafka", 9092)] = None,
-    s3_port: Annotated[int | None, _port("S3", 9000)] = None,
-    folder: Folder = _FOLDER,
-    as_json: options.Json = False,
+    session: Session,
+    kafka_port: int | None = _port("Kafka", 9092),
+    s3_port: int | None = _port("S3", 9000),
+    folder: Path = _FOLDER,
 ) -> None:
     """Start Kafka and S3, and print the variables that make slackwater use them.
 
@@ -61,16 +49,15 @@ def up(
     """
     from ...pipeline.dev.servers import DevServers
 
-    output = output_for(json=as_json)
-    with output.progress() as tell:
-        servers = DevServers(folder, tell=tell)
+    with session.output.progress() as progress:
+        servers = DevServers(folder, tell=progress)
         started = servers.up(kafka_port=kafka_port, s3_port=s3_port)
     status, environment = servers.status(), servers.environment()
     for each in status:
         was = "started" if each.name in started else "was running already"
-        output.note(f"{each.name} {was} on {each.address}, data in {_short(each.data)}")
-    output.note(f"to use them from another shell: source {_short(str(servers.env_file))}")
-    output.show(
+        session.note(f"{each.name} {was} on {each.address}, data in {_short(each.data)}")
+    session.note(f"to use them from another shell: source {_short(str(servers.env_file))}")
+    session.show(
         {
             "started": started,
             "servers": status,
@@ -81,25 +68,24 @@ def up(
     )
 
 
-@dev.command(
-    epilog=options.examples(
-        "slackwater dev down",
-        "slackwater dev down --purge --dry-run      # what would be deleted",
-        "slackwater dev down --purge",
-    )
+@verb(
+    "slackwater dev down",
+    "slackwater dev down --purge --dry-run      # what would be deleted",
+    "slackwater dev down --purge",
+    of=dev,
+    store=False,
 )
 def down(
-    purge: Annotated[bool, typer.Option("--purge", help="Delete topics, objects and logs as well.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stopped and deleted.")] = False,
-    folder: Folder = _FOLDER,
-    as_json: options.Json = False,
+    session: Session,
+    purge: bool = options.flag("--purge", "Delete topics, objects and logs as well."),
+    dry_run: options.DryRun = False,
+    folder: Path = _FOLDER,
 ) -> None:
     """Stop Kafka and S3. Their data stays, unless it is to be purged."""
     from ...pipeline.dev.servers import DevServers
 
-    output = output_for(json=as_json)
-    with output.progress() as tell:
-        servers = DevServers(folder, tell=tell)
+    with session.output.progress() as progress:
+        servers = DevServers(folder, tell=progress)
         if dry_run:
             stopped = tuple(each.name for each in servers.status() if each.state != "stopped")
             deleted = servers.purgeable() if purge else ()
@@ -111,18 +97,18 @@ def down(
         f"no server of {folder.absolute()} runs; --folder names another"
     ]
     lines += [f"{_short(each.path)} ({formats.size(each.bytes)}) {would}deleted" for each in deleted]
-    output.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)
+    session.show({"dry_run": dry_run, "stopped": stopped, "deleted": deleted}, *lines)
 
 
-@dev.command(epilog=options.examples("slackwater dev status", "slackwater dev status --json"))
-def status(folder: Folder = _FOLDER, as_json: options.Json = False) -> None:
+@verb("slackwater dev status", "slackwater dev status --json", of=dev, store=False)
+def status(session: Session, folder: Path = _FOLDER) -> None:
     """Show whether Kafka and S3 run, where they listen, and where their data and logs are."""
     from ...pipeline.dev.servers import DevServers
 
     servers = DevServers(folder).status()
     headings = ("server", "state", "address", ">pid", "started", ">data", "folder")
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    output_for(json=as_json).show(servers, Grid.of(headings, map(_row, servers)), *logs)
+    session.show(servers, Grid.of(headings, map(_row, servers)), *logs)
 
 
 def _row(each: "ServerStatus") -> tuple[str, ...]:

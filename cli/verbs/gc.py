@@ -12,7 +12,6 @@ from ..tables import Grid, Title
 
 if TYPE_CHECKING:
     from ...snapshot.gc.collect import Collected
-    from ...snapshot.gc.explain import Explanation
 
 __all__ = ["gc"]
 
@@ -63,18 +62,13 @@ def gc(
             "a version names it",
             hint="leave --margin away; what nothing names goes after an hour",
         )
-    opened = session.store
     if explain is not None:
-        told = why(opened, app_name, explain, rules, margin_ms=margin)
-        session.show(told, *_explained(told))
+        found = why(session.store, app_name, explain, rules, margin_ms=margin)
+        title = f"{found.object} {'is kept' if found.kept else 'goes at the next collection'}"
+        session.show(found, Title(title), *found.reasons)
         return
-    done = collect(opened, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin)
+    done = collect(session.store, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin)
     session.show(done, *_parts(done))
-
-
-def _explained(told: "Explanation") -> Iterator[Part]:
-    yield Title(f"{told.object} {'is kept' if told.kept else 'goes at the next collection'}")
-    yield from told.reasons
 
 
 def _parts(done: "Collected") -> Iterator[Part]:

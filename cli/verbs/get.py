@@ -24,7 +24,7 @@ def get(
     key: list[str] = options.argument(
         "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
     ),
-    verbose: bool = options.flag("--verbose", "Also tell what was read for it."),
+    verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
     """Print the row of one key.
 

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ...errors import Unavailable
-from ...settings import Settings
 from .. import formats, options
 from ..output import Part
 from ..session import Session, verb
 
 if TYPE_CHECKING:
+    from ...settings import Settings
     from ...snapshot.maintain.retire import Retired
 
 __all__ = ["retire"]
@@ -34,7 +34,7 @@ def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = Fal
         session.note(trouble)
 
 
-def _forget_group(settings: Settings, app_name: str, stage: str) -> str:
+def _forget_group(settings: "Settings", app_name: str, stage: str) -> str:
     """Remove the stage's consumer group, whose lag would only grow; returns why it is still there, if it is."""
     if not settings.brokers:
         return ""

@@ -10,7 +10,7 @@ from .. import formats, options
 from ..output import Part
 from ..session import Session, group, verb
 from ..tables import Grid
-from ..waiting import teller, waiting_for
+from ..waiting import progress_of_answers, waiting_for
 
 if TYPE_CHECKING:
     from ...snapshot.cut.graph import Cut
@@ -65,7 +65,7 @@ def take(
         when = f" already, {formats.age(asked.created_ms)}" if own else ""
         session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
-    with session.output.progress() as tell:
+    with session.output.progress() as progress:
         taken = take_and_wait(
             opened,
             app_name,
@@ -74,7 +74,7 @@ def take(
             reader=reader,
             instant=instant,
             timeout_s=timeout / 1_000,
-            on_look=teller(tell, app_name, name),
+            on_look=progress_of_answers(progress, app_name, name),
         )
     if instant and reader is None and not taken.already:
         session.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
@@ -87,10 +87,9 @@ def list_(session: Session, app_name: options.App) -> None:
     from ...snapshot.cut.requests import open_requests
     from ...snapshot.cut.stored import list_snapshots
 
-    opened = session.store
-    taken, asked = list_snapshots(opened, app_name), open_requests(opened, app_name)
+    taken, asked = list_snapshots(session.store, app_name), open_requests(session.store, app_name)
     session.show({"snapshots": taken, "requests": asked}, *_listed(app_name, taken, asked))
-    for sentence in waiting_for(opened, app_name, asked):
+    for sentence in waiting_for(session.store, app_name, asked):
         session.note(sentence)
 
 

@@ -9,13 +9,13 @@ import typer
 
 from ...durations import HOUR_MS, format_ms
 from ...errors import SlackwaterError, Usage
-from ...settings import Settings
 from .. import formats, options
 from ..session import Session, verb
 from ..status_tables import cost_parts, overview_parts
 from ..waiting import waiting_for
 
 if TYPE_CHECKING:
+    from ...settings import Settings
     from ...store.objects.protocol import ObjectStore
 
 __all__ = ["status"]
@@ -88,7 +88,7 @@ def _show_cost(session: Session, app_name: str | None, span_ms: int) -> None:
 class _EndOffsets:
     """Asks Kafka where topics end; after its first silence no more, as each question takes seconds."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: "Settings") -> None:
         self._client = settings.kafka() if settings.brokers else None
         self.silence = ""
 

@@ -42,23 +42,23 @@ def verify(
     from ...snapshot.verify.verify import verify as prove
 
     opened, reader = session.store, session.settings.open_channels() if deep else None
-    with session.output.progress() as tell:
-        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(tell))
+    with session.output.progress() as progress:
+        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
     session.note_thinned(ref, report.thinned_out)
     session.show(_data(report), *_parts(report))
     if not report.consistent:
         raise typer.Exit(1)
 
 
-def _seldom(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """`tell`, not more often than a person reads."""
-    told_s = time.monotonic()
+def _seldom(progress: Callable[[str], None]) -> Callable[[str], None]:
+    """`progress`, not more often than a person reads."""
+    last_s = time.monotonic()
 
     def now_and_then(line: str) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s > _TELL_S:
-            told_s = time.monotonic()
-            tell(line)
+        nonlocal last_s
+        if time.monotonic() - last_s > _TELL_S:
+            last_s = time.monotonic()
+            progress(line)
 
     return now_and_then
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ...store.versions.manifest import Manifest
 
@@ -20,10 +21,12 @@ class InputLag:
     topic: str
     upstream: str
     """The stage that writes it; empty for a user's topic."""
+    offsets: tuple[int, ...]
+    """The next to read, by partition."""
     ends: tuple[int, ...] | None
     """Where the topic ends, by partition."""
-    messages: int | None
-    """Records of a user's topic, Arrow batches and markers of a repartition topic."""
+    lag: int | None
+    """Messages: records of a user's topic, Arrow batches and markers of a repartition topic."""
     records: int | None
     """Records of a user's topic, rows of a repartition topic; None too where a reader began amidst a topic."""
     versions: int | None
@@ -54,24 +57,25 @@ def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of:
     A retired stage has none: it is to read nothing more.
     """
     source = head.inputs[name]
+    lag = partial(InputLag, name, source.topic, source.upstream, source.offsets)
     if head.retired:
-        return InputLag(name, source.topic, source.upstream, None, None, None, None)
+        return lag(None, None, None, None)
     if not source.upstream:
         ends = ends_of(source.topic)
         behind = _behind(source.offsets, ends)
-        return InputLag(name, source.topic, "", ends, behind, behind, None)
+        return lag(ends, behind, behind, None)
     sender = heads.get(source.upstream)
     output = sender.outputs.get(name) if sender is not None else None
     if sender is None or output is None:
-        return InputLag(name, source.topic, source.upstream, None, None, None, None)
+        return lag(None, None, None, None)
     messages = _behind(source.offsets, output.ends)
     if messages == 0:
         # Versions that sent nothing are not read: claims, compactions, batches whose rows went elsewhere.
-        return InputLag(name, source.topic, source.upstream, output.ends, 0, 0, 0)
+        return lag(output.ends, 0, 0, 0)
     counted = len(source.passed) == len(output.sent) > 0
     rows = max(0, sum(output.sent) - sum(source.passed)) if counted else None
     versions = max(0, sender.version - source.version)
-    return InputLag(name, source.topic, source.upstream, output.ends, messages, rows, versions)
+    return lag(output.ends, messages, rows, versions)
 
 
 def _behind(offsets: tuple[int, ...], ends: tuple[int, ...] | None) -> int | None:

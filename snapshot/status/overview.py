@@ -15,31 +15,12 @@ from ...store.versions.usage import recent
 from ..cut.graph import order
 from ..cut.requests import open_requests
 from . import roster
-from .lag import EndOffsets, input_lag
+from .lag import EndOffsets, InputLag, input_lag
 
-__all__ = ["AppOverview", "EndOffsets", "InputOverview", "StageOverview", "TableFigures", "overview", "overviews"]
+__all__ = ["AppOverview", "EndOffsets", "StageOverview", "TableFigures", "overview", "overviews"]
 
 _RECENT = 100
 """Versions that figures of a table are told of."""
-
-
-@dataclass(frozen=True, slots=True)
-class InputOverview:
-    """How far a stage has read one of its inputs."""
-
-    name: str
-    topic: str
-    upstream: str
-    """The stage that writes it; empty for a user's topic."""
-    offsets: tuple[int, ...]
-    ends: tuple[int, ...] | None
-    """Where the topic ends, by partition; None when that is not known."""
-    lag: int | None
-    """Messages not read yet: records of a user's topic, Arrow batches of a repartition topic."""
-    records: int | None
-    """Records of a user's topic, rows of a repartition topic not read yet; None when that is not known."""
-    versions: int | None
-    """Of a repartition topic: versions of the stage that writes it not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +65,7 @@ class StageOverview:
     """False when rows expire, or sorted runs overlap: `keys` then counts a key once for each run that has it."""
     ssts: int
     bytes: int
-    inputs: tuple[InputOverview, ...]
+    inputs: tuple[InputLag, ...]
     retired: bool
     """Whether it has no part in the app any more; then it has no lag."""
     figures: TableFigures | None
@@ -189,7 +170,7 @@ def _stage(
         keys_exact=not deltas(head.ssts) and not any(sst.expiring for sst in head.ssts),
         ssts=len(head.ssts),
         bytes=sum(sst.bytes for sst in head.ssts),
-        inputs=tuple(_input(name, head, heads, ends_of) for name in head.inputs),
+        inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
         retired=head.retired,
         figures=figures,
     )
@@ -217,17 +198,3 @@ def _figures(store: ObjectStore, head: Manifest) -> TableFigures | None:
 
 def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _input(name: str, head: Manifest, heads: dict[str, Manifest], ends_of: EndOffsets) -> InputOverview:
-    lag = input_lag(name, head, heads, ends_of)
-    return InputOverview(
-        name,
-        lag.topic,
-        lag.upstream,
-        head.inputs[name].offsets,
-        lag.ends,
-        lag.messages,
-        lag.records,
-        lag.versions,
-    )

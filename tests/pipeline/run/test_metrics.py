@@ -77,8 +77,8 @@ def test_prometheus_gets_one_sample_a_stage() -> None:
 def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
     metrics = Metrics()
     port = metrics.serve(0)
-    topic = InputLag("t", "t", "", (9,), 5, 5, None)
-    channel = InputLag("c", "a-c-repartition", "up", (9,), 3, 40, 2)
+    topic = InputLag("t", "t", "", (4,), (9,), 5, 5, None)
+    channel = InputLag("c", "a-c-repartition", "up", (6,), (9,), 3, 40, 2)
     metrics.observe_lags((StageLag("a", "s", (topic, channel), True), StageLag("a", "gone", (), False)))
     said = scrape(port)
     for line in (
@@ -89,7 +89,7 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
         'slackwater_stage_running{app="a",stage="gone"} 0.0',
     ):
         assert line in said
-    unknown = InputLag("t", "t", "", None, None, None, None)
+    unknown = InputLag("t", "t", "", (4,), None, None, None, None)
     metrics.observe_lags((StageLag("a", "s", (unknown,), True), StageLag("a", "gone", (), None)))
     said = scrape(port)
     assert 'topic="t"' not in said
