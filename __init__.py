@@ -1,6 +1,6 @@
 """Slackwater: a time machine for the state of streaming applications on Spark.
 
-What a program needs to declare an app is here; `slackwater run FILE` runs it.
+What a program needs to declare an app is here; `slackwater run FILE` runs it. `open` leads to stored apps.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "open",
     "repartition",
     "sum",
     "table",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from . import errors
+    from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.table import table
@@ -39,22 +42,25 @@ if TYPE_CHECKING:
     from .pipeline.state.upsert import upsert
 
 _HOMES = {
-    "App": "api.app",
-    "leveled": "api.compaction_policy",
-    "repartition": "api.app",
-    "table": "api.table",
-    "topic": "api.app",
-    "universal": "api.compaction_policy",
-    "update": "state.update",
-    "upsert": "state.upsert",
-    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "state.aggregate"),
+    "App": "pipeline.api.app",
+    "leveled": "pipeline.api.compaction_policy",
+    "open": "client",
+    "repartition": "pipeline.api.app",
+    "table": "pipeline.api.table",
+    "topic": "pipeline.api.app",
+    "universal": "pipeline.api.compaction_policy",
+    "update": "pipeline.state.update",
+    "upsert": "pipeline.state.upsert",
+    **dict.fromkeys(("aggregate", "count", "first", "last", "max", "mean", "min", "sum"), "pipeline.state.aggregate"),
 }
 
 
 def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".pipeline.{_HOMES[name]}", __name__), name)
+    if name == "errors":
+        return import_module(".errors", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

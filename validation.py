@@ -1,16 +1,24 @@
-"""Numbers that programs and people give: whole where they count something, finite where they are ratios or spans.
+"""Checks of what programs and people give: numbers that are whole or finite, and words that are among the known ones.
 
-They are checked where they are given. What is stored is read by its type, and neither 64000000.0 for a count nor a
+Numbers are checked where they are given. What is stored is read by its type, and neither 64000000.0 for a count nor a
 ratio that JSON has no word for would be taken back.
 """
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from numbers import Integral, Real
 
 from .errors import Usage
 
-__all__ = ["finite", "whole"]
+__all__ = ["finite", "nearest", "whole"]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; the nearest is 'hourly'`, for the end of an error about a word that is not known; empty without one."""
+    near = get_close_matches(word, tuple(known), n=1, cutoff=0.4)
+    return f"; the nearest is {near[0]!r}" if near else ""
 
 
 def whole(what: str, value: object, least: int, most: int | None = None) -> int:

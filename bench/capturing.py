@@ -16,7 +16,7 @@ from .events import PARTITIONS, fill
 from .row import Row
 
 if TYPE_CHECKING:
-    from slackwater.pipeline.batch.progress import Progress
+    from slackwater.pipeline.batch.batch_report import BatchReport
 
 TOPIC = "bench-capturing"
 RECORDS = 1_000_000
@@ -63,7 +63,7 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
         return rows
 
     kafka = {"bootstrap.servers": bootstrap}
-    commits: list[Progress] = []
+    commits: list[BatchReport] = []
     with spark_session("bench", master="local[2]"):
         # The reader claims its place and stops; then the writer runs ahead of it.
         for stage in ("legs", "events"):

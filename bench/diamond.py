@@ -23,7 +23,7 @@ from .row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql.streaming.query import StreamingQuery
-    from slackwater.pipeline.batch.progress import Progress
+    from slackwater.pipeline.batch.batch_report import BatchReport
 
 LONGEST = ("events", "odd", "legs")
 """The stages on a longest path; `odd` and `even` are alike."""
@@ -135,7 +135,7 @@ def _run(bootstrap: str, folder: Path) -> Measured:
                 if done.wait(EVERY_S):
                     return
 
-    def note(progress: Progress) -> None:
+    def note(progress: BatchReport) -> None:
         if progress.stage == "legs" and progress.rows_in and phase["name"] in seconds:
             seconds[str(phase["name"])].append(progress.seconds)
 

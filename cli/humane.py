@@ -3,9 +3,8 @@
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from difflib import get_close_matches
 
-__all__ = ["age", "count", "duration", "moment", "nearest", "now_ms", "plural", "size", "when", "windows"]
+__all__ = ["age", "count", "duration", "moment", "now_ms", "plural", "size", "when", "windows"]
 
 _AGES = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
@@ -60,12 +59,6 @@ def _rounded(milliseconds: int) -> str:
 def moment(time_ms: int) -> str:
     """A time in UTC, as a ref takes it: `2026-11-21T07:12:05Z`."""
     return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; the nearest is 'hourly'`, for the end of an error about a word that is not known; empty without one."""
-    near = get_close_matches(word, tuple(known), n=1, cutoff=0.4)
-    return f"; the nearest is {near[0]!r}" if near else ""
 
 
 def windows(texts: Iterable[str]) -> str:

@@ -1,12 +1,13 @@
 """Options and arguments that several verbs share, so that they are spelled and explained once."""
 
-import math
 import shlex
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples", "finite", "said"]
+from ..errors import Usage
+
+__all__ = ["App", "Json", "Kafka", "Ref", "Store", "examples", "said", "span"]
 
 Store = Annotated[
     str | None,
@@ -38,11 +39,37 @@ Ref = Annotated[
 ]
 
 
-def finite(seconds: float) -> float:
-    """What an option in seconds is given, unless that is `inf` or `nan`: nothing waits for so long."""
-    if not math.isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
-    return seconds
+def span(explanation: str, *names: str, least_ms: int = 0, bare_seconds: bool = False) -> Any:
+    """An option that takes a span of time, for an argument in milliseconds.
+
+    Args:
+        explanation: what its help says; how a span is written is added.
+        names: those of the option, where they are not its argument's.
+        least_ms: the shortest that could work.
+        bare_seconds: whether a number alone is taken, as seconds.
+    """
+
+    def parsed(text: str | int) -> int:
+        if isinstance(text, int):  # the default
+            return text
+        from ..durations import format_ms, parse_ms
+
+        try:
+            span_ms = parse_ms("", text, bare_seconds=bare_seconds)
+        except Usage as error:
+            raise typer.BadParameter(f"{error.message}.") from None
+        if span_ms < least_ms:
+            raise typer.BadParameter(f"{text!r} is too short; expected {format_ms(least_ms)} or more.")
+        return span_ms
+
+    also = ", or seconds" if bare_seconds else ""
+    return typer.Option(
+        *names,
+        metavar="SPAN",
+        parser=parsed,
+        show_default=False,
+        help=f"{explanation} (30s, 1.5h, '7 days'{also})",
+    )
 
 
 def said(store: str | None) -> str:

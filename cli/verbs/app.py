@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import Refused
+from ...settings import Settings, load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import Settings, load
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.removal import Removal, Removed

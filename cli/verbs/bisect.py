@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import Usage
+from ...settings import load
 from .. import humane, options, thinned
 from ..output import Part, Progress, output_for
-from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import KeyChange, TurnedKeys
+    from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
@@ -198,7 +198,7 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
         yield f"  slackwater clone {verdict.good_ref} {_free_name(store, verdict.app)}{flags}"
 
 
-def _keys(keys: "TurnedKeys", out: Path | None) -> Iterator[Part]:
+def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
     """The first keys, with a line for each value that changed."""
     from ..values import word
 

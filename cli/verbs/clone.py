@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import NotFound, Usage
+from ...settings import load
 from .. import humane, options, thinned
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
-    from ...snapshot.clone.clone import ClonePlan
+    from ...snapshot.clone.plan import ClonePlan
 
 __all__ = ["app"]
 
@@ -60,13 +60,12 @@ def clone(
     """
     from ...pipeline.kafka.channels import KafkaChannels
     from ...snapshot.clone.clone import clone as make
-    from ...snapshot.clone.clone import has_run
-    from ...snapshot.take.audit_log import record_once, whoami
-    from ...store.objects.open import open_store
+    from ...snapshot.clone.first_versions import has_run
+    from ...snapshot.take.audit_log import whoami
 
     settings, topics, by = load(store=store, kafka=kafka), _topics(topic or ()), whoami()
     opened, channels = settings.open_store(), KafkaChannels(settings.kafka())
-    target = open_store(to) if to else opened
+    target = opened.at(to or "")
     try:
         plan = make(
             opened,
@@ -82,15 +81,6 @@ def clone(
         if error.what == "app" and store and not to:
             error.hint += "; --store is where the source is, --to says where the clone goes"
         raise
-    if not dry_run:
-        since_ms, where = plan.info.created_ms, f"{name}{f' in {to}' if to else ''}"
-        done = f"{source} as {where}"
-        record_once(
-            opened, plan.source.app, "clone", done, by, since_ms=since_ms, same=lambda had: had.endswith(f" as {where}")
-        )
-        record_once(
-            target, name, "clone", f"from {source} in {opened.url}", by, since_ms=since_ms, same=lambda _had: True
-        )
     output = output_for(json=as_json)
     thinned.tell(output, source, plan.source.thinned)
     parts = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import SlackwaterError, Unavailable, Usage
+from ...settings import load
 from .. import humane, options
 from ..output import Output, Part, output_for
-from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
@@ -42,11 +42,8 @@ def compact(
         bool, typer.Option("--watch", help="Go on for ever, merging what becomes due, until Ctrl-C or SIGTERM.")
     ] = False,
     every: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0.1, callback=options.finite, help="How often --watch looks.", show_default=True
-        ),
-    ] = 5.0,
+        int, options.span("How often --watch looks. Default: 5s.", least_ms=100, bare_seconds=True)
+    ] = 5_000,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Merges that go on at once.", show_default=True)] = 1,
     full: Annotated[
         bool, typer.Option("--full", help="Merge everything of each state partition into one run, due or not.")
@@ -90,7 +87,7 @@ def compact(
         if watch:
             plan(opened, app_name, wanted)  # refuses what there is nothing to watch of
             record(opened, app_name, "compact", f"--watch, {', '.join(wanted) or 'all tables'}", by)
-            _watch(compactor, output, app_name, every, stop)
+            _watch(compactor, output, app_name, every / 1_000, stop)
             return
         done: list[Compacted] = []
         with output.progress() as tell:

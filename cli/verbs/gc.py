@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
+from ...settings import load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid, Title
-from .retire import ask_whether_gone
 
 if TYPE_CHECKING:
     from ...snapshot.gc.collect import Collected
@@ -43,25 +43,16 @@ _RULES = {
 )
 def gc(
     app_name: options.App,
-    all_: Annotated[
-        str | None,
-        typer.Option("--all", metavar="AGE", help="Keep every version this young: 12h, 1d.", show_default=False),
-    ] = None,
-    hourly: Annotated[
-        str | None,
-        typer.Option(metavar="AGE", help="Within this age, keep a moment an hour: 7d.", show_default=False),
-    ] = None,
-    daily: Annotated[
-        str | None,
-        typer.Option(metavar="AGE", help="Within this age, keep a moment a day: 90d.", show_default=False),
-    ] = None,
+    all_: Annotated[int | None, options.span("Keep every version this young.", "--all")] = None,
+    hourly: Annotated[int | None, options.span("Within this age, keep a moment an hour.")] = None,
+    daily: Annotated[int | None, options.span("Within this age, keep a moment a day.")] = None,
     versions: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Keep the newest N versions of each stage.", show_default=False),
     ] = None,
     margin: Annotated[
-        str, typer.Option(metavar="AGE", help="Keep objects that nothing names for so long: 1h or more.")
-    ] = "1h",
+        int, options.span("Keep objects that nothing names for so long. Default, and the shortest: 1h.")
+    ] = HOUR_MS,
     explain: Annotated[
         str | None,
         typer.Option(metavar="OBJECT", help="Say why this object is kept, or not; delete nothing.", show_default=False),
@@ -78,24 +69,22 @@ def gc(
     """
     from ...snapshot.gc.collect import MARGIN_MS, collect
     from ...snapshot.gc.explain import explain as why
-    from ...snapshot.gc.retention import span_ms
     from ...snapshot.take.audit_log import whoami
 
     settings, output = load(store=store), output_for(json=as_json)
-    rules = settings.retention(app_name, all=all_, hourly=hourly, daily=daily, versions=versions)
-    margin_ms = span_ms(margin)
-    if margin_ms < MARGIN_MS:
+    rules = settings.retention_of(app_name, all_ms=all_, hourly_ms=hourly, daily_ms=daily, versions=versions)
+    if margin < MARGIN_MS:
         raise Usage(
-            f"--margin is {margin}; expected 1h or more: what a merge writes may be half an hour old before a version "
-            "names it",
+            f"--margin is {format_ms(margin)}; expected 1h or more: what a merge writes may be half an hour old before "
+            "a version names it",
             hint="leave --margin away; what nothing names goes after an hour",
         )
     opened = settings.open_store()
     if explain is not None:
-        told = why(opened, app_name, explain, rules, margin_ms=margin_ms)
+        told = why(opened, app_name, explain, rules, margin_ms=margin)
         output.show(told, *_explained(told))
         return
-    done = collect(opened, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin_ms)
+    done = collect(opened, app_name, rules, by=whoami(), dry_run=dry_run, margin_ms=margin)
     output.show(done, *_parts(done))
 
 
@@ -123,6 +112,8 @@ def _parts(done: "Collected") -> Iterator[Part]:
             for each in done.stages
         ),
     )
+    from ...snapshot.take.waiting import ask_whether_gone
+
     words = _RULES | ({"retention": "that no rule lets go"} if done.retention.keeps_everything else {})
     for each in done.stages:
         rules = ", ".join(f"{humane.count(number)} {words[rule]}" for rule, number in each.rules.items())

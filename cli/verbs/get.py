@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...settings import load
 from .. import humane, options, thinned
 from ..output import Output, output_for
-from ..settings import load
 from ..tables import Grid
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...settings import load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid
 
 if TYPE_CHECKING:

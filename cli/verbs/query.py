@@ -1,15 +1,16 @@
 """`slackwater query`: SQL over the state of an app, now or at any earlier moment."""
 
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import Usage
+from ...settings import Settings, load
 from .. import humane, options, thinned
 from ..output import Output, Part, output_for
-from ..settings import Settings, load
 from ..tables import Grid
 
 if TYPE_CHECKING:
@@ -139,13 +140,6 @@ def _tables(output: Output, store: "ObjectStore", ref: str) -> tuple[object, Par
 
 
 def _describe(name: str, manifest: "Manifest") -> dict[str, Any]:
-    table = manifest.table
-    if table is None:
-        raise AssertionError("a table without columns")
-    key = [{"name": column.name, "type": column.type, "key": True} for column in table.key]
-    values = [
-        {"name": column.name, "type": column.type, "key": False}
-        for column in table.values
-        if not column.name.startswith("_")
-    ]
-    return {"table": name, "version": manifest.version, "columns": key + values}
+    from ...snapshot.query.columns import columns
+
+    return {"table": name, "version": manifest.version, "columns": [asdict(each) for each in columns(manifest)]}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...errors import Usage
+from ...settings import load
 from .. import humane, options
 from ..output import output_for
-from ..settings import load
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.rescale import Rescaled

@@ -1,20 +1,20 @@
 """`slackwater retire`: an app goes on without a stage that is gone from its program."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...errors import Unavailable, Usage
+from ...settings import Settings, load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import Settings, load
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.retire import Retired
 
-__all__ = ["app", "ask_whether_gone"]
+__all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
@@ -56,13 +56,6 @@ def retire(
     output.show({**asdict(done), "dry_run": dry_run}, *_words(done, dry_run, options.said(store)))
     if not dry_run and (trouble := _forget_group(settings, app_name, stage_name)):
         output.note(trouble)
-
-
-def ask_whether_gone(app_name: str, stages: Sequence[str]) -> str:
-    """The question about stages that do not answer, with what to type when they are gone; receivers first."""
-    gone = " and ".join(f"`slackwater retire {app_name}/{stage}`" for stage in stages)
-    subject = f"{', '.join(stages)} still in the program? if {'it is' if len(stages) == 1 else 'one is'} gone for good"
-    return f"{'is' if len(stages) == 1 else 'are'} {subject}: {gone}"
 
 
 def _forget_group(settings: Settings, app_name: str, stage: str) -> str:

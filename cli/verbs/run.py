@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...durations import format_ms
+from ...settings import load
 from .. import humane, options
 from ..output import Output, output_for
 from ..reporter import reporting
-from ..settings import load
 
 if TYPE_CHECKING:
-    from ...pipeline.batch.progress import Progress
+    from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.metrics import Metrics
     from ...pipeline.run.options import Options
 
@@ -51,7 +52,7 @@ def run(
         typer.Option("--app", metavar="NAME", help="Run the program as this app, for example as a clone."),
     ] = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="Stop when nothing is left to read.")
+        bool, typer.Option("--until-caught-up", help="Stop when all that is there at the start is read.")
     ] = False,
     max_records: Annotated[
         int | None,
@@ -60,8 +61,7 @@ def run(
         ),
     ] = None,
     trigger: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="From batch to batch, such as '1 second'. Default: as the program says."),
+        int | None, options.span("Shortest time from batch to batch. Default: as the program says.")
     ] = None,
     max_unflushed: Annotated[
         int | None,
@@ -84,14 +84,8 @@ def run(
         typer.Option(metavar="FILES", help="Python files and zips for the tasks, comma between; may be repeated."),
     ] = None,
     patience: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            callback=options.finite,
-            help="How long to wait for a broker or store that is away.",
-        ),
-    ] = 120,
+        int, options.span("How long to wait for a broker or store that is away. Default: 2m.", bare_seconds=True)
+    ] = 120_000,
     metrics: Annotated[
         int | None,
         typer.Option(metavar="PORT", min=0, max=65535, help="Serve metrics for Prometheus there; 0 for a free port."),
@@ -131,17 +125,18 @@ def run(
         options=Options(
             store=root,
             kafka=brokers,
+            s3=settings.s3,
             stages=tuple(stage or ()),
             until_caught_up=until_caught_up,
             max_records=max_records,
-            trigger=trigger,
+            trigger=None if trigger is None else format_ms(trigger),
             max_unflushed=max_unflushed,
             accept_loss=accept_loss,
             master=master,
             spark_conf=spark_conf,
             py_files=files,
-            patience_s=patience,
-            cache_folder=settings.cache_folder,
+            patience_s=patience / 1_000,
+            cache_folder=Path(settings.cache),
             cache_bytes=settings.cache_max_bytes,
             compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
             cache_memory_bytes=settings.cache_memory_bytes,
@@ -164,14 +159,14 @@ def _run(file: str, *, app: str | None, options: "Options", output: Output, quie
 
         observed = _serve(metrics, output) if metrics is not None else None
 
-        def on_progress(commit: "Progress") -> None:
+        def on_commit(commit: "BatchReport") -> None:
             reporter.show(commit, _line(commit))
             if observed is not None:
                 observed.observe(commit)
 
         if observed is not None:
             reporter.also_told = observed.observe_lags
-        run_file(file, app=app, options=options, on_progress=on_progress, news=reporter, stop=stop)
+        run_file(file, app=app, options=options, on_commit=on_commit, news=reporter, stop=stop)
 
 
 def _serve(port: int, output: Output) -> "Metrics":
@@ -182,7 +177,7 @@ def _serve(port: int, output: Output) -> "Metrics":
     return metrics
 
 
-def _line(commit: "Progress") -> str:
+def _line(commit: "BatchReport") -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     words = (
         humane.moment(commit.time_ms),

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...settings import load
 from .. import humane, options
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid
-from ..waiting import await_answers, waiting_for, withdrawn_on_failure
+from ..waiting import teller, waiting_for
 
 if TYPE_CHECKING:
     from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.in_flight import InFlight
     from ...snapshot.cut.requests import Request
-    from ...snapshot.cut.stored import Snapshot, SnapshotKind
+    from ...snapshot.cut.stored import Snapshot
 
 __all__ = ["app"]
 
@@ -48,9 +48,8 @@ def take(
         bool, typer.Option("--instant", help="Pin the newest consistent moment without asking the app.")
     ] = False,
     timeout: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0, callback=options.finite, help="Withdraw the request after this long."),
-    ] = 60,
+        int, options.span("Withdraw the request after this long. Default: 60s.", bare_seconds=True)
+    ] = 60_000,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is complete.")] = True,
     store: options.Store = None,
     kafka: options.Kafka = None,
@@ -61,36 +60,35 @@ def take(
     Every stage answers between two of its batches; markers in the topics between them make the answers one
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
-    from ...snapshot.cut import requests
-    from ...snapshot.cut.resolve import resolve
-    from ...snapshot.take import snapshots, taking
-    from ...snapshot.take.audit_log import record_once, whoami
+    from ...snapshot.cut.requests import own_request
+    from ...snapshot.take import taking
+    from ...snapshot.take.audit_log import whoami
+    from ...snapshot.take.waiting import take as take_and_wait
 
     settings, output, by = load(store=store, kafka=kafka), output_for(json=as_json), whoami()
     opened, reader = settings.open_store(), settings.open_channels()
     name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", humane.now_ms()
     # A call that was interrupted is typed again: it finds what that one took, or its request.
-    kind: SnapshotKind = "instant" if instant else "markers"
-    earlier = taking.taken_already(opened, app_name, name, kind, by=by, now_ms=now_ms)
-    own = requests.own_request(opened, app_name, name, by) if earlier is None and not instant else None
-    if earlier is not None:
-        snapshot = earlier
-    elif instant:
-        cut = resolve(opened, app_name, now_ms=humane.now_ms())
-        snapshot = snapshots.pin(opened, cut, name, by=by, reader=reader)
-        if reader is None:
-            output.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
-    elif not wait:
+    if not (wait or instant or taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms)):
+        own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
         when = f" already, {humane.age(asked.created_ms, now_ms)}" if own else ""
         output.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
-    else:
-        with withdrawn_on_failure(opened, app_name, name, by, since_ms=own.created_ms if own else now_ms):
-            asked = own or taking.request(opened, app_name, name, by)
-            snapshot = await_answers(opened, app_name, asked, timeout, reader, output)
-    record_once(opened, app_name, "snapshot take", name, by, since_ms=snapshot.created_ms)
-    output.show(snapshot, *_taken(snapshot, options.said(store), earlier is not None))
+    with output.progress() as tell:
+        taken = take_and_wait(
+            opened,
+            app_name,
+            name,
+            by=by,
+            reader=reader,
+            instant=instant,
+            timeout_s=timeout / 1_000,
+            on_look=teller(tell, app_name, name),
+        )
+    if instant and reader is None and not taken.already:
+        output.note("records on the way between stages are not kept with it: nothing says where Kafka is (--kafka)")
+    output.show(taken.snapshot, *_taken(taken.snapshot, options.said(store), taken.already))
 
 
 @app.command("list", epilog=options.examples("slackwater snapshot list flights"))

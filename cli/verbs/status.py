@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...durations import HOUR_MS, format_ms
 from ...errors import Corruption, Refused, SlackwaterError, Usage
+from ...settings import Settings, load
 from .. import humane, options
 from ..output import Output, Part, output_for
-from ..settings import Settings, load
 from ..tables import Grid
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 _KAFKA_TIMEOUT_S = 3.0
-_SINCE = "1h"
 _FIGURES = (
     "table",
     ">L0",
@@ -51,20 +51,12 @@ def status(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again and again until Ctrl-C.")] = False,
     every: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0.1, callback=options.finite, help="How often --watch looks.", show_default=True
-        ),
-    ] = 2.0,
+        int, options.span("How often --watch looks. Default: 2s.", least_ms=100, bare_seconds=True)
+    ] = 2_000,
     cost: Annotated[
         bool, typer.Option("--cost", help="Show instead what the store is asked and keeps, and what a month costs.")
     ] = False,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SPAN", help="With --cost: by the versions of this time. Default: 1h.", show_default=False
-        ),
-    ] = None,
+    since: Annotated[int | None, options.span("With --cost: by the versions of this time. Default: 1h.")] = None,
     store: options.Store = None,
     kafka: options.Kafka = None,
     as_json: options.Json = False,
@@ -78,7 +70,7 @@ def status(
     if cost:
         if watch:
             raise Usage("--cost and --watch exclude each other")
-        _show_cost(opened, settings, output, app_name, since or _SINCE)
+        _show_cost(opened, settings, output, app_name, since or HOUR_MS)
         return
     if since is not None:
         raise Usage("--since goes with --cost")
@@ -95,7 +87,7 @@ def status(
             found, damaged, silence = _look(opened, settings, app_name)
             parts = _parts(opened, found, damaged=bool(damaged), in_detail=app_name is not None)
             show(found, *parts, *damaged, *silence)
-            time.sleep(every)
+            time.sleep(every / 1_000)
 
 
 def _look(
@@ -126,14 +118,13 @@ def _look(
     return tuple(found), tuple(damaged), (*unanswered, *((ends.silence,) if ends.silence else ()))
 
 
-def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, since: str) -> None:
-    from ...snapshot.gc.retention import span_ms
+def _show_cost(store: "ObjectStore", settings: Settings, output: Output, app_name: str | None, span_ms: int) -> None:
     from ...store.versions.apps import list_apps
     from ..cost import cost_of, parts
 
-    since_ms, prices = humane.now_ms() - span_ms(since), settings.prices()
+    since_ms, prices = humane.now_ms() - span_ms, settings.prices
     costs = tuple(cost_of(store, name, since_ms, prices) for name in ((app_name,) if app_name else list_apps(store)))
-    output.show(costs, *(parts(costs, since) if costs else (_empty(store),)))
+    output.show(costs, *(parts(costs, format_ms(span_ms)) if costs else (_empty(store),)))
 
 
 class _EndOffsets:

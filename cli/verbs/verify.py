@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...settings import load
 from .. import humane, options, thinned
 from ..output import Part, output_for
-from ..settings import load
 from ..tables import Grid, Title
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def verify(
     settings, output = load(store=store, kafka=kafka), output_for(json=as_json)
     opened, reader = settings.open_store(), settings.open_channels() if deep else None
     with output.progress() as tell:
-        report = prove(opened, ref, now_ms=humane.now_ms(), deep=deep, reader=reader, tell=_seldom(tell))
+        report = prove(opened, ref, now_ms=humane.now_ms(), deep=deep, reader=reader, on_progress=_seldom(tell))
     thinned.tell(output, ref, report.thinned_out)
     output.show(_data(report), *_parts(report))
     if not report.consistent:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import NotFound, Refused, Usage
@@ -17,6 +18,8 @@ from .table import DEFAULT_TABLE, TableOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from ..batch.batch_report import BatchReport
 
 __all__ = ["App", "Repartition", "Stage", "Topic", "repartition", "topic"]
 
@@ -202,6 +205,73 @@ class App:
             return transform
 
         return declare
+
+    def run(
+        self,
+        *,
+        store: str,
+        kafka: str | Mapping[str, str],
+        stages: Sequence[str] = (),
+        until_caught_up: bool = False,
+        max_records: int | None = None,
+        trigger: str | None = None,
+        max_unflushed: int | None = None,
+        accept_loss: bool = False,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+        patience_s: float = 120,
+        cache_folder: str | Path | None = None,
+        on_commit: Callable[[BatchReport], None] = lambda _report: None,
+    ) -> None:
+        """Run the app in this process, from where it stopped, as `slackwater run` does from a file.
+
+        It returns once it has caught up, if so asked, or after Ctrl-C or SIGTERM, with what was read committed.
+
+        Args:
+            store: The store root: `s3://bucket/prefix`, or a folder.
+            kafka: The brokers, as `"host:port"`, or librdkafka's client properties, `bootstrap.servers` among them.
+            stages: Run only these; default all.
+            until_caught_up: Return when each stage has read its topics up to where they end now, and all that followed
+                from it through repartition topics, as `availableNow` in Structured Streaming.
+            max_records: At most so many records of each input a batch, whatever the stages say.
+            trigger: Shortest time between two batches, likewise: `"10 seconds"`.
+            max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
+            accept_loss: Go on without records that are gone from Kafka.
+            master: Spark's master URL; default a session that runs here already, else what Spark is configured to.
+            spark_conf: Further settings of Spark.
+            py_files: Paths of Python files and zips that the program and its tasks import.
+            patience_s: How long a broker or a store may be away, in seconds.
+            cache_folder: Where this machine keeps SSTs for look-ups; default in the user's cache.
+            on_commit: Told of each committed batch, from several threads.
+
+        Raises:
+            NotFound: A topic or a stage is not there.
+            Refused: The program does not fit what is stored, or a stage failed.
+            Fenced: A newer runner took a stage over.
+            Unavailable: Kafka or the store was away for longer than `patience_s`.
+            Usage: An argument, or what the app declares, is not one that could work.
+        """
+        # What runs an app knows what declares it, and takes a while to import.
+        from ..run.program import Options, run_app
+
+        options = Options(
+            store=store,
+            kafka={"bootstrap.servers": kafka} if isinstance(kafka, str) else kafka,
+            stages=tuple(stages),
+            until_caught_up=until_caught_up,
+            max_records=max_records,
+            trigger=trigger,
+            max_unflushed=max_unflushed,
+            accept_loss=accept_loss,
+            master=master,
+            spark_conf=dict(spark_conf or {}),
+            py_files=tuple(py_files),
+            patience_s=patience_s,
+        )
+        if cache_folder is not None:
+            options = replace(options, cache_folder=Path(cache_folder))
+        run_app(self, options, on_commit)
 
     def check(self) -> None:
         """See that the stages hang together: to be asked when all are declared.

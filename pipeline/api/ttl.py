@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pyarrow as pa
 
+from ...durations import parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.versions.limits import MAX_TTL_MS
 from ...store.versions.manifest import Ttl
 
 __all__ = ["agree", "check_column", "lifetime_ms"]
-
-_UNITS_MS = {
-    "ms": 1,
-    "millisecond": 1,
-    "s": 1_000,
-    "second": 1_000,
-    "m": 60_000,
-    "min": 60_000,
-    "minute": 60_000,
-    "h": 3_600_000,
-    "hour": 3_600_000,
-    "d": 86_400_000,
-    "day": 86_400_000,
-    "w": 604_800_000,
-    "week": 604_800_000,
-}
-_PART = re.compile(rf"(\d{{1,9}})\s*({'|'.join(sorted(_UNITS_MS, key=len, reverse=True))})s?\b\s*")
-_WHOLE = re.compile(rf"\s*(?:{_PART.pattern})+", re.IGNORECASE)
 
 
 def lifetime_ms(text: str) -> int:
@@ -37,9 +18,7 @@ def lifetime_ms(text: str) -> int:
     Raises:
         Usage: it is written otherwise, or is not between a millisecond and a million days.
     """
-    if not isinstance(text, str) or not _WHOLE.fullmatch(text):
-        raise Usage(f"ttl {text!r} is not a span of time", hint='write a number and a unit: "7 days", "36 hours"')
-    total_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text.lower()))
+    total_ms = parse_ms("ttl", text)
     if not 0 < total_ms <= MAX_TTL_MS:
         raise Usage(f"ttl {text!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")
     return total_ms

@@ -10,7 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
-from ...snapshot.clone.clone import channel_topic
+from ...snapshot.clone.channels import channel_topic
 from ...snapshot.maintain.retire import bring_back
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
@@ -20,16 +20,36 @@ from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST, StartingOffsets
 from ..kafka import topics
-from .entries import Entrance, Entry, enter, tell
+from .entries import Bounds, Entrance, Entry, enter, tell
 from .schemas import Shape
 
-__all__ = ["Claimer"]
+__all__ = ["Checked", "Claimer"]
 
 _log = logging.getLogger("slackwater")
 
 _ANOTHER = (
     "try the changed program as another app (`slackwater run FILE --app NAME`), or give the changed stage a new name"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a check found of one stage.
+
+    Attributes:
+        head: Its newest version; None for a new stage.
+        entries: Where reading begins, by the input's declared name.
+        offsets: Earliest and end offsets of the topics that it reads, by topic.
+    """
+
+    head: Manifest | None
+    entries: Mapping[str, Entry]
+    offsets: Mapping[str, Bounds]
+
+    @property
+    def version(self) -> int:
+        """The head's; 0 for a new stage."""
+        return self.head.version if self.head is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +77,38 @@ class Claimer:
         """See that `create_channels` will be allowed to make what is missing. Raises `Refused` where it will not."""
         topics.create_topics(self.kafka, self._channels(stages), only_ask=True)
 
-    def check_declared(self, stage: Stage) -> None:
+    def check(self, stage: Stage) -> Checked:
         """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
 
         Raises:
-            Refused: The names of the key, the kind of state or an input changed, or input offsets are gone.
+            Refused: The names of the key, the kind of state or an input changed, or input offsets are gone (`Gone`).
             NotFound: An input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None:
             _check_declared(stage, self.app.key_of(stage) if stage.state is not None else (), head.table)
-        self._entries(stage, head)
+        offsets: dict[str, Bounds] = {}
+        return Checked(head, self._entries(stage, head, offsets), offsets)
 
-    def check(self, stage: Stage, shape: Shape) -> None:
-        """Refuse a stage that does not fit what is stored, before anything is written, and say what it will not see.
+    def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
+        """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
+        _agreed(stage, shape.table, checked.head)
+        tell(stage.name, checked.entries)
 
-        Raises:
-            Refused: The key, the state or an input changed, or input offsets are gone (`Gone`).
-            NotFound: An input topic does not exist.
+    def claim(self, stage: Stage, shape: Shape, now_ms: int, checked: Checked | None = None) -> Manifest:
+        """Commit a claim of the stage and return it. Raises as `check` and `check_shape` do.
+
+        Kafka is asked again only where `checked` is of another version than the one that the claim follows.
         """
-        head = history.head(self.store, self.app.name, stage.name)
-        _agreed(stage, shape.table, head)
-        tell(stage.name, self._entries(stage, head))
-
-    def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
-        """Commit a claim of the stage and return it. Raises as `check` does."""
         if bring_back(self.store, self.app.name, stage.name, by=self.by):
             _log.warning("stage %s/%s was retired and is back: it goes on where it stopped", self.app.name, stage.name)
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
             table = _agreed(stage, shape.table, known)
+            offsets = dict(checked.offsets) if checked is not None and checked.version == draft.version - 1 else {}
             return replace(
-                enter(self.store, draft, self._entries(stage, known), self.by),
+                enter(self.store, draft, self._entries(stage, known, offsets), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
@@ -117,15 +136,21 @@ class Claimer:
         ends = topics.offsets(self.kafka, topic)[1]
         return Output(topic, ends, schema=ddl, sent=(0,) * len(ends))
 
-    def _entries(self, stage: Stage, head: Manifest | None) -> dict[str, Entry]:
-        """Where reading begins, by the input's declared name."""
+    def _entries(self, stage: Stage, head: Manifest | None, asked: dict[str, Bounds]) -> dict[str, Entry]:
+        """Where reading begins, by the input's declared name. `asked` has what Kafka said, and gets what is missing."""
         if head is not None and stage.inputs.keys() != head.inputs.keys():
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
             raise Refused(
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint="give the stage a new name to start afresh, or read what it read before",
             )
-        entrance = Entrance(self.store, self.app.name, stage.name, head, partial(self._bounds, stage), self.accept_loss)
+
+        def bounds(topic: str) -> Bounds:
+            if topic not in asked:
+                asked[topic] = self._bounds(stage, topic)
+            return asked[topic]
+
+        entrance = Entrance(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
         return {name: self._entry(entrance, one) for name, one in stage.inputs.items()}
 
     def _entry(self, entrance: Entrance, one: Topic | str) -> Entry:
@@ -140,7 +165,7 @@ class Claimer:
     ) -> tuple[int, ...]:
         return start.resolve(topic, earliest, ends, partial(topics.offsets_since, self.kafka, topic))
 
-    def _bounds(self, stage: Stage, topic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _bounds(self, stage: Stage, topic: str) -> Bounds:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""
         try:
             return topics.offsets(self.kafka, topic)

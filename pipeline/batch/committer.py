@@ -67,7 +67,7 @@ class Change:
         manifest: The one after it.
         merges: Those that `manifest` has in the place of their inputs.
         started: When the batch did, on the monotonic clock.
-        told: Hears of the commit.
+        on_commit: Called once it is committed.
         taken: What its tasks took of the store.
     """
 
@@ -75,7 +75,7 @@ class Change:
     manifest: Manifest
     merges: tuple[Done, ...]
     started: float
-    told: Callable[[Committed], None]
+    on_commit: Callable[[Committed], None]
     taken: Stats = field(default_factory=Stats)
 
     @property
@@ -149,11 +149,9 @@ class Committer:
             Refused: This was closed.
         """
         if not self._max_unflushed:
-            with self._committing:
-                change, commit_seconds = self._commit(change.onto(self.head))
-                self.head = change.manifest
+            change, commit_seconds = self._commit(change)
             seconds = time.monotonic() - change.started
-            change.told(Committed(change.before, change.manifest, seconds, commit_seconds, 0))
+            change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, 0))
             return
         with self._moved:
             self._moved.wait_for(lambda: self._over or len(self._unflushed) < self._max_unflushed)
@@ -189,12 +187,10 @@ class Committer:
                     return
                 change, seconds = self._unflushed[0]
             try:
-                with self._committing:
-                    change, commit_seconds = self._commit(change.onto(self.head))
-                    self.head = change.manifest
+                change, commit_seconds = self._commit(change)
                 self._forget()
                 behind = len(self._unflushed) - 1
-                change.told(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
+                change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
             except BaseException as error:
                 # It is raised where the next batch ends, too.
                 with self._moved:
@@ -206,7 +202,7 @@ class Committer:
                 self._unflushed.popleft()
                 self._moved.notify_all()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""
         # A commit under way finds out for itself, and may wait for storage.
         if not self._committing.acquire(blocking=False):
@@ -222,7 +218,14 @@ class Committer:
             self._committing.release()
 
     def _commit(self, change: Change) -> tuple[Change, float]:
-        """Commit, after compactions where these were faster; as it was committed, and the seconds of the last put."""
+        """Commit on the head; the change as it was committed, and the seconds of the put."""
+        with self._committing:
+            change, seconds = self._put(change.onto(self.head))
+            self.head = change.manifest
+        return change, seconds
+
+    def _put(self, change: Change) -> tuple[Change, float]:
+        """Put the manifest, after compactions where these were faster; as it was put, and the seconds of the last."""
         taken = change.taken
         for attempt in range(_REBASES):
             self._upload(change)

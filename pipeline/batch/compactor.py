@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from ...errors import SlackwaterError
-from ...store.compaction import merge, plan
+from ...store.compaction import merge
 from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions.manifest import Manifest, Sst
+from ...store.versions.manifest import Manifest
 from .write_stall import Compacting
 
 __all__ = ["Compactor"]
@@ -41,24 +42,24 @@ class Compactor:
         """What the head calls for and nobody has begun, most urgent first."""
         self._busy: set[Compaction] = set()
         """Begun, and not committed yet."""
-        self._done: list[Done] = []
-        self._offered = 0
-        """How many of these were in the version that is being committed."""
+        self._finished: tuple[Done, ...] = ()
         self._threads, self._working = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
-    def consider(self, head: Manifest) -> tuple[Compaction, ...]:
+    def consider(self, head: Manifest, merges: Collection[Done] = ()) -> tuple[Compaction, ...]:
         """Start what a version calls for that is about to be committed, and say what that is.
 
         What was called for by a version before it and nobody has begun is forgotten. What shares an input with a merge
         that is under way, or waits to be committed, waits too.
+
+        Args:
+            head: The version.
+            merges: Those of `finished` that were to be in it: they are, or did not fit. The others wait for the next.
         """
         due = pick_for(head)
         with self._lock:
-            # Either they are in it now, or they did not fit.
-            self._busy.difference_update(one.compaction for one in self._done[: self._offered])
-            del self._done[: self._offered]
-            self._offered = 0
+            self._busy.difference_update(one.compaction for one in merges)
+            self._finished = tuple(one for one in self._finished if one not in merges)
             self._head = head
             # Look-ups wait for what batches wrote last to be merged, and for that, upper levels to have room.
             self._wanted = sorted(due, key=lambda one: one.output_level)
@@ -68,28 +69,18 @@ class Compactor:
                     self._executor.submit(self._work)
         return due
 
-    def fold(self, ssts: tuple[Sst, ...]) -> tuple[Sst, ...]:
-        """The SSTs of a version, finished merges in the place of their inputs.
-
-        May be asked again for another version, until `consider` is told of one.
-        """
-        with self._lock:
-            self._offered = len(self._done)
-            return plan.apply(ssts, self._done)
-
     @property
-    def offered(self) -> tuple[Done, ...]:
-        """The merges that `fold` has looked at last."""
-        with self._lock:
-            return tuple(self._done[: self._offered])
+    def finished(self) -> tuple[Done, ...]:
+        """The merges whose results no version names yet (`plan.apply` puts them into one)."""
+        return self._finished
 
     @property
     def doing(self) -> Compacting:
         """What it is at."""
         with self._lock:
-            if len(self._busy) > len(self._done):
+            if len(self._busy) > len(self._finished):
                 return "under way"
-            return "finished" if self._done else "nothing"
+            return "finished" if self._finished else "nothing"
 
     def close(self) -> None:
         """Stop the merges under way, and drop those not begun."""
@@ -133,4 +124,4 @@ class Compactor:
                 if made is None:
                     self._busy.discard(one)
                 else:
-                    self._done.append(made)
+                    self._finished += (made,)

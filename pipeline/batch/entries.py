@@ -19,12 +19,12 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest
 
-__all__ = ["Entrance", "Entry", "enter", "tell"]
+__all__ = ["Bounds", "Entrance", "Entry", "enter", "tell"]
 
 _log = logging.getLogger("slackwater")
 
-Offsets = Callable[[str], tuple[tuple[int, ...], tuple[int, ...]]]
-"""Gets a topic; gives the earliest and the end offset of each of its partitions."""
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+"""The earliest and the end offset of each partition of a topic."""
 
 Begin = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 """Gets the earliest and the end offset of each partition; gives the first that is read."""
@@ -56,7 +56,7 @@ class Entrance:
         app: Its name.
         stage: The stage's.
         head: Its newest version, None for a new stage.
-        offsets: Asks Kafka.
+        offsets: Asks Kafka, by topic.
         accept_loss: Whether what is gone may be passed over.
     """
 
@@ -64,7 +64,7 @@ class Entrance:
     app: str
     stage: str
     head: Manifest | None
-    offsets: Offsets
+    offsets: Callable[[str], Bounds]
     accept_loss: bool
 
     def topic(self, name: str, topic: str, begin: Begin | None) -> Entry:

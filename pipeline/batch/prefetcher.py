@@ -1,8 +1,8 @@
 """SSTs fetched beside a running stage, so that its look-ups find them on this machine.
 
-After a restart on another machine the first batch starts at once and reads what it needs by pieces. What it read so is
-fetched whole meanwhile, the newest first, and the batches after it find it here. The same for what a compaction in
-another process put in the place of SSTs that were here.
+After a restart on another machine the first batch starts at once and reads byte ranges of the SSTs that it needs. These
+are fetched whole meanwhile, the newest first, and the batches after it find them here. The same for what a compaction
+in another process put in the place of SSTs that were here.
 
 For a driver whose tasks run on its own machine. One SST at a time, in a thread of the lowest priority that is useful:
 a batch never waits for it, and finds each SST either here or not.
@@ -47,24 +47,24 @@ class Prefetcher:
         self._store = store
         self._cache = cache
         self._head = head
-        self._pieced: set[str] = set()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch-{head.stage}", initializer=_step_back)
+        self._missing: set[str] = set()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"prefetch-{head.stage}", initializer=_lower_priority)
         self._running: Future[None] | None = None
         self._stopping = threading.Event()
 
-    def consider(self, head: Manifest, pieced: Iterable[str]) -> None:
+    def consider(self, head: Manifest, ranged: Iterable[str]) -> None:
         """Fetch what the head's look-ups miss on this machine; returns at once.
 
         Args:
             head: The version just committed.
-            pieced: Objects that its tasks read by pieces.
+            ranged: Objects of which its tasks read byte ranges.
         """
         replaced = _replacements(self._head.ssts, head.ssts, self._cache)
-        self._pieced = (self._pieced | set(pieced) | replaced) & {sst.object for sst in head.ssts}
+        self._missing = (self._missing | set(ranged) | replaced) & {sst.object for sst in head.ssts}
         self._head = head
         idle = self._running is None or self._running.done()
-        if self._pieced and idle and not self._stopping.is_set():
-            self._running = self._executor.submit(self._run, head, frozenset(self._pieced))
+        if self._missing and idle and not self._stopping.is_set():
+            self._running = self._executor.submit(self._run, head, frozenset(self._missing))
 
     def close(self) -> None:
         """Wait for the SST under way; fetch no more."""
@@ -108,7 +108,7 @@ def _replacements(before: tuple[Sst, ...], after: tuple[Sst, ...], cache: SstCac
     }
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     # On Linux each thread has a priority of its own.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

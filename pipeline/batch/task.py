@@ -1,16 +1,13 @@
 """What a Spark task does with one state partition of a micro-batch, in its Python worker.
 
 Look up the batch's keys, merge, write one L0 SST, write what the state emits to Kafka, and report. Nothing a task
-does counts until the driver names it in a manifest: a retried or speculative attempt leaves only litter.
+does counts until the driver names it in a manifest: a retried or speculative attempt leaves only orphans.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -18,11 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ...store.objects.counting import CountingStore
-from ...store.objects.open import open_store, take
 from ...store.objects.protocol import ObjectStore
-from ...store.objects.s3.access import S3Access, S3Place
-from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read import multi_get
 from ...store.read.cache import SstCache
@@ -38,36 +31,11 @@ from ..kafka.records import send
 from ..source.worker import configure_worker
 from ..state.multi_input import apart
 from ..state.protocol import BoundState, Groups
+from .places import Places
 
-__all__ = ["RESULT_SCHEMA", "Places", "Result", "Sent", "StateTask", "WriteTask"]
+__all__ = ["RESULT_SCHEMA", "Result", "Sent", "StateTask", "WriteTask"]
 
 RESULT_SCHEMA = "result binary"
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where workers find things. Crosses to them by pickle, inside Spark."""
-
-    app: str
-    stage: str
-    store: str
-    kafka: dict[str, str] = field(repr=False)
-    """Client properties, passwords among them."""
-    cache: tuple[str, int, int]
-    """Folder of the SST cache, how many bytes it may hold, and how many of memory its hot tier."""
-    patience_s: float
-    spool: str = ""
-    """The folder of this machine in which SSTs wait to be uploaded; empty when they go to the store at once."""
-    elsewhere: bool = False
-    """Whether tasks run on other machines, which may name a folder of their own for the cache."""
-    s3: S3Access | None = None
-    """How the driver gets to the store at this batch; None where its root is enough."""
-
-    def cache_here(self) -> tuple[str, int, int]:
-        """`cache` on the machine of the task that asks."""
-        folder, max_bytes, hot_bytes = self.cache
-        own = os.environ.get("SLACKWATER_CACHE", "") if self.elsewhere else ""
-        return own or folder, max_bytes, hot_bytes
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -88,8 +56,8 @@ class Result(msgspec.Struct, frozen=True):
     """What this attempt wrote, by channel and Kafka partition."""
     stats: Stats = Stats()
     """What it took of the store."""
-    pieced: tuple[str, ...] = ()
-    """SST objects that the worker reads by pieces, as its machine does not have them."""
+    ranged: tuple[str, ...] = ()
+    """SST objects of which the worker reads byte ranges, as its machine does not have them."""
     event_ms: int | None = None
     """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
 
@@ -114,33 +82,6 @@ class _Sink:
                 counts = np.bincount(targets, minlength=count).tolist()
                 sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
         return sent
-
-
-@lru_cache(maxsize=8)
-def _storage(
-    store: str, place: S3Place | None, patience_s: float, cache_folder: str, cache_bytes: int, hot_bytes: int
-) -> tuple[ObjectStore, SstCache]:
-    """A worker is reused from batch to batch, and with it what it has open, whatever credentials a batch brings."""
-    opened = open_store(store, patience_s=patience_s, place=place)
-    return opened, SstCache(Path(cache_folder), cache_bytes, hot_bytes=hot_bytes)
-
-
-@lru_cache(maxsize=64)
-def _counted(
-    _app: str,
-    _stage: str,
-    spool: str,
-    store: str,
-    place: S3Place | None,
-    patience_s: float,
-    cache_folder: str,
-    cache_bytes: int,
-    hot_bytes: int,
-) -> tuple[CountingStore, ObjectStore, SstCache]:
-    """What counts the requests, for each stage by itself, since a worker serves them all; and what to use."""
-    opened, cache = _storage(store, place, patience_s, cache_folder, cache_bytes, hot_bytes)
-    counted = CountingStore(opened)
-    return counted, SpooledStore(counted, Path(spool)) if spool else counted, cache
 
 
 def _attempt(writer: str, version: int) -> str:
@@ -214,16 +155,8 @@ class StateTask:
             return
         attempt = _attempt(self.writer, self.version)
         key = [column.name for column in self.table.key]
-        places, reads = self.places, Reads()
-        counted, store, cache = _counted(
-            places.app,
-            places.stage,
-            places.spool,
-            places.store,
-            take(places.s3),
-            places.patience_s,
-            *places.cache_here(),
-        )
+        reads = Reads()
+        counted, store, cache = self.places.open()
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
         written: list[Sst] = []
         emitted: list[tuple[pa.Table, ...]] = []
@@ -247,7 +180,9 @@ class StateTask:
             sent = _Sink(self.places, self.outputs).write(list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)
         latest_ms = max(event_ms, default=None)
-        yield from _report(Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.pieced(), latest_ms))
+        yield from _report(
+            Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.ranged_objects(), latest_ms)
+        )
 
     def _merge(
         self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads

@@ -10,17 +10,17 @@ Planners live in processes of their own: they learn of it by a file that is ther
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...store.versions.manifest import Manifest
 
-__all__ = ["Backpressure", "Reader"]
+__all__ = ["Backpressure", "LimitedReader"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class LimitedReader:
     """A stage that reads channels under an admission limit: rows of each input a batch."""
 
     stage: str
@@ -36,9 +36,11 @@ class Backpressure:
         readers: The stages of this runner that have an admission limit.
     """
 
-    def __init__(self, folder: Path, readers: Sequence[Reader]) -> None:
+    def __init__(self, folder: Path, readers: Sequence[LimitedReader]) -> None:
         self._folder = folder
         self._readers = tuple(readers)
+        self._heads: dict[str, Manifest] = {}
+        self._tips: dict[str, Manifest] = {}
         self._lock = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -46,30 +48,33 @@ class Backpressure:
         """The file that is there while the stage is held."""
         return self._folder / stage
 
-    def look(self, heads: Mapping[str, Manifest], tips: Mapping[str, Manifest]) -> None:
-        """Hold the writers whose readers lag, and let the others go on.
+    def move(self, head: Manifest, tip: Manifest) -> None:
+        """Note where a stage is, hold the writers whose readers lag, and let the others go on.
 
         Args:
-            heads: The newest committed version of each stage: what there is to read.
-            tips: The newest acknowledged version of each: how far it has read. What it has read waits for nobody,
-                whether it is committed yet or not.
+            head: Its newest committed version: what there is to read of it.
+            tip: Its newest acknowledged version: how far it has read. What it has read waits for nobody, whether it is
+                committed yet or not.
         """
         with self._lock:
-            held = set(self._held(heads, tips))
-            for stage in heads:
+            self._heads[head.stage], self._tips[tip.stage] = head, tip
+            held = set(self._held())
+            for stage in self._heads:
                 if stage in held:
                     self.flag(stage).touch()
                 else:
                     self.flag(stage).unlink(missing_ok=True)
 
-    def _held(self, heads: Mapping[str, Manifest], tips: Mapping[str, Manifest]) -> list[str]:
-        return [
-            writer
-            for reader in self._readers
-            for channel in reader.channels
-            for writer, head in heads.items()
-            if channel in head.outputs and _backlog(head, tips[reader.stage], channel) > reader.max_records
-        ]
+    def _held(self) -> Iterator[str]:
+        """The stages whose next batch has to wait."""
+        for reader in self._readers:
+            tip = self._tips.get(reader.stage)
+            if tip is None:
+                continue
+            for channel in reader.channels:
+                for writer, head in self._heads.items():
+                    if channel in head.outputs and _backlog(head, tip, channel) > reader.max_records:
+                        yield writer
 
 
 def _backlog(writer: Manifest, reader: Manifest, channel: str) -> int:

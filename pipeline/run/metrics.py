@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, star
 
 from ...errors import Refused
 from ...snapshot.status.lag import StageLag
-from ..batch.progress import Progress
+from ..batch.batch_report import BatchReport
 
 __all__ = ["Metrics"]
 
@@ -59,7 +59,7 @@ class Metrics:
         self._misses = self._counter("cache_misses", "SSTs looked into that it did not have.")
         self._row_groups = self._counter("row_groups_read", "Row groups read from the store by pieces.")
 
-    def observe(self, commit: Progress) -> None:
+    def observe(self, commit: BatchReport) -> None:
         """Note a committed batch."""
         labels = (commit.app, commit.stage)
         self._batch_seconds.labels(*labels).observe(commit.seconds)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...store.objects.s3.settings import S3Settings
 from ...validation import finite, whole
 
 __all__ = ["Options"]
@@ -18,6 +19,7 @@ class Options:
     Attributes:
         store: The store root.
         kafka: librdkafka client properties, `bootstrap.servers` among them.
+        s3: How S3 is talked to; None for what the environment says.
         stages: Run only these; empty for all.
         until_caught_up: Stop when nothing is left to read.
         max_records: At most so many input records a batch, whatever the program says; None for what it says.
@@ -41,6 +43,7 @@ class Options:
 
     store: str
     kafka: Mapping[str, str] = field(repr=False)
+    s3: S3Settings | None = None
     stages: tuple[str, ...] = ()
     until_caught_up: bool = False
     max_records: int | None = None

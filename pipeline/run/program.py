@@ -1,4 +1,4 @@
-"""From a file with a user's program to a running app."""
+"""From a user's program, in a file or in this process, to a running app."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from ...errors import NotFound, Usage
 from ..api.app import App
-from ..batch.progress import Progress
+from ..batch.batch_report import BatchReport
 from ..spark.shipping import on_path
 from ..spark.user_errors import as_user_error
 from .news import News
 from .runner import Options, run
 from .stopping import Stop
 
-__all__ = ["Options", "load_app", "run_file"]
+__all__ = ["Options", "load_app", "run_app", "run_file"]
 
 
 def load_app(path: str, *, name: str | None = None) -> App:
@@ -52,10 +53,7 @@ def load_app(path: str, *, name: str | None = None) -> App:
     sys.modules[module_name] = module
     with as_user_error("the program"):
         spec.loader.exec_module(module)
-    # Workers do not have the file: its functions travel by value.
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    _send_by_value(module)
     found = {id(value): value for value in vars(module).values() if isinstance(value, App)}
     if len(found) != 1:
         names = ", ".join(repr(app.name) for app in found.values()) or "none"
@@ -64,12 +62,27 @@ def load_app(path: str, *, name: str | None = None) -> App:
     return app if name is None else replace(app, name=name)
 
 
+def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:
+    """Run an app that this process declares. Raises as `runner.run` does."""
+    on_path(options.py_files)
+    for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
+        _send_by_value(sys.modules[name])
+    run(app, options, on_commit)
+
+
+def _send_by_value(module: ModuleType) -> None:
+    """Have a program's functions travel to workers by value: they do not have its file."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
 def run_file(
     path: str,
     *,
     app: str | None,
     options: Options,
-    on_progress: Callable[[Progress], None],
+    on_commit: Callable[[BatchReport], None],
     news: News | None = None,
     stop: Stop | None = None,
 ) -> None:
@@ -77,4 +90,4 @@ def run_file(
     with stop.at_once() if stop is not None else nullcontext():
         on_path(options.py_files)
         program = load_app(path, name=app)
-    run(program, options, on_progress, news=news, stop=stop)
+    run(program, options, on_commit, news=news, stop=stop)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Stop", "Stopped", "stop_signals"]
+__all__ = ["Stop", "StopRequested", "stop_signals"]
 
 _GRACE_S = 0.5
 """How much later than other processes of the run this one may hear of a signal that is sent to all of them."""
 
 
-class Stopped(BaseException):
+class StopRequested(BaseException):
     """Somebody asked to stop where nothing needs an end in order."""
 
 
@@ -34,11 +34,11 @@ class Stop(threading.Event):
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, to be asked raises `Stopped`: for what may wait long, and may be broken off anywhere."""
+        """Inside, to be asked raises `StopRequested`: for what may wait long, and may be broken off anywhere."""
         before, self._raises = self._raises, True
         try:
             if self.is_set():
-                raise Stopped
+                raise StopRequested
             yield
         finally:
             self._raises = before
@@ -54,24 +54,24 @@ class Stop(threading.Event):
             yield
         except Exception:
             if self.is_set() or self.wait(_GRACE_S):
-                raise Stopped from None
+                raise StopRequested from None
             raise
         finally:
             self._raises = before
         if self.is_set():
-            raise Stopped
+            raise StopRequested
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
         self._asked = True
         if self._raises:
-            raise Stopped
+            raise StopRequested
 
 
 @contextmanager
 def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterator[Stop]:
     """An event that SIGINT and SIGTERM set; where this is not the main thread, nobody sets it.
 
-    `Stopped` ends the block, and goes no further.
+    `StopRequested` ends the block, and goes no further.
 
     Args:
         on_ask: Called with the event when it is set, and when `now` is: at once and on a thread of its own, whatever
@@ -91,7 +91,7 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
     before = {number: signal.signal(number, stop._ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
-    except Stopped:
+    except StopRequested:
         pass
     finally:
         for number, handler in before.items():

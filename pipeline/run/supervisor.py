@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -11,17 +10,11 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from ...errors import SlackwaterError, Unavailable
-from ...store.objects.protocol import ObjectStore
-from ...store.versions import history
-from ...store.versions.manifest import Input
-from ..api.app import App
 from ..batch.stage_runner import StageRunner
-from ..kafka import topics
-from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
 from ..spark.query_errors import translate
+from .catch_up import CatchUp
 from .news import News
-from .options import Options
 from .snapshot_completer import Completer
 from .stopping import Stop
 
@@ -29,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Watch"]
+__all__ = ["Supervisor"]
 
 _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
@@ -42,30 +35,36 @@ _STARTING = ("Initializing", "Getting offsets", "Starting")
 """How Spark's words for what a query does begin before its sources have answered."""
 
 
-class Watch:
-    """Looks after the queries of one runner. `stop` is set when they are to end."""
+class Supervisor:
+    """Looks after the queries of one runner, until `stop` is set or they have caught up.
+
+    Args:
+        spark: Runs the queries.
+        runners: The stages, upstream first.
+        completer: Completes snapshots; closed at the end.
+        announcer: Tells Kafka's own tools how far each stage has read.
+        catch_up: Tells when the run is to end by itself; None where it never is.
+        stop: Set when they are to end.
+        news: Told what goes on.
+    """
 
     def __init__(
         self,
-        app: App,
-        options: Options,
-        store: ObjectStore,
         spark: SparkSession,
         runners: tuple[StageRunner, ...],
+        completer: Completer,
+        announcer: Announcer,
+        catch_up: CatchUp | None,
         stop: Stop,
         news: News,
     ) -> None:
-        self._app = app
-        self._options = options
         self._spark = spark
         self._runners = runners
+        self._catch_up = catch_up
         self._stop = stop
         self._news = news
-        self._store = store
-        by = f"{socket.gethostname()}:{os.getpid()}"
-        reader = KafkaChannels(options.kafka, patience_s=options.patience_s)
-        self._completer = Completer(self._store, app.name, reader, by)
-        self._announcer = Announcer(options.kafka, app.name)
+        self._completer = completer
+        self._announcer = announcer
         self._queries: list[StreamingQuery] = []
 
     def until_done(self) -> None:
@@ -119,7 +118,7 @@ class Watch:
             if now >= housekeeping:
                 self._complete_snapshots()
                 self._announcer.announce_moved(self._positions())
-                if self._options.until_caught_up and self._caught_up():
+                if self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S
             if now >= epochs:
@@ -137,7 +136,7 @@ class Watch:
     def _halt(self) -> None:
         """Let batches under way end and be committed for a while, then drop them whole."""
         for runner in self._runners:
-            runner.stopping = True
+            runner.stop()
         deadline = time.monotonic() + _STOP_S
         while busy := [runner.stage.name for runner in self._runners if runner.busy]:
             left_s = deadline - time.monotonic()
@@ -146,12 +145,8 @@ class Watch:
             self._news.doing(f"waiting for {_stages(busy)} to end {'a batch' if len(busy) == 1 else 'batches'}")
         for runner in self._runners:
             runner.settle(0.0 if self._stop.now.is_set() else max(0.0, deadline - time.monotonic()))
-        failures = {runner.stage.name: runner.error for runner in self._runners}
         self._news.doing("waiting for Spark to stop the queries")
         self._stop_queries()
-        # What fails because it was stopped is no failure.
-        for runner in self._runners:
-            runner.error = failures[runner.stage.name]
 
     def _stop_queries(self) -> None:
         """Stop them side by side: each may take seconds. Who does not wait leaves that to the end of Spark."""
@@ -188,26 +183,15 @@ class Watch:
         """Complete what every stage has answered; note what nobody asks for any more."""
         closed = self._completer.look([runner.head for runner in self._runners])
         for runner in self._runners:
-            runner.closed_snapshots = closed
+            runner.forget(closed)
 
     def _caught_up(self) -> bool:
         try:
-            return all(self._has_caught_up(runner) for runner in self._runners)
+            heads = {runner.stage.name: runner.head for runner in self._runners}
+            return self._catch_up is not None and self._catch_up.done(heads)
         except Unavailable:
-            # Whether the broker has been away for too long is the planners' to say.
+            # Whether the store has been away for too long is the planners' to say.
             return False
-
-    def _has_caught_up(self, runner: StageRunner) -> bool:
-        return all(self._at_the_end(name, at) for name, at in runner.positions.items())
-
-    def _at_the_end(self, name: str, at: Input) -> bool:
-        if not at.upstream:
-            return topics.end_offsets(self._options.kafka, at.topic) == at.offsets
-        sent = (
-            manifest.outputs.get(name)
-            for manifest in history.after(self._store, self._app.name, at.upstream, at.version)
-        )
-        return not any(output.rows or output.markers for output in sent if output is not None)
 
 
 def _stages(names: Iterable[str]) -> str:

@@ -20,6 +20,8 @@ from pyspark.sql.types import StructType
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from ...store.objects.s3.settings import S3Settings
+
 __all__ = ["TOPIC_SCHEMA", "Private", "Source", "SourceOptions", "open_stream"]
 
 TOPIC_SCHEMA = (
@@ -65,10 +67,12 @@ class Private:
 
     Attributes:
         kafka: Client properties.
+        s3: How S3 is talked to; None for what the environment says.
         environ: Variables of the driver by which it finds S3, for planning, which is done on its machine.
     """
 
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
+    s3: S3Settings | None = None
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 

@@ -94,7 +94,7 @@ class _Reader(DataSourceStreamReader):
     def _open_store(self) -> ObjectStore:
         # Planning has a process of its own, which Spark may have started with less than the driver was given since.
         os.environ.update(self._private.environ)
-        store = open_store(self._options.store, patience_s=self._options.patience_s)
+        store = open_store(self._options.store, patience_s=self._options.patience_s, settings=self._private.s3)
         folder = self._options.counts
         return CountingStore(store, SharedCounts(Path(folder) / str(os.getpid())).add) if folder else store
 

@@ -20,7 +20,7 @@ from ...store.sst.types import SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Table
 from ..query.columns import visible_schema
 
-__all__ = ["KeyChange", "TurnedKeys", "turned_keys"]
+__all__ = ["ChangedKeys", "KeyChange", "changed_keys"]
 
 _PIECE = 10_000
 """Keys that are Python values at a time."""
@@ -36,7 +36,7 @@ class KeyChange:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedKeys:
+class ChangedKeys:
     """Keys of one table, and their rows around a commit."""
 
     keys: pa.Table
@@ -61,7 +61,7 @@ class TurnedKeys:
             for number, (key, earlier, later) in enumerate(zip(keys, *sides, strict=True), start):
                 yield KeyChange(key, earlier if self.was[number] else None, later if self.is_there[number] else None)
 
-    def changed(self) -> "TurnedKeys":
+    def changed(self) -> "ChangedKeys":
         """Those whose row the commit changed, brought or took."""
         return self._only(np.flatnonzero(self._differs()))
 
@@ -78,9 +78,9 @@ class TurnedKeys:
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
 
-    def _only(self, places: npt.NDArray[np.int64]) -> "TurnedKeys":
+    def _only(self, places: npt.NDArray[np.int64]) -> "ChangedKeys":
         keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
-        return TurnedKeys(keys, before, after, self.was[places], self.is_there[places], self.named)
+        return ChangedKeys(keys, before, after, self.was[places], self.is_there[places], self.named)
 
     def _differs(self) -> npt.NDArray[np.bool_]:
         """Of each key, whether its rows before and after are different. DuckDB compares values of every type."""
@@ -96,9 +96,9 @@ class TurnedKeys:
         return np.asarray(differs.column("differs").to_numpy(), np.bool_)
 
 
-def turned_keys(
+def changed_keys(
     store: ObjectStore, cache: SstCache, before: Manifest | None, after: Manifest, rows: pa.Table
-) -> TurnedKeys | None:
+) -> ChangedKeys | None:
     """The keys that a commit turned bad, None for a stage without a table.
 
     Args:
@@ -123,7 +123,7 @@ def turned_keys(
     keys = _once(keys)
     earlier, was = _values(store, cache, before, table, keys)
     later, is_there = _values(store, cache, after, table, keys)
-    found = TurnedKeys(keys, earlier, later, was, is_there, named)
+    found = ChangedKeys(keys, earlier, later, was, is_there, named)
     return found if named else found.changed()
 
 
@@ -162,8 +162,7 @@ def _expired_keys(
             rows = cache.open(store, sst, table).table
             was, now = (expiry.expired(rows, manifest.clock_ms) for manifest in (before, after))
             if was is not None and now is not None:
-                turned = np.flatnonzero(now & ~was)
-                found.append(rows.select(schema.names).take(pa.array(turned)))
+                found.append(rows.select(schema.names).take(pa.array(np.flatnonzero(now & ~was))))
     return pa.concat_tables(found) if found else schema.empty_table()
 
 

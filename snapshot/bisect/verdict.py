@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage
-from .changed_keys import TurnedKeys
+from .changed_keys import ChangedKeys
 
 __all__ = ["MAX_ROWS", "Step", "Verdict"]
 
@@ -58,7 +58,7 @@ class Verdict:
     """What the predicate returns at the first bad moment, up to `MAX_ROWS` rows."""
     more_rows: bool
     """Whether it returns more than these."""
-    keys: TurnedKeys | None
+    keys: ChangedKeys | None
     """The keys that turned bad, None for a stage without a table."""
     steps: tuple[Step, ...]
     """All evaluations, in their order."""

@@ -8,13 +8,13 @@ from msgspec import Struct
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import limits as fits
-from ...store.versions.manifest import Input, Output
+from ...store.versions.manifest import Input
 from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
 from ..cut.stored import Snapshot
 from ..take.capture import read
 
-__all__ = ["Carried", "Channels", "carried_input", "carried_output", "carry", "channel_topic"]
+__all__ = ["Carried", "Channels", "carried_input", "carry", "channel_topic"]
 
 
 class Channels(Protocol):
@@ -104,25 +104,14 @@ def _carry_one(
     for index, reader in enumerate(readers):
         following = readers[index + 1].input if index + 1 < len(readers) else None
         flight = stretch(store, cut, reader, following)
-        ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app, _kept(store, flight, keeper))
+        captured = keeper.captured(flight) if keeper and flight.attempts else None
+        records = read(store, captured, flight) if captured else None
+        ends, attempt, starts[reader.receiver] = kafka.copy(flight, topic, app, records)
         if flight.attempts:
             attempts.append(attempt)
             # A clone's first version says how much it copied for all of its readers.
             rows += sum(flight.counts) if flight.counts else flight.rows
     return Carried(topic, ends, tuple(attempts), rows, starts)
-
-
-def _kept(store: ObjectStore, flight: InFlight, keeper: Snapshot | None) -> Iterator[pa.Table] | None:
-    """The records of `flight` as the snapshot keeps them, None if it does not."""
-    captured = keeper.captured(flight) if keeper and flight.attempts else None
-    if captured is None:
-        return None
-    return read(store, captured, flight)
-
-
-def carried_output(output: Output, carried: Carried) -> Output:
-    """What the clone's first version of the sender says about the channel."""
-    return Output(carried.topic, carried.ends, carried.attempts, carried.rows, output.schema, sent=output.sent)
 
 
 def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]) -> Input:

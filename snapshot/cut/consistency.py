@@ -8,15 +8,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ...store.versions.manifest import Manifest
-from .graph import Cut, consumed, descendants, order, violations
+from .graph import consumed, descendants, order
 from .timeline import newest_where
 
-__all__ = ["consistent", "lower_receivers", "raise_senders"]
-
-
-def consistent(cut: Cut) -> bool:
-    """Whether nothing is consumed in the cut that was not sent in it."""
-    return not violations(cut.stages)
+__all__ = ["lower_receivers", "raise_senders"]
 
 
 def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:

@@ -7,10 +7,9 @@ from itertools import zip_longest
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
-from .graph import Cut
 from .timeline import before
 
-__all__ = ["Lineage", "Window", "direct", "losses", "trace", "windows"]
+__all__ = ["Lineage", "Window", "direct", "losses", "trace"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,21 +39,10 @@ class Lineage:
     within no window of `direct`; those of `sources` may span it."""
 
 
-def windows(store: ObjectStore, before: Cut, after: Cut, stage: str) -> Lineage:
-    """The windows of what `stage` read between two cuts of one app.
-
-    A stage that `before` does not hold is traced from the first version that is kept. What a clone was born
-    with is not traced into the app it came from.
-
-    Raises:
-        KeyError: `after` does not hold the stage.
-        NotFound: a manifest between the cuts is gone.
-    """
-    return trace(store, before.stages.get(stage), after.stages[stage])
-
-
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     """The windows of what one stage read after version `low`, None for the beginning, up to and with `high`.
+
+    What a clone was born with is not traced into the app that it came from.
 
     Raises:
         NotFound: a manifest between the two, or of the stages upstream, is gone.

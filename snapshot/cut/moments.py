@@ -3,7 +3,7 @@
 A stage that was retired by then is in none of them, but in those that are asked for by one of its own versions.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ __all__ = [
     "cut_of_time",
     "heads_of",
     "line_of",
+    "newest",
     "newest_cut",
     "retired_since",
     "stages_of",
@@ -44,8 +45,8 @@ def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
 
 def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
     """When the last of these stages was retired, milliseconds since 1970 UTC; 0 while one is not, or none has begun."""
-    heads = [head for stage in stages if (head := history.head(store, app, stage)) is not None]
-    return max((head.time_ms for head in heads), default=0) if all(head.retired for head in heads) else 0
+    found = heads_of(store, app, stages).values()
+    return max((head.time_ms for head in found), default=0) if all(head.retired for head in found) else 0
 
 
 def line_of(store: ObjectStore, app: str) -> Line:
@@ -54,19 +55,24 @@ def line_of(store: ObjectStore, app: str) -> Line:
     Raises:
         NotFound: there is no such app.
     """
-    return Line(store, Cut(app, _heads(store, app, stages_of(store, app))))
+    return Line(store, Cut(app, newest(store, app, stages_of(store, app))))
+
+
+def heads_of(store: ObjectStore, app: str, stages: Iterable[str]) -> dict[str, Manifest]:
+    """The newest version of each stage, one looked up after the other: of an app that runs, no cut."""
+    return {stage: head for stage in stages if (head := history.head(store, app, stage)) is not None}
+
+
+def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
+    """The newest versions of all stages, retired or not, made consistent; of one stage alone its own."""
+    found = heads_of(store, app, stages)
+    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
+    return raise_senders(found, _reader(store, app)) if len(stages) > 1 else found
 
 
 def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
-    """The newest version of every stage, made consistent."""
-    return _without_retired(store, app, _heads(store, app, stages))
-
-
-def heads_of(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Mapping[str, Manifest]:
-    """Where a walk along the line begins: the newest versions; of one stage its own, whatever the others are."""
-    if len(stages) > 1:
-        return _heads(store, app, stages)
-    return {stage: head for stage in stages if (head := history.head(store, app, stage))}
+    """The newest version of every stage that is not retired, made consistent."""
+    return _without_retired(store, app, newest(store, app, stages))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int) -> Cut:
@@ -89,7 +95,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
     that in which every stage has its first version of the whole history. Empty without one.
     """
     app = commit.app
-    found = Line(store, Cut(app, _heads(store, app, stages))).up_to(commit)
+    found = Line(store, Cut(app, newest(store, app, stages))).up_to(commit)
     limit = horizon.newest(store, app)
     if limit is None or _whole(limit, found.stages):
         return _without_retired(store, app, found.stages, commit)
@@ -119,13 +125,6 @@ def with_retired(line: Line, cut: Cut) -> Cut:
         if then is not None and (then.retired or head.retired):
             retired[stage] = then
     return replace(cut, stages={**cut.stages, **retired})
-
-
-def _heads(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, Manifest]:
-    """The newest version of every stage, retired or not, made consistent."""
-    heads = {stage: head for stage in stages if (head := history.head(store, app, stage))}
-    # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
-    return raise_senders(heads, _reader(store, app))
 
 
 def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ...durations import parse_ms
 from ...errors import Usage
 from ...store.versions.keys import check_name
 
@@ -22,13 +23,11 @@ __all__ = [
 
 FORMS = (
     "app, app@SNAPSHOT, app@2026-11-21T07:12 (local time, or with Z or +01:00), app@2026-11-21, "
-    "app@-5m (s, m, h, d), app@now, app@~3 (commits of data back); "
+    "app@-5m (s, m, h, d, w), app@now, app@~3 (commits of data back); "
     "for one stage app/stage@v42, app/stage@~3, app/stage@TIME"
 )
 """All forms of a ref, in one line for messages and help."""
 
-_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_AGO = re.compile(r"-(\d{1,9})([smhd])")
 _BACK = re.compile(r"~(\d{1,9})")
 _VERSION = re.compile(r"v(\d{1,19})")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -130,8 +129,11 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> Moment:
         return Latest()
     if match := _BACK.fullmatch(when):
         return Back(int(match[1]))
-    if match := _AGO.fullmatch(when):
-        return AtTime(now_ms - int(match[1]) * _UNIT_MS[match[2]])
+    if when.startswith("-"):
+        try:
+            return AtTime(now_ms - parse_ms("the time before now,", when[1:]))
+        except Usage as error:
+            raise _malformed(text, error.message) from None
     if match := _VERSION.fullmatch(when):
         if not stage:
             raise Usage(

@@ -2,10 +2,11 @@
 
 from msgspec import Struct
 
-from ...errors import ObjectNotFound, Refused
+from ...errors import Refused
 from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import codec, keys
+from ...store.versions import keys
 from ...store.versions import limits as fits
+from .documents import read_documents
 
 __all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]
 
@@ -21,13 +22,8 @@ class Request(Struct, frozen=True):
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:
     """The requests that are not answered yet, oldest first. One listing, and one read for each."""
-    found = []
-    for info in documents(store, keys.requests(app)):
-        try:
-            found.append(codec.read(store, info.key, Request, under=lambda asked: keys.request(app, asked.id)))
-        except ObjectNotFound:
-            continue  # answered since the listing
-    return tuple(found)
+    listed = documents(store, keys.requests(app))
+    return tuple(read_documents(store, listed, Request, lambda asked: keys.request(app, asked.id)))
 
 
 def cancel(store: ObjectStore, app: str, request: Request) -> None:

@@ -12,7 +12,7 @@ from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest
 from .graph import Cut, carries_data
 from .line import newest_first
-from .moments import cut_around, cut_of_time, heads_of, newest_cut, retired_since, stages_of
+from .moments import cut_around, cut_of_time, newest, newest_cut, retired_since, stages_of
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .stored import of_snapshot, read_snapshot
 
@@ -137,7 +137,7 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
     # A clone's first versions bring its data: they are where its history begins.
-    line = newest_first(store, ref.app, heads_of(store, ref.app, stages))
+    line = newest_first(store, ref.app, newest(store, ref.app, stages))
     with_data = (m for m in line if carries_data(m) or m.kind == "clone")
     found = list(islice(with_data, commits + 1))
     if len(found) <= commits:

@@ -8,9 +8,10 @@ from msgspec import Struct
 
 from ...errors import NotFound, ObjectNotFound
 from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import apps, checks, codec, history, keys, spark_ddl
+from ...store.versions import apps, checks, codec, column_types, history, keys
 from ...store.versions import limits as fits
 from ...store.versions.checks import Wrong
+from .documents import read_documents
 from .graph import Cut
 from .in_flight import InFlight
 from .requests import open_requests
@@ -77,7 +78,7 @@ def captured_is_wrong(at: str, kept: Captured, objects: re.Pattern[str]) -> Iter
     if kept.after > kept.up_to:
         yield Wrong(f"{at}.up_to", kept.up_to, f"not below after, {kept.after}")
     try:
-        spark_ddl.parse(kept.schema)
+        column_types.parse_ddl(kept.schema)
     except ValueError:
         yield Wrong(f"{at}.schema", kept.schema, "a Spark DDL string")
     for number, each in enumerate(kept.objects):
@@ -158,13 +159,15 @@ def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[
     infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
     if not infos:
         apps.read_app(store, app)
-    found = (_read(store, info.key) for info in infos)
-    return tuple(sorted((s for s in found if s is not None), key=lambda s: (s.completed_ms, s.name)))
+    return tuple(sorted(read_documents(store, infos, Snapshot, _key), key=lambda s: (s.completed_ms, s.name)))
 
 
 def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
     """A snapshot by name, or None when there is none."""
-    return _read(store, keys.snapshot(app, name))
+    try:
+        return codec.read(store, keys.snapshot(app, name), Snapshot, under=_key)
+    except ObjectNotFound:
+        return None
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
@@ -199,10 +202,3 @@ def _names(store: ObjectStore, app: str) -> Iterator[str]:
     prefix = keys.snapshots(app)
     for info in documents(store, prefix):
         yield info.key.removeprefix(prefix).removesuffix(".json")
-
-
-def _read(store: ObjectStore, key: str) -> Snapshot | None:
-    try:
-        return codec.read(store, key, Snapshot, under=_key)
-    except ObjectNotFound:
-        return None

@@ -5,20 +5,12 @@ answers for every moment of its window: with the app as it was when the hour (or
 better.
 """
 
-import re
 from dataclasses import dataclass
 
-from ...errors import Usage
+from ...durations import DAY_MS, HOUR_MS
 from ...validation import whole
 
-__all__ = ["DAY_MS", "HOUR_MS", "Retention", "span_ms"]
-
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
-
-_UNITS_MS = {"s": 1_000, "m": 60_000, "h": HOUR_MS, "d": DAY_MS, "w": 7 * DAY_MS}
-_SPAN = re.compile(r"(?:\d+[smhdw])+")
-_PART = re.compile(r"(\d+)([smhdw])")
+__all__ = ["Retention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +59,3 @@ class Retention:
                 begin = max(0, now_ms - window_ms) // period_ms * period_ms
                 found |= {end - 1: rule for end in range(begin, min(now_ms, until_ms + 1) + 1, period_ms)}
         return tuple(sorted(found.items()))
-
-
-def span_ms(text: str) -> int:
-    """A span of time as people write it, in milliseconds: `90m`, `36h`, `7d`, `2w`, `1d12h`.
-
-    Raises:
-        Usage: it is written otherwise.
-    """
-    if not _SPAN.fullmatch(text):
-        raise Usage(f"{text!r} is not a span of time", hint="write a number and s, m, h, d or w: 12h, 7d, 1d12h")
-    return sum(int(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text))

@@ -9,10 +9,9 @@ from ...errors import Refused, Unavailable
 from ...store.compaction.picker import pick_for
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import history
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Manifest
-from ..cut.moments import stages_of
+from ..cut.moments import heads_of, stages_of
 from .stage_compactor import Compacted, StageCompactor
 
 __all__ = ["AppCompactor", "Compacted", "Merge", "merged_last", "plan"]
@@ -146,7 +145,7 @@ def _tables_of(
 ) -> tuple[Manifest, ...]:
     """The heads of the stages that keep a table."""
     names = dict.fromkeys(name for each in wanted or ("",) for name in stages_of(store, app, each))
-    heads = [head for name in names if (head := history.head(store, app, name)) is not None]
+    heads = heads_of(store, app, names).values()
     for head in heads:
         if wanted and all_have_one and head.retired:
             raise is_retired(head)

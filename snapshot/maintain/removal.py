@@ -24,6 +24,7 @@ from ...store.versions import apps, codec, history, horizon, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.graph import order
+from ..cut.moments import heads_of
 from ..gc.collect import storage_clock_ms
 from ..gc.inventory import many
 from ..take.dependents import check_unused
@@ -115,7 +116,7 @@ def remove_app(
             outside(before)
         return Removed(before, Contents(0, 0, 0, 0, 0), True)
     whole = exists(store, keys.app_info(app))
-    heads = {} if begun else _heads(store, app)
+    heads = {} if begun else heads_of(store, app, history.list_stages(store, app))
     if whole or begun is None:
         _check(store, app, heads, now_ms, fence=fence, force=force)
     removal = begun or _removal(app, heads, by)
@@ -153,11 +154,6 @@ def _check(store: ObjectStore, app: str, heads: dict[str, Manifest], now_ms: int
                 f"stage {app}/{stage} committed {max(age_s, 0)} s ago, by {head.by}: a runner holds it",
                 hint="stop it first, or say --fence: then it stops within seconds",
             )
-
-
-def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    found = ((stage, history.head(store, app, stage)) for stage in history.list_stages(store, app))
-    return {stage: head for stage, head in found if head is not None}
 
 
 def _removal(app: str, heads: dict[str, Manifest], by: str) -> Removal:
@@ -205,9 +201,8 @@ def _begin(store: ObjectStore, removal: Removal) -> Removal:
 
 
 def _check_still_fenced(store: ObjectStore, app: str, stages: Iterable[str]) -> None:
-    for stage in stages:
-        head = history.head(store, app, stage)
-        if head is not None and not head.retired:
+    for stage, head in heads_of(store, app, stages).items():
+        if not head.retired:
             raise Refused(
                 f"stage {app}/{stage} was taken over meanwhile, by {head.by}",
                 hint="stop its runner and say it again",

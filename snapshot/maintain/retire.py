@@ -18,15 +18,14 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
-from ..cut.moments import stages_of
+from ..cut.moments import heads_of, stages_of
 from ..cut.requests import cancel, open_requests
-from ..take.audit_log import list_operations, record
+from ..take.audit_log import record, record_once
 
 __all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]
 
-_VERB = "retire"
-_LOOKED_AT = 100
-"""Newest operations among which it is looked for whether this one was noted."""
+_CLOCK_SLACK_MS = 3_600_000
+"""How far the clocks of two machines may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
         CommitConflict: others kept winning the race for the next version.
         Unavailable: storage did not answer; the same call again finishes it.
     """
-    stages = stages_of(store, app)
-    stages_of(store, app, stage)
-    heads = {name: head for name in stages if (head := history.head(store, app, name)) is not None}
+    heads = heads_of(store, app, stages_of(store, app))
     if stage not in heads:
         raise NotFound(f"stage of app {app!r}", stage, heads)
     head = heads[stage]
@@ -133,16 +130,13 @@ def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> bool:
 
 def absent(store: ObjectStore, app: str, program: Collection[str]) -> tuple[str, ...]:
     """The stages that an app has, that are not retired, and that a program has not; receivers before senders."""
-    names = (stage for stage in history.list_stages(store, app) if stage not in program)
-    heads = {stage: head for stage in names if (head := history.head(store, app, stage)) is not None}
+    heads = heads_of(store, app, (stage for stage in history.list_stages(store, app) if stage not in program))
     return tuple(stage for stage in reversed(order(heads)) if not heads[stage].retired)
 
 
 def _record(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
     """Add to the app's log that a stage was retired, unless it is there: the process may have died in between."""
-    detail = f"{head.stage} with v{head.version}"
-    if not any((done.verb, done.detail) == (_VERB, detail) for done in list_operations(store, app, _LOOKED_AT)):
-        record(store, app, _VERB, detail, by)
+    record_once(store, app, "retire", f"{head.stage} with v{head.version}", by, since_ms=head.time_ms - _CLOCK_SLACK_MS)
 
 
 def _still_read(app: str, stage: str, readers: tuple[str, ...]) -> Refused:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from types import MappingProxyType
 
+import duckdb
 import pyarrow as pa
 
 from ...errors import NotFound
@@ -12,12 +13,13 @@ from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
+from ..cut.moments import heads_of
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
 from .sql import connect, named_tables, run_query
 
-__all__ = ["answer", "later_stages"]
+__all__ = ["answer", "as_relation", "later_stages"]
 
 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
@@ -26,7 +28,7 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     A stage that was retired by then is absent for another reason, and is none of these.
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
-    found = {stage: head for stage in absent if (head := history.head(store, cut.app, stage))}
+    found = heads_of(store, cut.app, absent)
     return {stage: head for stage, head in found.items() if not _was_retired(store, cut, head)}
 
 
@@ -77,3 +79,8 @@ def answer(
             if error.what == "table" and error.name in history.list_stages(store, cut.app):
                 error.hint = f"its stage is retired: {cut.app}/{error.name} is the moment when it was"
             raise
+
+
+def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
+    """Rows as a DuckDB relation on a connection of its own, which lives as long as the relation and knows no store."""
+    return duckdb.connect().from_arrow(rows)

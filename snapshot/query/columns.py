@@ -3,29 +3,54 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from ...errors import Usage
 from ...store.sst.hashing import normalise_keys
 from ...store.sst.types import arrow_schema
-from ...store.versions.manifest import Table
+from ...store.versions.manifest import Column, Manifest, Table
 
-__all__ = ["parse_key", "visible_schema"]
+__all__ = ["TableColumn", "columns", "parse_key", "visible_schema"]
 
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
-
-
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column of a table, as users see it."""
+
+    name: str
+    type: str
+    """As Arrow writes it."""
+    key: bool
+    """Whether it is part of the key."""
+
+
+def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
+    """The columns of a stage's table that users see, the key first; none for a stage without a table."""
+    table = manifest.table
+    if table is None:
+        return ()
+    num_keys = len(table.key)
+    return tuple(TableColumn(each.name, each.type, at < num_keys) for at, each in enumerate(_visible(table)))
 
 
 def visible_schema(table: Table) -> pa.Schema:
     """The columns of a table that users see: the key, and the values whose names do not start with `_`."""
-    return arrow_schema([*table.key, *(column for column in table.values if not column.name.startswith("_"))])
+    return arrow_schema(_visible(table))
 
 
-def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.Table:
-    """A table of one row with the key columns. The text of a struct is a JSON object with all its fields.
+def _visible(table: Table) -> list[Column]:
+    return [*table.key, *(column for column in table.values if not column.name.startswith("_"))]
+
+
+def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table:
+    """A table of one row with the key columns, from text or from Python's own values; None for a null.
+
+    The text of bytes is hexadecimal, that of a struct a JSON object with all its fields.
 
     Raises:
         Usage: not as many values as key columns, or not of their types; `name` is what the table is called.
@@ -39,7 +64,7 @@ def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.T
     for field, text in zip(schema, key_values, strict=True):
         try:
             columns.append(_parse(text, field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, RecursionError) as error:
+        except (pa.ArrowException, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Usage(
                 f"{text!r} is no {field.type} for key column {field.name!r}: the key of table {name!r} is {expected}",
                 hint=_AS_JSON if pa.types.is_struct(field.type) else "",
@@ -47,9 +72,11 @@ def parse_key(name: str, table: Table, key_values: Sequence[str | None]) -> pa.T
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 
 
-def _parse(text: str | None, kind: pa.DataType) -> pa.Array:
+def _parse(text: object, kind: pa.DataType) -> pa.Array:
     if text is None:
         return pa.nulls(1, kind)
+    if not isinstance(text, str):
+        return pa.array([text], kind)
     if pa.types.is_struct(kind):
         # Numbers stay text, so that none loses digits on the way to its type.
         return _from_json(json.loads(text, parse_int=str, parse_float=str, parse_constant=str), kind)

@@ -14,14 +14,14 @@ from .columns import parse_key, visible_schema
 __all__ = ["get"]
 
 
-def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[str | None]) -> pa.Table:
+def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
     """The row of one key at the cut: one row of the table's visible columns, or none.
 
     Args:
         store: the store of the cut's app.
         cut: the moment to look at.
         table: the table's name.
-        key_values: the values of the key columns, in their order, as text; None for a null.
+        key_values: the values of the key columns, in their order, as text or as Python's own; None for a null.
 
     Raises:
         NotFound: the cut has no such table.

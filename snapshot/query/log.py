@@ -9,7 +9,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Kind, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
-from ..cut.moments import heads_of, stages_of
+from ..cut.moments import newest, stages_of
 from ..cut.stored import list_snapshots
 from ..cut.timeline import before
 
@@ -51,7 +51,7 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
         NotFound: there is no such app or stage.
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, heads_of(store, app, stages), thinned=True)
+    line = newest_first(store, app, newest(store, app, stages), thinned=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()

@@ -4,15 +4,15 @@ A runner writes one small object of its own every quarter of a minute, and takes
 tells of those that were killed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from msgspec import Struct
 
-from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore, documents
 from ...store.versions import codec, keys
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
+from ..cut.documents import read_documents
 
 __all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "last_beat", "runner_of", "sweep"]
 
@@ -51,7 +51,9 @@ def beats(store: ObjectStore, app: str, now_ms: int) -> tuple[Beat, ...]:
         Corruption: A sign of life cannot be read.
         Unavailable: The store does not answer.
     """
-    return tuple(_read(store, app, since_ms=now_ms - round(FRESH_S * 1000)))
+    since_ms = now_ms - round(FRESH_S * 1000)
+    listed = (info for info in documents(store, keys.runners(app)) if info.modified_ms >= since_ms)
+    return tuple(read_documents(store, listed, Beat, lambda each: keys.runner(app, each.writer)))
 
 
 def runner_of(head: Manifest, alive: Iterable[Beat]) -> str:
@@ -66,19 +68,6 @@ def sweep(store: ObjectStore, app: str, writer: str) -> None:
     """Remove the signs of life of runners that were killed long ago; by storage's clock, which `writer`'s own tells."""
     listed = {info.key: info.modified_ms for info in documents(store, keys.runners(app))}
     now_ms = listed.get(keys.runner(app, writer), 0)
-    for key in _older(listed, now_ms - _FORGOTTEN_MS):
-        store.delete(key)
-
-
-def _older(listed: Mapping[str, int], time_ms: int) -> list[str]:
-    return [key for key, modified_ms in listed.items() if modified_ms < time_ms]
-
-
-def _read(store: ObjectStore, app: str, *, since_ms: int) -> Iterator[Beat]:
-    for info in documents(store, keys.runners(app)):
-        if info.modified_ms < since_ms:
-            continue
-        try:
-            yield codec.read(store, info.key, Beat, under=lambda it: keys.runner(app, it.writer))
-        except ObjectNotFound:
-            continue  # it ended since the listing
+    for key, modified_ms in listed.items():
+        if modified_ms < now_ms - _FORGOTTEN_MS:
+            store.delete(key)

@@ -2,15 +2,16 @@
 
 import getpass
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
 
 from msgspec import Struct
 from ulid import ULID
 
-from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore, documents
 from ...store.versions import codec, keys
 from ...store.versions import limits as fits
+from ..cut.documents import read_documents
 
 __all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]
 
@@ -59,36 +60,18 @@ def find_operation(
     store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
 ) -> Operation | None:
     """The newest operation of that verb, since that time, whose detail is meant. One listing, and a read for each."""
-    names = sorted((info.key for info in documents(store, keys.operations(app))), reverse=True)
-    for key in names:
-        if _time_ms(key) < since_ms:
-            break
-        try:
-            found = codec.read(store, key, Operation, under=lambda done: keys.operation(app, done.id))
-        except ObjectNotFound:
-            continue
-        if found.verb == verb and is_meant(found.detail):
-            return found
-    return None
-
-
-def _time_ms(key: str) -> int:
-    try:
-        return ULID.from_str(key.rpartition("/")[2].removesuffix(".json")).milliseconds
-    except ValueError:
-        return 0
+    since = takewhile(lambda done: done.time_ms >= since_ms, _newest_first(store, app))
+    return next((done for done in since if done.verb == verb and is_meant(done.detail)), None)
 
 
 def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Operation, ...]:
     """The newest `limit` operations (0 for all), newest first. One listing, and one read for each shown."""
-    names = sorted((info.key for info in documents(store, keys.operations(app))), reverse=True)
-    found: list[Operation] = []
-    for key in names[: limit or None]:
-        try:
-            found.append(codec.read(store, key, Operation, under=lambda done: keys.operation(app, done.id)))
-        except ObjectNotFound:
-            continue  # removed since the listing
-    return tuple(found)
+    return tuple(islice(_newest_first(store, app), limit or None))
+
+
+def _newest_first(store: ObjectStore, app: str) -> Iterator[Operation]:
+    listed = sorted(documents(store, keys.operations(app)), key=lambda info: info.key, reverse=True)
+    return read_documents(store, listed, Operation, lambda done: keys.operation(app, done.id))
 
 
 def whoami() -> str:

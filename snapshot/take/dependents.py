@@ -8,7 +8,6 @@ SST of another app that the one before it did not, so the oldest that is left na
 from collections.abc import Iterator
 
 from ...errors import NotFound, Refused
-from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ..cut.stored import Snapshot, list_snapshots, of_snapshot
@@ -60,7 +59,7 @@ def check_pin_unused(store: ObjectStore, snapshot: Snapshot) -> None:
 
 def shared(store: ObjectStore, app: str, root: str = "") -> Iterator[tuple[str, frozenset[str]]]:
     """The other apps under a root (empty: the app's own), and the SSTs of this app that each names."""
-    where = store if root in ("", store.url) else open_store(root)
+    where = store.at(root)
     homes = {"", store.url} if where is store else {store.url}
     for other in apps.list_apps(where):
         if where is store and other == app:

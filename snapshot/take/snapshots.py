@@ -3,7 +3,6 @@
 from ulid import ULID
 
 from ...errors import NotFound, ObjectExists, Refused, SlackwaterError
-from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.versions import apps, codec, history, horizon, keys
 from ..cut.graph import Cut, violations
@@ -225,7 +224,7 @@ def taken(written: Snapshot) -> Refused:
 def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
     """Whether the app for which a snapshot was pinned is there. Raises `Refused` where that cannot be told."""
     elsewhere = snapshot.clone_root not in ("", store.url)
-    target = open_store(snapshot.clone_root) if elsewhere else store
+    target = store.at(snapshot.clone_root)
     try:
         info = apps.read_app(target, snapshot.clone)
     except NotFound:

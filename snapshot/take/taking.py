@@ -17,7 +17,7 @@ from ...store.versions import apps, codec, history, keys
 from ...store.versions.manifest import Manifest, Span
 from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
-from ..cut.moments import retired_since
+from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_snapshot_name
 from ..cut.requests import Request, cancel, check_not_asked, open_requests
 from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot
@@ -101,7 +101,7 @@ def answers(store: ObjectStore, app: str, request: Request) -> dict[str, Answer]
 
     A stage that never committed a version has no part in any cut and is left out, and so is one that is retired.
     """
-    heads = _heads(store, app)
+    heads = _active_heads(store, app)
     found = {}
     for stage, head in heads.items():
         senders = {source.upstream for source in head.inputs.values() if source.upstream}
@@ -125,7 +125,7 @@ def try_complete(
         Corruption: what the stages captured is not what the cut says is in flight.
         Unavailable: storage or Kafka did not answer.
     """
-    heads = _heads(store, app)
+    heads = _active_heads(store, app)
     versions = _cut_by_markers(app, heads, request)
     if versions is None:
         # Once complete, the request goes and the stages forget: another completer may have been faster.
@@ -191,9 +191,9 @@ def _show(span: Span | None) -> str:
     return f"versions {span.after + 1} to {span.up_to}" if span else "nothing"
 
 
-def _heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
-    heads = {stage: history.head(store, app, stage) for stage in history.list_stages(store, app)}
-    return {stage: head for stage, head in heads.items() if head is not None and not head.retired}
+def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
+    found = heads_of(store, app, history.list_stages(store, app))
+    return {stage: head for stage, head in found.items() if not head.retired}
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:

@@ -9,11 +9,11 @@ from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
 from .report import as_sentence
 
-__all__ = ["Flight", "flights"]
+__all__ = ["ChannelState", "channel_states"]
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class ChannelState:
     """A channel of the cut, and what is in flight to one receiver."""
 
     channel: Channel
@@ -24,25 +24,25 @@ class Flight:
     wrong: tuple[str, ...] = ()
 
 
-def flights(store: ObjectStore, cut: Cut) -> tuple[Flight, ...]:
+def channel_states(store: ObjectStore, cut: Cut) -> tuple[ChannelState, ...]:
     """Every channel of the cut that a stage reads, once for each reader, and what the manifests say is in flight.
 
     Reads the senders' manifests between what was consumed and the cut.
     """
-    return tuple(_flight(store, cut, channel) for channel in channels(cut) if channel.input is not None)
+    return tuple(_state(store, cut, channel) for channel in channels(cut) if channel.input is not None)
 
 
-def _flight(store: ObjectStore, cut: Cut, channel: Channel) -> Flight:
+def _state(store: ObjectStore, cut: Cut, channel: Channel) -> ChannelState:
     if misshapen := _misshapen(cut, channel):
-        return Flight(channel, None, False, (misshapen,))
+        return ChannelState(channel, None, False, (misshapen,))
     try:
         flight = stretch(store, cut, channel)
         between = range(flight.after + 1, flight.up_to + 1)
         copied = any(history.read(store, cut.app, channel.sender, each).kind == "clone" for each in between)
     except (Corruption, NotFound) as error:
-        return Flight(channel, None, False, (f"{_name(channel)}: {as_sentence(error)}",))
+        return ChannelState(channel, None, False, (f"{_name(channel)}: {as_sentence(error)}",))
     alone = sum(other.name == channel.name for other in channels(cut)) == 1
-    return Flight(channel, flight, alone or not copied)
+    return ChannelState(channel, flight, alone or not copied)
 
 
 def _misshapen(cut: Cut, channel: Channel) -> str:

@@ -3,7 +3,7 @@
 `chandy_lamport` says what must add up; what is in flight is counted apart from the others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -12,11 +12,10 @@ import numpy as np
 from ... import chandy_lamport as protocol
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
-from ..cut.in_flight import InFlight
 from ..cut.stored import Captured
 from ..take.capture import ChannelReader, count_by_partition
-from .captured import Reread
-from .channel_state import Flight
+from .captured import Recount
+from .channel_state import ChannelState
 from .report import Checked, as_sentence
 
 __all__ = ["Counted", "Entry", "balance", "entries"]
@@ -68,25 +67,23 @@ class Entry:
         In flight is None where only the sum is known; a difference is known all the same where more was consumed than
         sent.
         """
-        gone = self.lost or (0,) * len(self.sent)
-        if not len(self.sent) == len(self.consumed) == len(gone):
+        lost = self.lost or (0,) * len(self.sent)
+        if not len(self.sent) == len(self.consumed) == len(lost):
             return ()
         counted = self.in_flight.by_partition
-        if len(counted) != len(self.sent):
-            behind = zip(self.sent, self.consumed, gone, strict=True)
-            return tuple(
-                (sent, used, lost, None, sent - used - lost if used + lost > sent else None)
-                for sent, used, lost in behind
-            )
-        lines = zip(self.sent, self.consumed, gone, counted, strict=True)
-        return tuple((sent, used, lost, rows, sent - used - lost - rows) for sent, used, lost, rows in lines)
+        known = len(counted) == len(self.sent)
+        lines = []
+        for number, (sent, used, gone) in enumerate(zip(self.sent, self.consumed, lost, strict=True)):
+            left, rows = sent - used - gone, counted[number] if known else None
+            lines.append((sent, used, gone, rows, left - (rows or 0) if known or left < 0 else None))
+        return tuple(lines)
 
 
 def entries(
     cut: Cut,
-    found: tuple[Flight, ...],
-    kept: Mapping[tuple[str, str], Captured],
-    reread: Mapping[tuple[str, str], Reread],
+    states: Iterable[ChannelState],
+    captured: Mapping[tuple[str, str], Captured],
+    recounts: Mapping[tuple[str, str], Recount],
     reader: ChannelReader | None,
     *,
     deep: bool,
@@ -95,24 +92,20 @@ def entries(
 
     Args:
         cut: the cut.
-        found: its channels, as `flights` gives them.
-        kept: what the cut's snapshot keeps, by channel and receiver.
-        reread: of these, what was found in the objects themselves.
+        states: its channels.
+        captured: what the cut's snapshot keeps, by channel and receiver.
+        recounts: of these, what was found in the objects themselves.
         reader: Kafka, None when nothing says where it is.
         deep: whether to count the records themselves.
     """
-    for flight in found:
-        channel = flight.channel
+    for state in states:
+        channel = state.channel
         output, source = cut.stages[channel.sender].outputs[channel.name], channel.input
         place = (channel.name, channel.receiver)
-        if place in kept:
-            counted = _count_kept(kept[place], reread.get(place), flight.wrong)
-        elif flight.in_flight is None:
-            counted = Counted(None, (), "", wrong=flight.wrong)
-        elif deep:
-            counted = _count_in_kafka(flight, flight.in_flight, reader)
+        if place in captured:
+            counted = _count_captured(captured[place], recounts.get(place), state.wrong)
         else:
-            counted = _count_in_manifests(flight, flight.in_flight)
+            counted = _count_in_flight(state, reader, deep=deep)
         yield Entry(
             channel=channel.name,
             sender=channel.sender,
@@ -126,36 +119,37 @@ def entries(
         )
 
 
-def _count_kept(kept: Captured, reread: Reread | None, wrong: tuple[str, ...]) -> Counted:
-    if reread is None:
-        return Counted(sum(kept.counts), kept.counts, "snapshot", wrong=wrong)
-    if reread.counts is None:
+def _count_captured(captured: Captured, recount: Recount | None, wrong: tuple[str, ...]) -> Counted:
+    if recount is None:
+        return Counted(sum(captured.counts), captured.counts, "snapshot", wrong=wrong)
+    if recount.counts is None:
         # What is wrong with the objects is said where they are checked.
         return Counted(None, (), "", not_reread="an object cannot be read", wrong=wrong)
-    return Counted(sum(reread.counts), reread.counts, "kept records", wrong=wrong)
+    return Counted(sum(recount.counts), recount.counts, "kept records", wrong=wrong)
 
 
-def _count_in_manifests(flight: Flight, in_flight: InFlight, not_reread: str = "") -> Counted:
-    if not flight.exact:
+def _count_in_flight(state: ChannelState, reader: ChannelReader | None, *, deep: bool) -> Counted:
+    """In Kafka if that is asked for and can be done, else as the manifests say."""
+    in_flight, not_reread = state.in_flight, ""
+    if in_flight is None:
+        return Counted(None, (), "", wrong=state.wrong)
+    if deep and in_flight.attempts:
+        counts = np.zeros(len(in_flight.ends), np.int64)
+        # Counted, not checked while it is read: the books shall say what is missing, and where.
+        try:
+            for rows in reader.read(replace(in_flight, counts=())) if reader else ():
+                counts += count_by_partition(rows, len(counts))
+        except (Refused, NotFound, Unavailable) as error:
+            not_reread = error.message
+        except SlackwaterError as error:
+            return Counted(None, (), "Kafka", wrong=(as_sentence(error),))
+        else:
+            if reader is not None:
+                return Counted(int(counts.sum()), tuple(counts.tolist()), "Kafka")
+            not_reread = "nothing says where Kafka is"
+    if not state.exact:
         return Counted(None, (), "", not_reread)
     return Counted(in_flight.rows, (), "manifests", not_reread)
-
-
-def _count_in_kafka(flight: Flight, in_flight: InFlight, reader: ChannelReader | None) -> Counted:
-    if not in_flight.attempts:
-        return _count_in_manifests(flight, in_flight)
-    if reader is None:
-        return _count_in_manifests(flight, in_flight, "nothing says where Kafka is")
-    counts = np.zeros(len(in_flight.ends), np.int64)
-    # Counted, not checked while it is read: the books shall say what is missing, and where.
-    try:
-        for rows in reader.read(replace(in_flight, counts=())):
-            counts += count_by_partition(rows, len(counts))
-    except (Refused, NotFound, Unavailable) as error:
-        return _count_in_manifests(flight, in_flight, error.message)
-    except SlackwaterError as error:
-        return Counted(None, (), "Kafka", wrong=(as_sentence(error),))
-    return Counted(int(counts.sum()), tuple(counts.tolist()), "Kafka")
 
 
 def balance(entry: Entry) -> Checked:
@@ -183,13 +177,9 @@ def _violations(entry: Entry) -> tuple[str, ...]:
     return tuple(entry.channel + each.removeprefix(f"{entry.channel}[0]") for each in sums)
 
 
-def _judge(
-    entry: Entry,
-    sent: tuple[int, ...],
-    consumed: tuple[int, ...],
-    lost: tuple[int, ...],
-    in_flight: tuple[int, ...],
-) -> tuple[str, ...]:
+def _judge(entry: Entry, *counts: tuple[int, ...]) -> tuple[str, ...]:
+    """What the protocol says of sent, consumed, lost and in flight, each by partition."""
+    sent, consumed, lost, in_flight = counts
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
         channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)

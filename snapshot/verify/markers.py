@@ -8,7 +8,7 @@ from ..cut.graph import Channel, Cut, channels
 from ..cut.stored import Snapshot
 from .report import Checked
 
-__all__ = ["MarkerReader", "markers_of", "promised", "reread_markers"]
+__all__ = ["MarkerReader", "check_markers", "markers_of", "reread_markers"]
 
 
 class MarkerReader(Protocol):
@@ -36,7 +36,7 @@ def markers_of(snapshot: Snapshot | None, cut: Cut, channel: str, sender: str) -
     return found if len(found) == len(output.ends) else ()
 
 
-def promised(snapshot: Snapshot, cut: Cut) -> Iterator[Checked]:
+def check_markers(snapshot: Snapshot, cut: Cut) -> Iterator[Checked]:
     """What the manifests say: every sender's version names the marker, and no reader in the cut has passed it."""
     seen = set()
     for channel in channels(cut):

@@ -8,13 +8,13 @@ from ...store.objects.protocol import ObjectStore, check_key
 from ...store.versions.manifest import Manifest, Sst
 from .report import Checked, noted
 
-__all__ = ["entry_faults", "sizes"]
+__all__ = ["check_entries", "check_sizes"]
 
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
 
 
-def sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Checked]:
+def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Checked]:
     """Whether each object is there and has the bytes it should have.
 
     A listing of their folders while that is cheaper than asking for each by itself: one request for each 1,000 objects
@@ -71,10 +71,10 @@ def _asked(store: ObjectStore, key: str, expected: int) -> str:
     return "" if len(last) == 1 else f"has {'more' if last else 'fewer'} than {expected} bytes"
 
 
-def entry_faults(manifest: Manifest) -> Checked:
+def check_entries(manifest: Manifest) -> Checked:
     """What is wrong with what a manifest says of its SSTs."""
     at = f"{manifest.app}/{manifest.stage} v{manifest.version}"
-    # What each entry may say by itself, whoever reads the manifest has seen to (`store.checks`).
+    # What each entry may say by itself, whoever reads the manifest has seen to (`store.versions.checks`).
     # Of two rows of a key the larger `_seq` wins: SSTs in which one key can be must be of different times.
     wrong = [f"{at} has {len(manifest.ssts)} SSTs and no table"] if manifest.ssts and manifest.table is None else []
     wrong += (

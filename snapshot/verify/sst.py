@@ -12,7 +12,7 @@ import xxhash
 from ...errors import Corruption
 from ...store.objects.protocol import ObjectStore
 from ...store.read.decode import decode, fetch
-from ...store.read.footers import decode_tail
+from ...store.read.footers import decode_footer
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.python_values import python_rows
 from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
@@ -20,12 +20,12 @@ from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
 from .report import Checked, noted
 
-__all__ = ["placed", "reread", "row_faults"]
+__all__ = ["placed", "reread_sst", "row_faults"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-def reread(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
+def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
     """Read a whole SST and look at every row.
 
     Args:
@@ -78,21 +78,20 @@ def _filter_faults(data: bytes, sst: Sst, table: Table) -> Iterator[str]:
     if not 0 < sst.footer_bytes <= len(data):
         return
     try:
-        tail = decode_tail(data, 0, sst, table)
+        footer, filters = decode_footer(data, 0, sst, table)
     except Corruption as error:
         yield str(error)
         return
-    expected = len(data) - sst.footer_bytes - int(tail.end.max())
+    expected = len(data) - sst.footer_bytes - int(footer.end.max())
     if sst.filter_bytes != expected:
         yield f"its filters have {sst.filter_bytes} bytes; expected {expected}"
         return
     file = pq.ParquetFile(pa.BufferReader(data))
-    for group, one in enumerate(tail.filters):
-        if one is not None:
-            hashes = read_groups(file, [group], [HASH]).column(HASH).to_numpy()
-            hidden = int(np.count_nonzero(~one.may_have(hashes)))
-            if hidden:
-                yield f"the filter of row group {group} hides {hidden} of its {len(hashes)} rows"
+    for group, one in filters.items():
+        hashes = read_groups(file, [group], [HASH]).column(HASH).to_numpy()
+        hidden = int(np.count_nonzero(~one.may_have(hashes)))
+        if hidden:
+            yield f"the filter of row group {group} hides {hidden} of its {len(hashes)} rows"
 
 
 class _Rule(NamedTuple):

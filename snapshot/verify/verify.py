@@ -4,7 +4,7 @@ Shallow, from manifests and the sizes of objects; deep, from every byte, and fro
 What damage does is in the report; an error is raised only for what cannot be looked at.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import Corruption, NotFound, Unavailable
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
-from ...store.read.decode import holder
 from ...store.versions import history, keys
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, Thinned, channels, violations
@@ -22,12 +21,14 @@ from ..cut.refs import Named, Ref, parse
 from ..cut.resolve import cut_at
 from ..cut.stored import Snapshot, read_snapshot
 from ..take.capture import ChannelReader
-from . import captured as kept
-from . import ledger, objects, version_chain
-from . import markers as marked
-from . import sst as sst_rows
-from .channel_state import flights
+from .captured import Recount, captured_channels, check_captured, recount
+from .channel_state import channel_states
+from .ledger import Entry, balance, entries
+from .markers import MarkerReader, check_markers, markers_of, reread_markers
+from .objects import check_entries, check_sizes
 from .report import Checked, Difference, Tally, as_sentence, noted, tally
+from .sst import reread_sst
+from .version_chain import last_step, whole_history
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Report", "Rereader", "verify"]
 
 
-class Rereader(ChannelReader, marked.MarkerReader, Protocol):
+class Rereader(ChannelReader, MarkerReader, Protocol):
     """What verifying deeply needs of Kafka; `pipeline` implements it."""
 
 
@@ -77,7 +78,7 @@ class Report:
     snapshot: str
     """The snapshot that names the cut, or empty."""
     deep: bool
-    ledger: tuple[ledger.Entry, ...]
+    ledger: tuple[Entry, ...]
     """Every channel, once for each stage that reads it."""
     checks: tuple[Tally, ...]
     differences: tuple[Difference, ...]
@@ -99,25 +100,25 @@ class Report:
 
 def verify(
     store: ObjectStore,
-    ref: str,
+    at: str | Cut,
     *,
-    now_ms: int,
+    now_ms: int = 0,
     deep: bool = False,
     reader: Rereader | None = None,
-    tell: Callable[[str], None] = lambda _line: None,
+    on_progress: Callable[[str], None] = lambda _line: None,
 ) -> Report:
-    """Check everything that must hold for the cut that a ref names.
+    """Check everything that must hold for a cut, or for the one that a ref names.
 
     Args:
         store: the app's store.
-        ref: any ref.
+        at: the cut, whose manifests are read again; or any ref.
         now_ms: what relative refs count from.
         deep: whether to read every byte, the whole kept history, and records in flight and markers from Kafka.
         reader: Kafka; None when nothing says where it is.
-        tell: is told what is being read, now and then.
+        on_progress: is told what is being read, now and then.
 
     Raises:
-        Usage: `ref` is no ref.
+        Usage: `at` is no ref.
         NotFound: there is no such app, stage, snapshot or version.
         Unavailable: storage did not answer.
     """
@@ -125,27 +126,27 @@ def verify(
     counting = CountingStore(store)
     reader = _Patient(reader) if reader is not None else None
     found: list[Checked] = []
-    cut, snapshot = _open_cut(counting, parse(ref, now_ms=now_ms), found)
-    in_flight = flights(counting, cut)
-    found += _standing(counting, cut)
-    if snapshot is not None:
-        found += kept.promises(snapshot, in_flight)
     not_reread: list[str] = []
+    recounts: dict[tuple[str, str], Recount] = {}
+    cut, snapshot = _open_cut(counting, parse(at, now_ms=now_ms) if isinstance(at, str) else at, found)
+    states = channel_states(counting, cut)
+    found += _check_positions(counting, cut)
+    if snapshot is not None:
+        found += check_captured(snapshot, states)
     if snapshot is not None and snapshot.kind == "markers":
-        found += marked.promised(snapshot, cut)
+        found += check_markers(snapshot, cut)
         if deep:
-            found += marked.reread_markers(snapshot, cut, reader, not_reread)
-    found += map(objects.entry_faults, cut.stages.values())
-    rereads: dict[tuple[str, str], kept.Reread] = {}
+            found += reread_markers(snapshot, cut, reader, not_reread)
+    found += map(check_entries, cut.stages.values())
     if deep:
-        found += _reread_stages(counting, cut, tell)
-        rereads = _reread_kept(counting, cut, snapshot, tell)
-        found += (one for each in rereads.values() for one in each.checked)
+        found += _reread_stages(counting, cut, on_progress)
+        recounts = _recount(counting, cut, snapshot, on_progress)
+        found += (one for each in recounts.values() for one in each.checked)
     else:
-        found += (one for manifest in cut.stages.values() for one in version_chain.last_step(counting, manifest))
-        found += _sizes(counting, cut, snapshot)
-    books = tuple(ledger.entries(cut, in_flight, kept.by_place(snapshot), rereads, reader, deep=deep))
-    found += map(ledger.balance, books)
+        found += (one for manifest in cut.stages.values() for one in last_step(counting, manifest))
+        found += _check_sizes(counting, cut, snapshot)
+    books = tuple(entries(cut, states, captured_channels(snapshot), recounts, reader, deep=deep))
+    found += map(balance, books)
     not_reread += (
         f"records in flight on {each.channel} to {each.receiver} were not re-read: {each.in_flight.not_reread}"
         for each in books
@@ -168,23 +169,28 @@ def verify(
     )
 
 
-def _open_cut(store: ObjectStore, ref: Ref, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
+def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[Cut, Snapshot | None]:
     """The cut, as far as it can be read, and the snapshot that names it; what cannot be read is added to `found`."""
     snapshot, thinned = None, None
     stages: dict[str, Manifest] = {}
+    versions: Mapping[str, int] = {}
+    name = at.snapshot if isinstance(at, Cut) else at.moment.name if isinstance(at.moment, Named) else ""
     try:
-        if isinstance(ref.moment, Named):
-            stages_of(store, ref.app, ref.stage)
-            snapshot = read_snapshot(store, ref.app, ref.moment.name)
-            for stage, version in sorted(snapshot.stages.items()):
-                stages |= _read(store, ref.app, stage, version, found)
+        if name:
+            stages_of(store, at.app, "" if isinstance(at, Cut) else at.stage)
+            snapshot = read_snapshot(store, at.app, name)
+            versions = snapshot.stages
+        elif isinstance(at, Cut):
+            versions, thinned = at.versions, at.thinned
         else:
-            at = cut_at(store, ref)
-            stages, thinned = {**at.stages}, at.thinned
+            cut = cut_at(store, at)
+            stages, thinned = {**cut.stages}, cut.thinned
+        for stage, version in sorted(versions.items()):
+            stages |= _read(store, at.app, stage, version, found)
     except Corruption as error:
         found.append(Checked("versions", error.object_key, (as_sentence(error),), 0))
-    cut = Cut(ref.app, stages, snapshot.name if snapshot else "", thinned=thinned)
-    if len(stages) == len(snapshot.stages if snapshot else stages):
+    cut = Cut(at.app, stages, name if snapshot else "", thinned=thinned)
+    if len(stages) == len(versions or stages):
         found.append(Checked("versions", cut.ref, violations(stages), len(stages)))
     return cut, snapshot
 
@@ -200,7 +206,7 @@ def _read(store: ObjectStore, app: str, stage: str, version: int, found: list[Ch
     return {}
 
 
-def _standing(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
+def _check_positions(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
     """Whether every reader stands exactly where the version of the sender that it consumed last ended."""
     for channel in channels(cut):
         # Not known where the reader began in the middle, nor of versions that are not kept.
@@ -222,40 +228,40 @@ def _standing(store: ObjectStore, cut: Cut) -> Iterator[Checked]:
         yield Checked("versions", f"{channel.name} to {channel.receiver}", tuple(wrong), 0)
 
 
-def _reread_stages(store: ObjectStore, cut: Cut, tell: Callable[[str], None]) -> Iterator[Checked]:
+def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], None]) -> Iterator[Checked]:
     for stage, manifest in sorted(cut.stages.items()):
-        past = version_chain.whole_history(store, cut.app, stage, tell)
+        past = whole_history(store, cut.app, stage, on_progress)
         yield past.checked
         for number, sst in enumerate(manifest.ssts, 1):
-            tell(f"{stage}: SST {number} of {len(manifest.ssts)}")
+            on_progress(f"{stage}: SST {number} of {len(manifest.ssts)}")
             if manifest.table is not None:
                 # Of what was written before the kept history, or came with a clone, nobody knows.
                 known = past.partitions if 0 < past.first <= sst.seq_max else frozenset()
-                yield from sst_rows.reread(store, sst, manifest.table, known)
+                yield from reread_sst(store, sst, manifest.table, known)
 
 
-def _reread_kept(
-    store: ObjectStore, cut: Cut, snapshot: Snapshot | None, tell: Callable[[str], None]
-) -> dict[tuple[str, str], kept.Reread]:
+def _recount(
+    store: ObjectStore, cut: Cut, snapshot: Snapshot | None, on_progress: Callable[[str], None]
+) -> dict[tuple[str, str], Recount]:
     found = {}
-    for place, captured in kept.by_place(snapshot).items():
-        tell(f"records in flight on {captured.channel} to {captured.receiver}")
-        markers = marked.markers_of(snapshot, cut, captured.channel, captured.sender)
-        found[place] = kept.reread(store, captured, markers)
+    for place, captured in captured_channels(snapshot).items():
+        on_progress(f"records in flight on {captured.channel} to {captured.receiver}")
+        markers = markers_of(snapshot, cut, captured.channel, captured.sender)
+        found[place] = recount(store, captured, markers)
     return found
 
 
-def _sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
+def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
     wanted: dict[ObjectStore, dict[str, int]] = {}
     for manifest in cut.stages.values():
         for sst in manifest.ssts:
             wrong: list[str] = []
             with noted(wrong):
-                wanted.setdefault(holder(store, sst), {})[sst.object] = sst.bytes
+                wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes
             if wrong:
                 yield Checked("objects", sst.object, tuple(wrong))
     for captured in snapshot.channels if snapshot else ():
         for each in captured.objects:
             wanted.setdefault(store, {})[each.key] = each.bytes
     for held_by, expected in wanted.items():
-        yield from objects.sizes(held_by, expected)
+        yield from check_sizes(held_by, expected)

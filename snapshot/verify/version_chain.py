@@ -11,7 +11,7 @@ from ...store.versions.manifest import Input, Lost, Manifest, Output
 from ..cut.timeline import before
 from .report import Checked, noted
 
-__all__ = ["Kept", "differences", "last_step", "whole_history"]
+__all__ = ["History", "differences", "last_step", "whole_history"]
 
 _PARTITIONS = range(1, 1 << 31)
 """Numbers of state partitions that there can be."""
@@ -21,7 +21,7 @@ _RESTARTS = frozenset({"claim", "rescale"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class History:
     """What is kept of one stage's history."""
 
     checked: Checked
@@ -43,7 +43,7 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
         yield Checked("history", f"{manifest.stage}@v{manifest.version}", tuple(wrong))
 
 
-def whole_history(store: ObjectStore, app: str, stage: str, tell: Callable[[str], None]) -> Kept:
+def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]) -> History:
     """Every kept version of a stage, and whether each follows from the one before. One request for each.
 
     Raises:
@@ -64,8 +64,8 @@ def whole_history(store: ObjectStore, app: str, stage: str, tell: Callable[[str]
             partitions.add(table.partitions)
         earlier = manifest
         if number % 100 == 0:
-            tell(f"history of {stage}: v{version} of v{versions[-1]}")
-    return Kept(Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions))
+            on_progress(f"history of {stage}: v{version} of v{versions[-1]}")
+    return History(Checked("history", stage, tuple(wrong), len(versions)), first, frozenset(partitions))
 
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from .protocol import ObjectInfo, ObjectStore
+from .protocol import ObjectStore
 from .stats import Stats
+from .wrapper import Wrapper
 
 __all__ = ["VERBS", "CountingStore"]
 
@@ -29,30 +29,27 @@ _PAGE = 1000
 T = TypeVar("T")
 
 
-class CountingStore:
-    """Another store, with its requests counted by verb as S3 would count them.
+class CountingStore(Wrapper):
+    """Another store, with its requests counted by verb as S3 would count them; those to other roots are, too.
 
     A listing is a request for each 1,000 entries taken, at least one; a request that the store repeats until it is
     answered is one. Safe to use from many threads.
 
     Args:
         inner: the store that does the work.
-        on_request: also told of each request: the method's name, bytes read, bytes written.
+        on_request: is called for each request with the method's name, bytes read and bytes written.
     """
 
     def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._on_request = on_request
         self._lock = Lock()
-        self._counts: Counter[str] = Counter()
-        self._bytes_read = 0
-        self._bytes_written = 0
-        self._taken = Stats()
-
-    @property
-    def url(self) -> str:
-        """The inner store's."""
-        return self._inner.url
+        self._counts = Counter[str]()
+        """Requests by method, since the start or the last `reset`."""
+        self._bytes = Counter[str]()
+        """Likewise, by direction."""
+        self._not_taken = Counter[str]()
+        """By field of `Stats`, since the last `take`."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -69,89 +66,50 @@ class CountingStore:
     @property
     def bytes_read(self) -> int:
         """Bytes of objects received since the start or the last `reset`."""
-        return self._bytes_read
+        return self._bytes["read"]
 
     @property
     def bytes_written(self) -> int:
         """Bytes of objects sent since the start or the last `reset`, also by puts that were refused."""
-        return self._bytes_written
+        return self._bytes["written"]
 
     def take(self) -> Stats:
         """What came since the last `take` (or the start, or the last `reset`): each request is taken once."""
         with self._lock:
-            verbs = Counter[str]()
-            for method, number in self._counts.items():
-                verbs[VERBS[method]] += number
-            now = Stats(bytes_read=self._bytes_read, bytes_written=self._bytes_written, **verbs)
-            taken, self._taken = now - self._taken, now
+            taken = Stats(**self._not_taken)
+            self._not_taken.clear()
         return taken
-
-    def over(self, other: ObjectStore) -> "CountingStore":
-        """Another store, whose requests are counted here as well."""
-        return CountingStore(other, lambda verb, read, written: self._count(verb, read=read, written=written))
 
     def reset(self) -> None:
         """Count from zero."""
         with self._lock:
-            self._counts.clear()
-            self._bytes_read = self._bytes_written = 0
-            self._taken = Stats()
+            for counter in (self._counts, self._bytes, self._not_taken):
+                counter.clear()
 
-    def _count(self, verb: str, *, read: int = 0, written: int = 0) -> None:
+    def _count(self, method: str, *, read: int = 0, written: int = 0) -> None:
         with self._lock:
-            self._counts[verb] += 1
-            self._bytes_read += read
-            self._bytes_written += written
+            self._counts[method] += 1
+            self._bytes["read"] += read
+            self._bytes["written"] += written
+            self._not_taken[VERBS[method]] += 1
+            self._not_taken["bytes_read"] += read
+            self._not_taken["bytes_written"] += written
         if self._on_request is not None:
-            self._on_request(verb, read, written)
+            self._on_request(method, read, written)
 
-    def get(self, key: str) -> bytes:
-        """See `ObjectStore`."""
-        return self._read("get", lambda: self._inner.get(key))
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See `ObjectStore`."""
-        return self._read("get_range", lambda: self._inner.get_range(key, start, length))
-
-    def _read(self, verb: str, request: Callable[[], bytes]) -> bytes:
-        # A request that fails is a request.
-        data = b""
+    def _ask(self, method: str, key: str, request: Callable[[], Any], sent: bytes = b"") -> Any:
+        result = b""
         try:
-            data = request()
+            result = request()
         finally:
-            self._count(verb, read=len(data))
-        return data
+            # A request that fails is a request.
+            if method not in ("list", "list_folders"):
+                self._count(method, read=len(result or b""), written=len(sent))
+        return self._pages(method, result) if method in ("list", "list_folders") else result
 
-    def put(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
-        self._count("put", written=len(data))
-        self._inner.put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
-        self._count("put_if_absent", written=len(data))
-        self._inner.put_if_absent(key, data)
-
-    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore`."""
-        return self._pages("list", self._inner.list(prefix, start_after))
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore`."""
-        return self._pages("list_folders", self._inner.list_folders(prefix))
-
-    def _pages(self, verb: str, entries: Iterator[T]) -> Iterator[T]:
-        self._count(verb)
+    def _pages(self, method: str, entries: Iterator[T]) -> Iterator[T]:
+        self._count(method)
         for number, entry in enumerate(entries):
             if number and number % _PAGE == 0:
-                self._count(verb)
+                self._count(method)
             yield entry
-
-    def delete(self, key: str) -> None:
-        """See `ObjectStore`."""
-        self._count("delete")
-        self._inner.delete(key)
-
-    def local_path(self, key: str) -> Path | None:
-        """See `ObjectStore`; not a request."""
-        return self._inner.local_path(key)

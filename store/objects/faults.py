@@ -3,18 +3,21 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from threading import RLock
+from typing import TypeVar
 
 from ...errors import ObjectExists, Unavailable
-from .protocol import ObjectInfo, ObjectStore
+from .protocol import ObjectStore
+from .wrapper import Wrapper
 
 __all__ = ["FaultyStore"]
 
+T = TypeVar("T")
 
-class FaultyStore:
+
+class FaultyStore(Wrapper):
     """Another store, whose requests fail in the ways that real ones do.
 
     With one thread, the same seed and the same requests give the same faults. The faults of a write:
@@ -52,20 +55,15 @@ class FaultyStore:
         slow_s: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._random = random.Random(seed)  # noqa: S311 - it has to be repeatable
         self._lock = RLock()
         self._rates = {"refused": refused, "lost": lost, "late": late, "echoed": echoed}
         self._slow = slow
         self._slow_s = slow_s
         self._sleep = sleep
-        self._under_way: list[Callable[[], None]] = []
+        self._under_way: list[Callable[[], object]] = []
         self._faults: Counter[str] = Counter()
-
-    @property
-    def url(self) -> str:
-        """The inner store's."""
-        return self._inner.url
 
     @property
     def faults(self) -> dict[str, int]:
@@ -79,59 +77,19 @@ class FaultyStore:
             while self._under_way:
                 self._arrive(self._under_way.pop(0))
 
-    def get(self, key: str) -> bytes:
-        """See `ObjectStore`."""
-        self._read("get", key)
-        return self._inner.get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """See `ObjectStore`."""
-        self._read("get_range", key)
-        return self._inner.get_range(key, start, length)
-
-    def put(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
-        self._write("put", key, lambda: self._inner.put(key, data))
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`."""
-        fault = self._write("put_if_absent", key, lambda: self._inner.put_if_absent(key, data))
-        if fault == "echoed":
-            raise ObjectExists(key, self.url)
-
-    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore`."""
-        self._read("list", prefix)
-        return self._inner.list(prefix, start_after)
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore`."""
-        self._read("list_folders", prefix)
-        return self._inner.list_folders(prefix)
-
-    def delete(self, key: str) -> None:
-        """See `ObjectStore`."""
-        self._write("delete", key, lambda: self._inner.delete(key))
-
-    def local_path(self, key: str) -> Path | None:
-        """See `ObjectStore`."""
-        return self._inner.local_path(key)
-
-    def _read(self, verb: str, key: str) -> None:
-        if self._choose("refused") == "refused":
-            raise self._unavailable(verb, key)
-
-    def _write(self, verb: str, key: str, request: Callable[[], None]) -> str:
-        """Do the request or not; return the fault that the caller has to show, or "" for none."""
-        fault = self._choose("refused", "lost", "late", "echoed" if verb == "put_if_absent" else "")
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        is_write = method in ("put", "put_if_absent", "delete")
+        fault = self._choose("refused", *(("lost", "late") if is_write else ()), "echoed" * (method == "put_if_absent"))
         if fault == "late":
             with self._lock:
                 self._under_way.append(request)
         elif fault != "refused":
-            request()
+            result = request()
         if fault in ("refused", "lost", "late"):
-            raise self._unavailable(verb, key)
-        return fault
+            raise Unavailable(f"{self.url} did not answer a {method} of {key!r} (an injected fault)")
+        if fault == "echoed":
+            raise ObjectExists(key, self.url)
+        return result
 
     def _choose(self, *faults: str) -> str:
         """What happens to the next request, "" for nothing; late writes may arrive before it."""
@@ -152,10 +110,7 @@ class FaultyStore:
         return chosen
 
     @staticmethod
-    def _arrive(request: Callable[[], None]) -> None:
+    def _arrive(request: Callable[[], object]) -> None:
         # Its sender has long stopped listening.
         with suppress(ObjectExists):
             request()
-
-    def _unavailable(self, verb: str, key: str) -> Unavailable:
-        return Unavailable(f"{self.url} did not answer a {verb} of {key!r} (an injected fault)")

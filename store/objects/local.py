@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from ...errors import ObjectExists, ObjectNotFound, Refused, SlackwaterError, Unavailable
 from .leftovers import Leftover
-from .protocol import ObjectInfo, check_key, check_range
+from .protocol import ObjectInfo, ObjectStore, check_key, check_range
+from .wrapper import OtherRoots
 
 __all__ = ["LocalStore"]
 
@@ -25,7 +26,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 """What the file system answers for a key that names a folder, or goes through a file."""
 
 
-class LocalStore:
+class LocalStore(OtherRoots):
     """Objects as files under one folder; a key's '/' is the folder separator.
 
     A file appears under its name whole and durable, or not at all: it is written and fsynced under a
@@ -33,9 +34,14 @@ class LocalStore:
     between processes), and its folder is fsynced. The root is made by the first put; reading makes nothing.
 
     One limit S3 does not have: of the keys `a` and `a/b` only one can exist.
+
+    Args:
+        path: the folder.
+        open_other: opens the store at another root.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, open_other: Callable[[str], ObjectStore] | None = None) -> None:
+        super().__init__(open_other)
         # Not resolve(), which replaces symbolic links that the user wrote; nor absolute(), which keeps "..".
         self._root = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100
         self._swept = False

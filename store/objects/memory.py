@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ...errors import ObjectExists, ObjectNotFound
 from .protocol import ObjectInfo, check_key, check_range
+from .wrapper import OtherRoots
 
 __all__ = ["MemoryStore"]
 
@@ -21,10 +22,11 @@ class _Object(NamedTuple):
     modified_ms: int
 
 
-class MemoryStore:
+class MemoryStore(OtherRoots):
     """Objects of this process, gone with it. Safe to use from many threads."""
 
     def __init__(self) -> None:
+        super().__init__()
         # Two stores are never the same root, so their URLs differ.
         self._url = f"memory:{next(_numbers)}"
         self._lock = Lock()

@@ -1,6 +1,8 @@
 """From a store root as the user writes it to a store."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -8,6 +10,7 @@ from ...errors import Usage
 from .local import LocalStore
 from .protocol import ObjectStore
 from .s3.access import Remote, S3Access, S3Place
+from .s3.settings import S3Settings
 
 __all__ = ["PATIENCE_S", "access_to", "check_root", "open_store", "take"]
 
@@ -38,18 +41,27 @@ def take(access: S3Access | None) -> S3Place | None:
     return sign_anew(access)
 
 
-def open_store(url: str, *, patience_s: float = PATIENCE_S, place: S3Place | None = None) -> ObjectStore:
+def open_store(
+    url: str, *, patience_s: float = PATIENCE_S, settings: S3Settings | None = None, place: S3Place | None = None
+) -> ObjectStore:
     """The store at a root: `s3://bucket/prefix`, or a local folder as a path or `file://` URL.
 
-    No request is made and nothing is created. `patience_s` is how long each request to S3 is retried while
-    storage does not answer. `place` is what `take` said; without it, S3 is where this process's environment says.
+    No request is made and nothing is created. Stores `at` other roots are opened likewise.
+
+    Args:
+        url: the root.
+        patience_s: how long each request to S3 is retried while storage does not answer, in seconds.
+        settings: of requests to S3; None for what this process's environment says (`settings_in`).
+        place: what `take` returned, with settings of its own; None where S3 is where AWS's environment says.
 
     Raises:
-        Usage: the root cannot be understood, or names storage that is not supported.
+        Usage: the root cannot be understood, or names storage that is not supported; or the environment's settings of
+            S3, where they count, cannot be.
     """
+    others = partial(open_store, patience_s=patience_s, settings=settings, place=place)
     scheme = _SCHEME.match(url)
     if scheme is None:
-        return _folder(url, url)
+        return _folder(url, url, others)
     if _CREDENTIALS.match(url):
         # Nor is the root repeated: what is written there is often a secret.
         raise Usage(
@@ -64,7 +76,7 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S, place: S3Place | Non
                     f"store {url!r} names the host {parts.netloc!r}: expected a folder of this machine",
                     hint=f"write file:///{parts.netloc}{parts.path} if that was meant",
                 )
-            return _folder(unquote(parts.path), url)
+            return _folder(unquote(parts.path), url, others)
         case "s3":
             bucket, _, prefix = url.split(":", 1)[1].removeprefix("//").partition("/")
             prefix = prefix.strip("/")
@@ -77,7 +89,7 @@ def open_store(url: str, *, patience_s: float = PATIENCE_S, place: S3Place | Non
             # boto3 takes a quarter of a second to import: only those who use S3 wait for it.
             from .s3.store import S3Store
 
-            return S3Store(bucket, prefix, patience_s=patience_s, place=place)
+            return S3Store(bucket, prefix, patience_s=patience_s, settings=settings, place=place)
         case "s3a" | "s3n":
             raise Usage(f"store {url!r}: expected {_SUPPORTED}", hint=f"write s3:{url.split(':', 1)[1]}")
         case other:
@@ -105,7 +117,7 @@ def check_root(root: str) -> None:
         raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
 
 
-def _folder(path: str, url: str) -> LocalStore:
+def _folder(path: str, url: str, others: Callable[[str], ObjectStore]) -> LocalStore:
     if not path.strip() or "\0" in path:
         raise Usage(f"store {url!r} names nothing: expected {_SUPPORTED}")
     try:
@@ -114,4 +126,4 @@ def _folder(path: str, url: str) -> LocalStore:
         raise Usage(f"store {url!r}: {error}") from None
     if folder.exists() and not folder.is_dir():
         raise Usage(f"store {url!r} is a file; expected {_SUPPORTED}")
-    return LocalStore(folder)
+    return LocalStore(folder, others)

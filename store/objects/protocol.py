@@ -41,6 +41,16 @@ class ObjectStore(Protocol):
         """The store root as the user wrote it, normalised: `s3://bucket/prefix` or an absolute folder."""
         ...
 
+    def at(self, root: str) -> "ObjectStore":
+        """The store at another root, a `url` or empty for this one; the same one each time.
+
+        It is asked as this one is: with its patience and settings, its requests counted where this one's are.
+
+        Raises:
+            Usage: the root cannot be understood.
+        """
+        ...
+
     def get(self, key: str) -> bytes:
         """The object's bytes. Raises `ObjectNotFound`."""
         ...

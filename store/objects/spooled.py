@@ -4,36 +4,29 @@ What a process puts here lies in a folder, fsynced, until somebody uploads it; r
 written and searched at the speed of the disk, while the store is slow or away. Only for machines that share the folder.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import ObjectNotFound
-from .counting import CountingStore
 from .local import LocalStore
-from .protocol import ObjectInfo, ObjectStore
+from .protocol import ObjectStore
+from .wrapper import Wrapper
 
 __all__ = ["SpooledStore"]
 
 
-class SpooledStore:
+class SpooledStore(Wrapper):
     """Another store, whose puts wait in a folder of this machine. Safe with many threads and processes.
 
     Only `put` waits: what must be won against others, `put_if_absent`, goes to the store itself, and listings show what
-    the store has.
+    the store has. Nothing waits for another root.
     """
 
     def __init__(self, inner: ObjectStore, folder: Path) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._spool = LocalStore(folder)
 
-    def over(self, other: ObjectStore) -> ObjectStore:
-        """Another store; where requests to the inner one are counted, those to it are, too."""
-        return self._inner.over(other) if isinstance(self._inner, CountingStore) else other
-
-    @property
-    def url(self) -> str:
-        """The inner store's."""
-        return self._inner.url
+    def _wrap_other(self, root: str) -> ObjectStore:
+        return self._inner.at(root)
 
     def upload(self, key: str) -> None:
         """Put an object that waits into the store. It still waits until it is forgotten, so that it is read here.
@@ -65,18 +58,6 @@ class SpooledStore:
     def put(self, key: str, data: bytes) -> None:
         """Write it into the folder, durably. Raises as `LocalStore.put`."""
         self._spool.put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> None:
-        """See `ObjectStore`; does not wait."""
-        self._inner.put_if_absent(key, data)
-
-    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
-        """See `ObjectStore`; without what waits."""
-        return self._inner.list(prefix, start_after)
-
-    def list_folders(self, prefix: str) -> Iterator[str]:
-        """See `ObjectStore`; without what waits."""
-        return self._inner.list_folders(prefix)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""

@@ -36,7 +36,7 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     """SSTs looked into that the machine had."""
     cache_misses: Sum = 0
     row_groups: Sum = 0
-    """Row groups read from the store by pieces."""
+    """Row groups read from the store by ranges."""
     flushed_bytes: Sum = 0
     """SSTs of level 0: what batches wrote."""
     compacted_bytes: Sum = 0

@@ -4,75 +4,39 @@ Nothing here is needed for a right answer: what is missing or damaged is fetched
 folder everything is read into memory.
 """
 
-import os
-import shutil
-import tempfile
 import time
-import weakref
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from threading import RLock
 
 import pyarrow as pa
-import xxhash
+from cachetools import LRUCache, TTLCache
 
-from ...errors import Corruption, Unavailable
+from ...errors import Corruption
 from ..objects.protocol import ObjectStore
-from ..sst.types import sst_schema, stored_schema
+from ..sst.types import sst_schema
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder
-from .decode import Block, check_bytes, check_shape, corrupt, decode, fetch, file_name, holder
+from .decode import Block, decode, fetch, file_name
 from .hot_tier import HotTier
+from .mapped_file import Mapped, map_file, write_file
+from .parquet_copies import ParquetCopies
 from .read_stats import Reads
 from .remote_sst import RangedSst
 
 __all__ = ["Mapped", "SstCache"]
 
 _ARROW = ".arrow"
-"""An Arrow IPC file, uncompressed, and after it the xxh3_128 of those bytes and its name: disks and power do fail, and
-people move files."""
-_PARQUET = ".parquet"
-"""A copy of the object."""
-_TRAILER_BYTES = 16
 _MAX_OPEN = 1024
 """SSTs a process keeps mapped."""
-_MAX_RANGED = 10_000
-"""SSTs for which reads by pieces are counted."""
+_MAX_COUNTED = 10_000
+"""SSTs for which reads of ranges are counted, and refusals are known."""
 _TOUCH_S = 60.0
 """How exactly the time of a file's last use is known."""
 _REFUSED_S = 60.0
 """For so long nobody tries again to keep an SST that could not be kept."""
 _WHOLE_BYTES = 64 << 20
-"""Larger SSTs come to the cache by pieces: bounds memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class Mapped:
-    """One SST, ready for look-ups. Valid for as long as it is referenced."""
-
-    blocks: tuple[Block, ...]
-    """Its rows in order."""
-    memory_bytes: int
-    """What the rows take of the process's own memory: 0 for a mapped file."""
-
-    @cached_property
-    def table(self) -> pa.Table:
-        """All rows as one table, without a copy."""
-        return pa.Table.from_batches([block.rows for block in self.blocks])
-
-
-class _Open:
-    """An entry of the list of open SSTs."""
-
-    __slots__ = ("mapped", "touched_s")
-
-    def __init__(self, mapped: Mapped) -> None:
-        self.mapped = mapped
-        self.touched_s = time.monotonic()
+"""Larger SSTs come to the cache by ranges: bounds memory."""
 
 
 class SstCache:
@@ -92,16 +56,19 @@ class SstCache:
         self._hot = HotTier.open(self._folder, hot_bytes)
         self._folders = (self._hot.folder, self._folder) if self._hot else (self._folder,)
         self._max_memory_bytes = max_memory_bytes
+        self._parquet = ParquetCopies(self._folder)
         self._lock = RLock()
-        self._open: OrderedDict[str, _Open] = OrderedDict()
+        # By name of the SST's file.
+        self._mapped: LRUCache[str, Mapped] = LRUCache(_MAX_OPEN)
+        self._touched: TTLCache[str, None] = TTLCache(_MAX_OPEN, _TOUCH_S)
+        """Mapped files whose last use was noted a moment ago."""
+        self._in_memory: LRUCache[str, Mapped] = LRUCache(
+            max_memory_bytes, getsizeof=lambda rows: min(rows.memory_bytes, max_memory_bytes)
+        )
         self._dropped_s = time.monotonic()
-        self._ranged_bytes: dict[str, int] = {}
-        self._pieced: set[str] = set()
-        self._refused_s: dict[str, float] = {}
-        self._parquet: dict[str, Path] = {}
-        self._spill: Path | None = None
-        self._pins: list[int] = []
-        weakref.finalize(self, _close_all, self._pins)
+        self._ranged: LRUCache[str, tuple[str, int]] = LRUCache(_MAX_COUNTED)
+        """Object and bytes read of it by ranges."""
+        self._refused: TTLCache[str, None] = TTLCache(_MAX_COUNTED, _REFUSED_S)
 
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
         """The SST's rows; asks the store only when no process of this machine has them yet.
@@ -114,7 +81,7 @@ class SstCache:
         """
         mapped = self.bring(store, sst, table, Reads())
         if mapped is None:
-            mapped = self._in_memory(sst, decode(fetch(store, sst), sst, sst_schema(table)), max_bytes=None)
+            mapped = self._hold(sst, decode(fetch(store, sst), sst, sst_schema(table)), max_bytes=None)
             assert mapped is not None  # noqa: S101  nothing bounds it
         return mapped
 
@@ -137,13 +104,10 @@ class SstCache:
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
-            rows = decode(data, sst, sst_schema(table))
-            mapped = self._in_memory(sst, rows, max_bytes=self._max_memory_bytes)
+            mapped = self._hold(sst, decode(data, sst, sst_schema(table)), max_bytes=self._max_memory_bytes)
         if mapped is None:
             with self._lock:
-                if len(self._refused_s) > _MAX_RANGED:
-                    self._refused_s.clear()
-                self._refused_s[file_name(sst)] = time.monotonic()
+                self._refused[file_name(sst)] = None
         return mapped
 
     def prefetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
@@ -167,28 +131,26 @@ class SstCache:
     def refuses(self, sst: Sst) -> bool:
         """Whether the SST could not be kept a moment ago."""
         with self._lock:
-            refused_s = self._refused_s.get(file_name(sst))
-        return refused_s is not None and time.monotonic() - refused_s < _REFUSED_S
+            return file_name(sst) in self._refused
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
         """The SST's rows if this machine has them, else None; asks no store."""
         name = file_name(sst)
         with self._lock:
-            entry = self._open.get(name)
-            if entry is not None:
-                self._open.move_to_end(name)
-                self._touch(name, entry)
-                return entry.mapped
-        mapped = self._map(sst, table)
-        return None if mapped is None else self._remember(sst, mapped)
+            mapped = self._mapped.get(name)
+            if mapped is not None:
+                self._touch(name)
+            else:
+                mapped = self._in_memory.get(name)
+        return mapped or self._map(name, sst, table)
 
     def has(self, sst: Sst) -> bool:
         """Whether this machine seems to have the SST's rows; asks no store, and looks at no byte of them."""
         name = file_name(sst)
         with self._lock:
-            if name in self._open:
+            if name in self._mapped or name in self._in_memory:
                 return True
-        return any(folder.has(name + _ARROW) for folder in self._folders)
+        return self._in_a_folder(name)
 
     def size_of(self, sst: Sst) -> int:
         """Bytes of the SST's rows on this machine; 0 where it does not have them."""
@@ -200,10 +162,20 @@ class SstCache:
         """What the folder's files may take together."""
         return self._folder.max_bytes
 
-    def pieced(self) -> tuple[str, ...]:
-        """The objects that this process reads by pieces, as it has nothing better."""
+    def ranged_bytes(self, sst: Sst) -> int:
+        """Bytes that this process has read by ranges of an SST which is not here."""
         with self._lock:
-            return tuple(self._pieced)
+            return self._ranged.get(file_name(sst), ("", 0))[1]
+
+    def count_ranged(self, sst: Sst, size: int) -> None:
+        """Add to `ranged_bytes`."""
+        with self._lock:
+            self._ranged[file_name(sst)] = sst.object, self.ranged_bytes(sst) + size
+
+    def ranged_objects(self) -> tuple[str, ...]:
+        """The objects that this process reads by ranges, as it has nothing better."""
+        with self._lock:
+            return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
         """Keep the rows of an SST that was just written: exactly its columns and order."""
@@ -224,105 +196,45 @@ class SstCache:
             Unavailable: the store did not answer, or there is no folder on this machine that could hold a
                 copy.
         """
-        name = file_name(sst)
-        with self._lock:
-            path = self._parquet.get(name)
-        if path is None:
-            path = self._own_path(store, sst) or self._pinned_copy(store, sst) or self._spilled_copy(store, sst)
-            with self._lock:
-                self._parquet[name] = path
-        return path
-
-    def ranged_bytes(self, sst: Sst, more: int) -> int:
-        """Add to the bytes that were read piecemeal of an SST which is not here, and return their sum."""
-        name = file_name(sst)
-        with self._lock:
-            if len(self._ranged_bytes) > _MAX_RANGED:
-                self._ranged_bytes.clear()
-                self._pieced.clear()
-            if more:
-                self._pieced.add(sst.object)
-            self._ranged_bytes[name] = self._ranged_bytes.get(name, 0) + more
-            return self._ranged_bytes[name]
+        return self._parquet.path(store, sst)
 
     def close(self) -> None:
         """Let go of all files. The folder stays; paths to copies are no longer kept from eviction."""
         with self._lock:
-            self._open.clear()
-            self._parquet.clear()
-            _close_all(self._pins)
+            self._mapped.clear()
+            self._in_memory.clear()
+        self._parquet.close()
         if self._hot is not None:
             self._hot.close()
 
     def _write(self, sst: Sst, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
         """Put the rows into a folder, if one can be written."""
-
-        def write(path: Path) -> None:
-            remaining = iter(batches)
-            first = next(remaining, None)
-            if first is None:
-                raise corrupt(sst, "it has no rows")
-            stored = stored_schema(schema, first.schema)
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, stored) as writer:
-                for batch in chain([first], remaining):
-                    writer.write_batch(batch)
-            with pa.memory_map(str(path)) as source:
-                digest = _digest(source.read_buffer(), sst)
-            with path.open("ab") as file:
-                file.write(digest)
-
         name = file_name(sst) + _ARROW
         if self._hot is not None and self._hot.takes(sst.level, sst.bytes):
             # Perhaps written twice; it is small.
             batches = list(batches)
-            if self._hot.folder.put(name, write):
+            if self._hot.folder.put(name, lambda path: write_file(path, sst, schema, batches)):
                 return
-        self._folder.put(name, write)
+        self._folder.put(name, lambda path: write_file(path, sst, schema, batches))
 
-    def _map(self, sst: Sst, table: Table) -> Mapped | None:
-        """The SST's file in a folder, if there is a good one."""
+    def _map(self, name: str, sst: Sst, table: Table) -> Mapped | None:
+        """The rows from the SST's file in a folder, if there is a good one."""
         for folder in self._folders:
-            mapped = self._map_from(folder, sst, table)
-            if mapped is not None:
-                return mapped
+            if folder.touch(name + _ARROW):
+                try:
+                    mapped = map_file(folder.path / (name + _ARROW), sst, sst_schema(table))
+                except (Corruption, pa.ArrowException, OSError):
+                    folder.remove(name + _ARROW)
+                else:
+                    with self._lock:
+                        self._drop_evicted()
+                        self._mapped[name] = mapped
+                        self._touched[name] = None
+                        self._ranged.pop(name, None)
+                    return mapped
         return None
 
-    def _map_from(self, folder: CacheFolder, sst: Sst, table: Table) -> Mapped | None:
-        name = file_name(sst) + _ARROW
-        if not folder.touch(name):
-            return None
-        try:
-            # Unlinked or replaced from now on, the map keeps what it has.
-            data = pa.memory_map(str(folder.path / name)).read_buffer()
-            content = data.slice(0, max(0, data.size - _TRAILER_BYTES))
-            if _digest(content, sst) != data[content.size :].to_pybytes():
-                raise corrupt(sst, "its copy in the cache is not what was written")
-            reader = pa.ipc.open_file(content)
-            blocks = tuple(Block.of(reader.get_batch(i)) for i in range(reader.num_record_batches))
-            check_shape(sst, sst_schema(table), reader.schema, sum(block.rows.num_rows for block in blocks))
-        except (Corruption, pa.ArrowException, OSError):
-            folder.remove(name)
-            return None
-        return Mapped(blocks, 0)
-
-    def _remember(self, sst: Sst, mapped: Mapped) -> Mapped:
-        """Keep it open; let go of what was not used for longest where that is too much."""
-        name = file_name(sst)
-        with self._lock:
-            self._drop_evicted()
-            self._open[name] = _Open(mapped)
-            self._open.move_to_end(name)
-            self._ranged_bytes.pop(name, None)
-            self._pieced.discard(sst.object)
-            memory = sum(entry.mapped.memory_bytes for entry in self._open.values())
-            for other, entry in list(self._open.items())[:-1]:
-                heavy = memory > self._max_memory_bytes and entry.mapped.memory_bytes > 0
-                if heavy or len(self._open) > _MAX_OPEN:
-                    memory -= entry.mapped.memory_bytes
-                    del self._open[other]
-        return mapped
-
-    def _in_memory(self, sst: Sst, batches: Iterable[pa.RecordBatch], *, max_bytes: int | None) -> Mapped | None:
+    def _hold(self, sst: Sst, batches: Iterable[pa.RecordBatch], *, max_bytes: int | None) -> Mapped | None:
         """The rows in this process's memory; None once they are more than that."""
         blocks, memory = [], 0
         for rows in batches:
@@ -330,98 +242,26 @@ class SstCache:
             if max_bytes is not None and memory > max_bytes:
                 return None
             blocks.append(Block.of(rows))
-        return self._remember(sst, Mapped(tuple(blocks), memory))
+        mapped = Mapped(tuple(blocks), memory)
+        with self._lock:
+            self._in_memory[file_name(sst)] = mapped
+            self._ranged.pop(file_name(sst), None)
+        return mapped
 
-    def _touch(self, name: str, entry: _Open) -> None:
-        """Note now and then that an open file is used, so that it is evicted late."""
-        now_s = time.monotonic()
-        if not entry.mapped.memory_bytes and now_s - entry.touched_s > _TOUCH_S:
-            entry.touched_s = now_s
+    def _touch(self, name: str) -> None:
+        """Note now and then that a mapped file is used, so that it is evicted late."""
+        if name not in self._touched:
+            self._touched[name] = None
             for folder in self._folders:
                 folder.touch(name + _ARROW)
 
     def _drop_evicted(self) -> None:
-        """Let go, now and then, of open files that were evicted: they would hold on to the disk's space."""
+        """Let go, now and then, of mapped files that were evicted: they would hold on to the disk's space."""
         now_s = time.monotonic()
         if now_s - self._dropped_s > _TOUCH_S:
             self._dropped_s = now_s
-            for name, entry in list(self._open.items()):
-                if not entry.mapped.memory_bytes and not any(folder.has(name + _ARROW) for folder in self._folders):
-                    del self._open[name]
+            for name in [name for name in self._mapped if not self._in_a_folder(name)]:
+                del self._mapped[name]
 
-    def _own_path(self, store: ObjectStore, sst: Sst) -> Path | None:
-        """The object's own file, checked; None where there is none that DuckDB can name."""
-        path = holder(store, sst).local_path(sst.object)
-        if path is None or _is_pattern(path):
-            return None
-        try:
-            with pa.memory_map(str(path)) as source:
-                check_bytes(source.read_buffer(), sst)
-        except FileNotFoundError as error:
-            raise corrupt(sst, "the object is missing") from error
-        except OSError as error:
-            raise Unavailable(f"cannot read SST {path}: {error}") from error
-        return path
-
-    def _pinned_copy(self, store: ObjectStore, sst: Sst) -> Path | None:
-        """A copy in the folder, safe from eviction; None when the folder cannot have it."""
-        name = file_name(sst) + _PARQUET
-        path = self._folder.path / name
-        if _is_pattern(path):
-            return None
-        if self._pin(name):
-            try:
-                with pa.memory_map(str(path)) as source:
-                    check_bytes(source.read_buffer(), sst)
-            except (Corruption, OSError):
-                self._folder.remove(name)
-            else:
-                return path
-        data = fetch(store, sst)
-        return path if self._folder.put(name, lambda file: _write_bytes(file, data)) and self._pin(name) else None
-
-    def _pin(self, name: str) -> bool:
-        pin = self._folder.pin(name)
-        if pin is None:
-            return False
-        with self._lock:
-            self._pins.append(pin)
-        return True
-
-    def _spilled_copy(self, store: ObjectStore, sst: Sst) -> Path:
-        """A copy outside the folder, gone with this cache object."""
-        data = fetch(store, sst)
-        try:
-            with self._lock:
-                if self._spill is None:
-                    self._spill = Path(tempfile.mkdtemp(prefix="slackwater-"))
-                    weakref.finalize(self, shutil.rmtree, self._spill, ignore_errors=True)
-            path = self._spill / (file_name(sst) + _PARQUET)
-            path.write_bytes(data)
-        except OSError as error:
-            raise Unavailable(
-                f"no folder on this machine can hold a copy of SST {sst.object} ({sst.bytes} bytes): {error}",
-                hint="free some disk, or name a larger folder for the cache",
-            ) from error
-        return path
-
-
-def _digest(content: pa.Buffer, sst: Sst) -> bytes:
-    """Of the content of this SST's file and no other's."""
-    digest = xxhash.xxh3_128(content)
-    digest.update(file_name(sst).encode())
-    return digest.digest()
-
-
-def _is_pattern(path: Path) -> bool:
-    """Whether DuckDB would take the path for a pattern, and perhaps find another file with it."""
-    return any(character in str(path) for character in "*?[")
-
-
-def _write_bytes(file: Path, data: bytes) -> None:
-    file.write_bytes(data)
-
-
-def _close_all(descriptors: list[int]) -> None:
-    while descriptors:
-        os.close(descriptors.pop())
+    def _in_a_folder(self, name: str) -> bool:
+        return any(folder.has(name + _ARROW) for folder in self._folders)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +10,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from ...errors import Corruption, ObjectNotFound
-from ..objects.counting import CountingStore
-from ..objects.open import open_store
 from ..objects.protocol import ObjectStore
-from ..objects.spooled import SpooledStore
 from ..sst.types import HASH, stored_schema
 from ..versions.manifest import Sst
 
@@ -27,7 +23,6 @@ __all__ = [
     "decode",
     "fetch",
     "file_name",
-    "holder",
 ]
 
 _SPARSE = 64
@@ -70,25 +65,6 @@ class Block:
         return at + (self.hashes[at] < hashes)
 
 
-def holder(store: ObjectStore, sst: Sst) -> ObjectStore:
-    """The store that has the object: the manifest's own, or another root that a clone points at.
-
-    Where requests are counted, those to the other root are, too.
-
-    Raises:
-        Usage: the other root cannot be understood.
-    """
-    if sst.root in ("", store.url):
-        return store
-    other = _open_once(sst.root)
-    return store.over(other) if isinstance(store, CountingStore | SpooledStore) else other
-
-
-@lru_cache(maxsize=16)
-def _open_once(url: str) -> ObjectStore:
-    return open_store(url)
-
-
 def file_name(sst: Sst) -> str:
     """A name for local copies: the object's own, and the checksum in case two roots have one of that name."""
     # Without pathlib: each look-up asks this of each SST.
@@ -103,7 +79,7 @@ def fetch(store: ObjectStore, sst: Sst) -> bytes:
         Unavailable: the store did not answer.
     """
     try:
-        data = holder(store, sst).get(sst.object)
+        data = store.at(sst.root).get(sst.object)
     except ObjectNotFound as error:
         raise corrupt(sst, "the object is missing") from error
     check_bytes(data, sst)

@@ -21,16 +21,16 @@ from ..sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .decode import Block
-from .footers import fetch_tails
+from .footers import fetch_footers
 from .read_stats import Reads
 from .remote_sst import RangedSst
 
 __all__ = ["Found", "multi_get", "point_get"]
 
 _SMALL_BYTES = 128 << 10
-"""An SST up to this comes whole: one request, where pieces would be two."""
+"""An SST up to this comes whole: one request, where ranges would be two."""
 _SPARED = 1 / 6
-"""By pieces, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the row
+"""By ranges, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the row
 groups that it needs."""
 
 
@@ -60,7 +60,7 @@ def multi_get(
     """Look up keys, through the cache.
 
     Of an SST that is not in the cache only the row groups are read in which keys can be, unless these are nearly all
-    of it: then it is fetched whole, into the cache. And so it is once its pieces have cost as much as the whole.
+    of it: then it is fetched whole, into the cache. And so it is once these reads have cost as much as the whole.
 
     Args:
         store: the store of the app.
@@ -85,7 +85,7 @@ def multi_get(
     reads = Reads() if reads is None else reads
     search = _Search(table, hashes, keys, reads, clock_ms)
     cold = [sst for sst, _ in search.over(ssts) if sst.bytes > _SMALL_BYTES and not cache.has(sst)]
-    fetch_tails(store, cold, table, reads)
+    fetch_footers(store, cold, table, reads)
     for sst, wanted in search.over(ssts):
         mapped = cache.peek(sst, table)
         reads.searched += wanted.size
@@ -113,7 +113,7 @@ def point_get(
     """
     reads = Reads()
     search = _Search(table, hashes, keys, reads, clock_ms)
-    fetch_tails(store, [sst for sst, _ in search.over(ssts)], table, reads)
+    fetch_footers(store, [sst for sst, _ in search.over(ssts)], table, reads)
     for sst, wanted in search.over(ssts):
         reads.searched += wanted.size
         reads.cache_misses += 1
@@ -134,7 +134,7 @@ def _look_cold(
 ) -> None:
     """Look for the keys at these positions in an SST that this machine does not have."""
     blocks: Iterable[Block] | None = None
-    if sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst, 0) >= sst.bytes:
+    if sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes:
         mapped = cache.bring(store, sst, table, reads)
         if mapped is not None:
             reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes
@@ -146,7 +146,7 @@ def _look_cold(
         mapped = cache.bring(store, sst, table, reads)
         blocks = None if mapped is None else mapped.blocks
     if blocks is None:
-        cache.ranged_bytes(sst, size)
+        cache.count_ranged(sst, size)
         blocks = ranged.read(groups)
     search.look_in(blocks, wanted)
 

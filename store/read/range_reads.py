@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ...errors import ObjectNotFound
 from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst
-from .decode import corrupt, holder
+from .decode import corrupt
 from .read_stats import Reads
 
-__all__ = ["Pieces", "at_once"]
+__all__ = ["RangeReader", "at_once"]
 
 _MAX_GAP_BYTES = 65_536
 """Ranges this near to each other come in one request: cheaper than another round trip …"""
@@ -35,11 +35,11 @@ def at_once() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_executors.clear)
 
 
-class Pieces:
+class RangeReader:
     """Reads ranges of an SST's object and counts them."""
 
     def __init__(self, store: ObjectStore, sst: Sst, reads: Reads) -> None:
-        self._store = holder(store, sst)
+        self._store = store.at(sst.root)
         self._sst = sst
         self._reads = reads
 

@@ -14,11 +14,11 @@ class Reads:
     bytes: int = 0
     """Bytes that they brought: row groups, footers, filters, gaps between them, whole SSTs."""
     row_groups: int = 0
-    """Row groups read from the store by pieces."""
+    """Row groups read from the store by ranges."""
     touched_bytes: int = 0
     """Bytes of the row groups that keys fall in by their hash, also where a filter ruled them out."""
     row_groups_total: int = 0
-    """Row groups of all SSTs that were read by pieces."""
+    """Row groups of all SSTs that were read by ranges."""
     keys: int = 0
     """Keys asked for."""
     searched: int = 0
@@ -28,7 +28,7 @@ class Reads:
     cache_hits: int = 0
     """SSTs that this machine had."""
     cache_misses: int = 0
-    """SSTs that it did not have: read by pieces, or fetched whole."""
+    """SSTs that it did not have: read by ranges, or fetched whole."""
 
     def add(self, other: "Reads") -> None:
         """Add the other's counts to these."""

@@ -1,4 +1,4 @@
-"""An SST read by pieces: its tail, then only the row groups in which some keys can be.
+"""An SST read by ranges: its footer, then only the row groups in which some keys can be.
 
 For a cold cache and for single look-ups. The checksum of the whole cannot be checked this way; but the footer and each
 filter have one of their own, and each page a CRC.
@@ -17,13 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..objects.protocol import ObjectStore
-from ..sst.bloom import Filter
 from ..sst.types import HASH
 from ..sst.whole_file import read_groups
 from ..versions.manifest import Sst, Table
 from .decode import Block, corrupt
-from .footers import Tail, tail_of
-from .range_reads import Pieces
+from .footers import filters_of, footer_of
+from .range_reads import RangeReader
 from .read_stats import Reads
 
 __all__ = ["RangedSst"]
@@ -39,7 +38,7 @@ class RangedSst:
     """One SST in the store, of which only what is asked for is read."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
-        """Read the tail, unless this process has done so before.
+        """Read the footer, unless this process has done so before.
 
         Args:
             store: the store of the app.
@@ -52,24 +51,24 @@ class RangedSst:
             Unavailable: the store did not answer.
         """
         self._sst = sst
-        self._pieces = Pieces(store, sst, reads)
+        self._reader = RangeReader(store, sst, reads)
         self._reads = reads
-        self._tail: Tail = tail_of(self._pieces, sst, table)
-        reads.row_groups_total += len(self._tail.start)
+        self._footer = footer_of(self._reader, sst, table)
+        reads.row_groups_total += len(self._footer.start)
 
     def needed(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The row groups, ascending, in which at least one of these hashes (ascending) can be."""
-        first = np.searchsorted(hashes, self._tail.hash_min, side="left")
-        end = np.searchsorted(hashes, self._tail.hash_max, side="right")
+        first = np.searchsorted(hashes, self._footer.hash_min, side="left")
+        end = np.searchsorted(hashes, self._footer.hash_max, side="right")
         return np.flatnonzero(first < end)
 
     def within(self, low: int, high: int) -> npt.NDArray[np.int64]:
         """The row groups, ascending, in which hashes from `low` to `high`, both included, can be."""
-        return np.flatnonzero((self._tail.hash_min <= high) & (self._tail.hash_max >= low))
+        return np.flatnonzero((self._footer.hash_min <= high) & (self._footer.hash_max >= low))
 
     def bytes_of(self, groups: npt.NDArray[np.int64]) -> int:
         """How many bytes these row groups take."""
-        return int((self._tail.end[groups] - self._tail.start[groups]).sum())
+        return int((self._footer.end[groups] - self._footer.start[groups]).sum())
 
     def passing(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which of these hashes (ascending) can be here, as far as row groups' ranges and filters tell.
@@ -78,29 +77,25 @@ class RangedSst:
             Corruption: the object is missing or a filter is damaged.
             Unavailable: the store did not answer.
         """
-        tail = self._tail
-        first = np.searchsorted(hashes, tail.hash_min, side="left")
-        end = np.searchsorted(hashes, tail.hash_max, side="right")
-        groups = np.flatnonzero(first < end)
+        first = np.searchsorted(hashes, self._footer.hash_min, side="left")
+        end = np.searchsorted(hashes, self._footer.hash_max, side="right")
+        groups = np.flatnonzero(first < end).tolist()
         # A hash that ends one row group and begins the next passes if either lets it.
         passed, inside = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
-        for group in groups.tolist():
-            inside[first[group] : end[group]] = True
-        at_hand = np.array([tail.filters[group] is not None for group in groups.tolist()], np.bool_)
-        few = at_hand | (end[groups] - first[groups] <= _FEW_KEYS)
-        for group in groups[~few].tolist():
-            passed[first[group] : end[group]] = True
-        asked = groups[few]
-        for group, one in zip(asked.tolist(), self._filters(asked), strict=True):
+        known = filters_of(self._reader, self._sst, self._footer, groups, fetch=False)
+        few = [group for group in groups if group in known or end[group] - first[group] <= _FEW_KEYS]
+        filters = filters_of(self._reader, self._sst, self._footer, few, fetch=True)
+        for group in groups:
             part = slice(first[group], end[group])
-            passed[part] |= True if one is None else one.may_have(hashes[part])
+            inside[part] = True
+            passed[part] |= filters[group].may_have(hashes[part]) if group in filters else True
         self._reads.filtered += int((inside & ~passed).sum())
         return passed
 
     @property
     def all_groups(self) -> npt.NDArray[np.int64]:
         """The numbers of all row groups."""
-        return np.arange(len(self._tail.start))
+        return np.arange(len(self._footer.start))
 
     def read(self, groups: npt.NDArray[np.int64]) -> Iterator[Block]:
         """The rows of these row groups (ascending), in the order of the SST, some 32 MiB of them at a time.
@@ -109,17 +104,17 @@ class RangedSst:
             Corruption: the object is missing or a page is damaged.
             Unavailable: the store did not answer.
         """
-        window = (self._tail.end[groups] - self._tail.start[groups]).cumsum() // _WINDOW_BYTES
+        window = (self._footer.end[groups] - self._footer.start[groups]).cumsum() // _WINDOW_BYTES
         for number in np.unique(window):
             yield from self._read_window(groups[window == number])
 
     def _read_window(self, groups: npt.NDArray[np.int64]) -> Iterator[Block]:
-        found = self._pieces.read(self._tail.start[groups].tolist(), self._tail.end[groups].tolist())
+        found = self._reader.read(self._footer.start[groups].tolist(), self._footer.end[groups].tolist())
         self._reads.row_groups += len(groups)
         try:
             file = pq.ParquetFile(
                 pa.PythonFile(_Partly(found, self._sst.bytes), "r"),
-                metadata=self._tail.metadata,
+                metadata=self._footer.metadata,
                 page_checksum_verification=True,
             )
             rows = read_groups(file, groups.tolist())
@@ -132,37 +127,21 @@ class RangedSst:
 
     def _check_hashes(self, groups: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> None:
         """Pages of another object are whole, and their CRCs are right: see that these row groups are those."""
-        ends = np.cumsum([self._tail.metadata.row_group(group).num_rows for group in groups.tolist()])
+        ends = np.cumsum([self._footer.metadata.row_group(group).num_rows for group in groups.tolist()])
         starts = np.concatenate(([0], ends[:-1]))
         if (
             len(hashes) != ends[-1]
-            or (hashes[starts] != self._tail.hash_min[groups]).any()
-            or (hashes[ends - 1] != self._tail.hash_max[groups]).any()
+            or (hashes[starts] != self._footer.hash_min[groups]).any()
+            or (hashes[ends - 1] != self._footer.hash_max[groups]).any()
         ):
             raise corrupt(self._sst, f"row groups {groups.tolist()} hold other hashes than its footer says")
 
-    def _filters(self, groups: npt.NDArray[np.int64]) -> list[Filter | None]:
-        """The filters of these row groups; None for all where the SST has none."""
-        tail = self._tail
-        if not tail.has_filters or not groups.size:
-            return [None] * len(groups)
-        kept = [tail.filters[group] for group in groups.tolist()]
-        absent = np.array([one is None for one in kept], np.bool_)
-        if absent.any():
-            wanted = groups[absent]
-            starts, ends = tail.filter_start[wanted].tolist(), tail.filter_end[wanted].tolist()
-            found = self._pieces.read(starts, ends)
-            for group, start, end in zip(wanted.tolist(), starts, ends, strict=True):
-                data = next(piece[start - at : end - at] for at, piece in found if at <= start < at + len(piece))
-                tail.keep(self._sst, group, data)
-        return [tail.filters[group] for group in groups.tolist()]
-
 
 class _Partly(io.RawIOBase):
-    """A file of which only some pieces are here; it has its full size, and elsewhere reads as cut off."""
+    """A file of which only some ranges are here; it has its full size, and elsewhere reads as cut off."""
 
-    def __init__(self, pieces: Sequence[tuple[int, bytes]], size: int) -> None:
-        self._pieces = pieces
+    def __init__(self, ranges: Sequence[tuple[int, bytes]], size: int) -> None:
+        self._ranges = ranges
         self._size = size
         self._position = 0
 
@@ -181,7 +160,7 @@ class _Partly(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        for start, data in self._pieces:
+        for start, data in self._ranges:
             if start <= self._position < start + len(data):
                 at = self._position - start
                 found = data[at:] if size < 0 else data[at : at + size]

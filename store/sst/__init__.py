@@ -4,13 +4,13 @@ Not here: finding rows (`read`), or deciding which SSTs become one (`compaction`
 """
 
 __all__ = [
+    "arrow_types",
     "bloom",
     "expiry",
     "hashing",
     "python_values",
     "sorted_runs",
     "ttl",
-    "type_names",
     "types",
     "whole_file",
     "writer",

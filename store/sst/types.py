@@ -6,7 +6,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from ..versions.manifest import Column, Table
-from .type_names import from_arrow, to_arrow
+from .arrow_types import from_arrow, to_arrow
 
 __all__ = [
     "EXPIRES",

@@ -7,6 +7,7 @@ __all__ = [
     "apps",
     "checks",
     "codec",
+    "column_types",
     "commit",
     "history",
     "horizon",
@@ -14,8 +15,6 @@ __all__ = [
     "limits",
     "manifest",
     "prices",
-    "spark_ddl",
-    "type_grammar",
     "unreadable",
     "usage",
 ]

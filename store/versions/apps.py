@@ -1,7 +1,7 @@
 """Which apps a store root holds, and who they are."""
 
 from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused
-from ..objects.protocol import ObjectStore
+from ..objects.protocol import ObjectStore, exists
 from . import codec, keys
 from .manifest import AppInfo
 
@@ -51,7 +51,7 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
     """An app's identity.
 
     Raises:
-        NotFound: there is none of that name; the nearest names are told.
+        NotFound: there is none of that name; says the nearest names.
         Corruption: the stored identity is not readable.
     """
     try:
@@ -62,14 +62,8 @@ def read_app(store: ObjectStore, name: str) -> AppInfo:
 
 def list_apps(store: ObjectStore) -> tuple[str, ...]:
     """Names of the apps under the root, in order. One request, and one for each folder under the root."""
-    names = []
-    for name in store.list_folders(""):
-        try:
-            store.get_range(keys.app_info(name), 0, 1)
-        except ObjectNotFound:
-            continue  # somebody else's folder
-        names.append(name)
-    return tuple(names)
+    # A folder without that object is somebody else's.
+    return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
 
 
 def being_removed(app: str) -> Refused:

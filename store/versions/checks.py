@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import Usage
 from ..objects.open import check_root
-from . import keys, spark_ddl, type_grammar
+from . import column_types, keys
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
 
 __all__ = ["Wrong", "checksum_is_wrong", "relations", "root_is_wrong"]
@@ -30,7 +30,7 @@ class Wrong(NamedTuple):
 
 @singledispatch
 def relations(value: Any) -> Iterator[Wrong]:
-    """What is wrong between the fields of a stored value; the first is told."""
+    """What is wrong between the fields of a stored value; the first is reported."""
     return iter(())
 
 
@@ -99,7 +99,7 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
             yield Wrong(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")
     if output.schema:
         try:
-            spark_ddl.parse(output.schema)
+            column_types.parse_ddl(output.schema)
         except ValueError:
             yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
 
@@ -121,7 +121,7 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
         yield Wrong(f"{at}.name", column.name, "a name that no other column has, in capitals or not")
     seen.add(folded)
     try:
-        type_grammar.parse(column.type)
+        column_types.parse(column.type)
     except Usage:
         yield Wrong(f"{at}.type", column.type, "the name of a type that columns can have")
 
@@ -153,21 +153,22 @@ def _ssts(ssts: Sequence[Sst], stage: str, version: int) -> Iterator[Wrong]:
 
 
 def _sst(at: str, sst: Sst, version: int) -> Iterator[Wrong]:
-    if sst.hash_min > sst.hash_max:
-        yield Wrong(f"{at}.hash_max", sst.hash_max, f"not below hash_min, {sst.hash_min}")
-    if sst.seq_min > sst.seq_max:
-        yield Wrong(f"{at}.seq_max", sst.seq_max, f"not below seq_min, {sst.seq_min}")
-    if sst.seq_max > version:
-        yield Wrong(f"{at}.seq_max", sst.seq_max, f"at most the version, {version}")
-    if sst.rows > sst.bytes:
-        yield Wrong(f"{at}.rows", sst.rows, f"at most its bytes, {sst.bytes}")
-    if sst.tombstones + sst.expiring > sst.rows:
-        field = "tombstones" if sst.tombstones > sst.rows else "expiring"
-        yield Wrong(f"{at}.{field}", getattr(sst, field), f"with others at most its rows, {sst.rows}")
-    if sst.footer_bytes + sst.filter_bytes > sst.bytes:
-        yield Wrong(f"{at}.footer_bytes", sst.footer_bytes, f"with filter_bytes at most its bytes, {sst.bytes}")
-    if sst.expires_min > sst.expires_max:
-        yield Wrong(f"{at}.expires_max", sst.expires_max, f"not below expires_min, {sst.expires_min}")
+    others = "tombstones" if sst.tombstones > sst.rows else "expiring"
+    for wrong, field, expected in (
+        (sst.hash_min > sst.hash_max, "hash_max", f"not below hash_min, {sst.hash_min}"),
+        (sst.seq_min > sst.seq_max, "seq_max", f"not below seq_min, {sst.seq_min}"),
+        (sst.seq_max > version, "seq_max", f"at most the version, {version}"),
+        (sst.rows > sst.bytes, "rows", f"at most its bytes, {sst.bytes}"),
+        (sst.tombstones + sst.expiring > sst.rows, others, f"with others at most its rows, {sst.rows}"),
+        (
+            sst.footer_bytes + sst.filter_bytes > sst.bytes,
+            "footer_bytes",
+            f"with filter_bytes at most its bytes, {sst.bytes}",
+        ),
+        (sst.expires_min > sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
+    ):
+        if wrong:
+            yield Wrong(f"{at}.{field}", getattr(sst, field), expected)
 
 
 def _named_twice(ssts: Sequence[Sst]) -> Iterator[Wrong]:

@@ -25,13 +25,11 @@ from ..objects.protocol import ObjectStore
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
-__all__ = ["FORMAT", "decode", "encode", "read"]
+__all__ = ["FORMAT", "damaged", "decode", "encode", "read"]
 
 FORMAT = 2
 """The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
 which who overlooks them takes for read, and with versions that retire a stage."""
-
-_PUT_BACK = "put the object back from a backup or an older version of it"
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -77,7 +75,7 @@ def encode(value: msgspec.Struct) -> bytes:
     if not same:
         raise Unstorable(f"{what} would be read as another one than it is")
     for wrong in checks.relations(value):
-        raise Unstorable(f"{what} could not be read again: {_told(wrong)}")
+        raise Unstorable(f"{what} could not be read again: {_shown(wrong)}")
     rest = body[1:] if body == b"{}" else b"," + body[1:]
     return _prefix(FORMAT, xxhash.xxh3_128_hexdigest(rest)) + rest
 
@@ -92,17 +90,18 @@ def read(store: ObjectStore, key: str, as_type: type[T], *, under: Callable[[T],
     """
     data = store.get_range(key, 0, MAX_OBJECT_BYTES + 1)
     if len(data) > MAX_OBJECT_BYTES or _values(data) > MAX_OBJECT_VALUES:
-        raise Corruption(
-            f"object {key!r} is no readable {as_type.__name__}: it is larger than any, which has at most {_MOST}",
-            object_key=key,
-            hint=_PUT_BACK,
-        )
+        raise damaged(key, f"is no readable {as_type.__name__}: it is larger than any, which has at most {_MOST}")
     value = decode(data, as_type, key=key)
     if under is not None and (its_own := under(value)) != key:
-        raise Corruption(
-            f"object {key!r} holds what belongs under {its_own!r}, by the names in it", object_key=key, hint=_PUT_BACK
-        )
+        raise damaged(key, f"holds what belongs under {its_own!r}, by the names in it")
     return value
+
+
+def damaged(key: str, what: str) -> Corruption:
+    """The error for an object that is not what was written; `what` goes on from its name."""
+    return Corruption(
+        f"object {key!r} {what}", object_key=key, hint="put the object back from a backup or an older version of it"
+    )
 
 
 _MOST = f"{MAX_OBJECT_BYTES >> 20} MiB and {MAX_OBJECT_VALUES:,} values"
@@ -134,24 +133,16 @@ def decode(data: bytes, as_type: type[T], *, key: str) -> T:
             hint="a newer slackwater wrote it: upgrade this one",
         )
     if number < 1:
-        raise Corruption(
-            f"object {key!r} has format {number}; formats are counted from 1",
-            object_key=key,
-            hint=_PUT_BACK,
-        )
+        raise damaged(key, f"has format {number}; formats are counted from 1")
     if checksum:
         prefix = _prefix(number, checksum)
         if not data.startswith(prefix) or xxhash.xxh3_128_hexdigest(data[len(prefix) :]) != checksum:
-            _parse(data, _header_decoder, as_type, key)  # what is not even JSON is told as that
-            raise Corruption(
-                f"object {key!r} ({len(data)} bytes) is not what was written: its checksum is not {checksum[:40]}",
-                object_key=key,
-                hint=_PUT_BACK,
-            )
+            _parse(data, _header_decoder, as_type, key)  # what is not even JSON is reported as that
+            raise damaged(key, f"({len(data)} bytes) is not what was written: its checksum is not {checksum[:40]}")
     decoder: msgspec.json.Decoder[T] = _decoder(as_type)
     value = _parse(data, decoder, as_type, key)
     for wrong in checks.relations(value):
-        raise _impossible(_told(wrong), as_type, key)
+        raise _unreadable(_shown(wrong), as_type, key)
     return value
 
 
@@ -168,17 +159,13 @@ def _parse(data: bytes, decoder: msgspec.json.Decoder[T], as_type: type[msgspec.
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise _impossible(_explained(data, as_type, error), as_type, key) from error
+        raise _unreadable(_explained(data, as_type, error), as_type, key) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corruption(
-            f"object {key!r} ({len(data)} bytes) is not a readable {as_type.__name__}: {error}",
-            object_key=key,
-            hint=_PUT_BACK,
-        ) from error
+        raise damaged(key, f"({len(data)} bytes) is not a readable {as_type.__name__}: {error}") from error
 
 
-def _impossible(what: str, as_type: type[msgspec.Struct], key: str) -> Corruption:
-    return Corruption(f"object {key!r} is not a readable {as_type.__name__}: {what}", object_key=key, hint=_PUT_BACK)
+def _unreadable(what: str, as_type: type[msgspec.Struct], key: str) -> Corruption:
+    return damaged(key, f"is not a readable {as_type.__name__}: {what}")
 
 
 def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> str:
@@ -188,5 +175,5 @@ def _explained(data: bytes, as_type: type[msgspec.Struct], error: Exception) -> 
     return f"{field.path} is {field.found}; expected {field.expected}"
 
 
-def _told(wrong: checks.Wrong) -> str:
+def _shown(wrong: checks.Wrong) -> str:
     return f"{wrong.field} is {unreadable.shown(wrong.found)}; expected {wrong.expected}"

@@ -9,6 +9,7 @@ nobody who goes on.
 
 from collections.abc import Callable
 from itertools import count
+from operator import attrgetter
 from typing import Literal
 
 from msgspec.structs import replace
@@ -19,6 +20,8 @@ from . import codec, history, horizon, keys
 from .manifest import Kind, Manifest
 
 __all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
+
+_identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 
 _CLAIM_ATTEMPTS = 100
 """Lost races, to writers that commit or claim at the same moment, before a claim gives up."""
@@ -214,19 +217,6 @@ def _taken_by(store: ObjectStore, manifest: Manifest) -> Manifest:
             version=manifest.version,
             hint="read the head again and build on it",
         ) from None
-
-
-def _identity(manifest: Manifest) -> tuple[object, ...]:
-    return (
-        manifest.app,
-        manifest.stage,
-        manifest.version,
-        manifest.epoch,
-        manifest.writer,
-        manifest.time_ms,
-        manifest.kind,
-        manifest.by,
-    )
 
 
 def _author(manifest: Manifest) -> str:

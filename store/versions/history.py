@@ -1,7 +1,7 @@
 """Reading a stage's versions: the newest, a given one, those that follow, the one of a moment.
 
 Manifests never change, and their numbers have no gaps from a stage's first version on; of those before it, garbage
-collection may have left some (`boundary`). So the newest is found by asking which numbers exist: a listing while there
+collection may have left some (`horizon`). So the newest is found by asking which numbers exist: a listing while there
 are few, a search over the numbers (galloping, Bentley and Yao 1976) when there are many.
 Decoded manifests are kept for each store, a few hundred, since searches in time come back to the same ones.
 """
@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from cachetools import LRUCache
 
-from ...errors import Corruption, NotFound, ObjectNotFound
-from ..objects.protocol import ObjectStore
+from ...errors import NotFound, ObjectNotFound
+from ..objects.protocol import ObjectStore, exists
 from . import apps, codec, horizon, keys
 from .manifest import Manifest
 
@@ -55,8 +55,8 @@ def head(store: ObjectStore, app: str, stage: str, *, known: int = 0) -> Manifes
             low = newer[-1].version
         else:
             # Should it be gone, the app was deleted since, and perhaps made anew.
-            with suppress(ObjectNotFound):
-                return _get(store, app, stage, known)
+            if (found := find(store, app, stage, known)) is not None:
+                return found
     version = _newest(store, app, stage, low)
     return read(store, app, stage, version) if version else None
 
@@ -68,18 +68,20 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
         NotFound: there is no such app, stage or version; says what there is.
         Corruption: its manifest is not readable, or is another version's.
     """
-    try:
-        return _get(store, app, stage, version)
-    except ObjectNotFound:
-        raise _missing(store, app, stage, version) from None
+    found = find(store, app, stage, version)
+    if found is None:
+        raise _missing(store, app, stage, version)
+    return found
 
 
 def find(store: ObjectStore, app: str, stage: str, version: int) -> Manifest | None:
     """One version, or None when there is none. Raises `Corruption` as `read`. One request, or none."""
-    try:
-        return _get(store, app, stage, version)
-    except ObjectNotFound:
-        return None
+    with _lock:
+        recent = _recent.get(store)
+        manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
+    with suppress(ObjectNotFound):
+        return manifest or read_fresh(store, app, stage, version)
+    return None
 
 
 def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
@@ -93,11 +95,8 @@ def read_fresh(store: ObjectStore, app: str, stage: str, version: int) -> Manife
     manifest = codec.read(store, key, Manifest)
     found = (manifest.app, manifest.stage, manifest.version)
     if found != (app, stage, version):
-        raise Corruption(
-            f"object {key!r} holds the manifest of {found[0]}/{found[1]} v{found[2]}; "
-            f"expected {app}/{stage} v{version}",
-            object_key=key,
-            hint="put the object back from a backup or an older version of it",
+        raise codec.damaged(
+            key, f"holds the manifest of {found[0]}/{found[1]} v{found[2]}; expected {app}/{stage} v{version}"
         )
     with _lock:
         _recent.setdefault(store, LRUCache(_RECENT))[key] = manifest
@@ -109,12 +108,9 @@ def after(store: ObjectStore, app: str, stage: str, version: int) -> Iterator[Ma
 
     One request each, and one that finds none.
     """
-    while True:
+    while (manifest := find(store, app, stage, version + 1)) is not None:
+        yield manifest
         version += 1
-        try:
-            yield _get(store, app, stage, version)
-        except ObjectNotFound:
-            return
 
 
 def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifest | None:
@@ -134,12 +130,10 @@ def latest_at(store: ObjectStore, app: str, stage: str, time_ms: int) -> Manifes
     # The answer, if there is one, is `best` or a version in low..high-1.
     while low < high:
         middle = (low + high) // 2
-        try:
-            manifest = _get(store, app, stage, middle)
-        except ObjectNotFound:
+        manifest = find(store, app, stage, middle)
+        if manifest is None:
             low = middle + 1  # collected since the listing, and all before it
-            continue
-        if manifest.time_ms <= time_ms:
+        elif manifest.time_ms <= time_ms:
             best, low = manifest, middle + 1
         else:
             high = middle
@@ -161,7 +155,7 @@ def versions(store: ObjectStore, app: str, stage: str) -> tuple[int, ...]:
     """
     limit = horizon.newest(store, app)
     found = _versions(store, app, stage)
-    # One that is doomed may still be there, or be again, for a while.
+    # One that is collectable may still be there, or be again, for a while.
     return tuple(version for version in found if limit is None or limit.allows(stage, version))
 
 
@@ -177,19 +171,8 @@ def list_stages(store: ObjectStore, app: str) -> tuple[str, ...]:
     return found
 
 
-def _get(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
-    with _lock:
-        recent = _recent.get(store)
-        manifest = recent.get(keys.manifest(app, stage, version)) if recent is not None else None
-    return manifest if manifest is not None else read_fresh(store, app, stage, version)
-
-
 def _exists(store: ObjectStore, app: str, stage: str, version: int) -> bool:
-    try:
-        store.get_range(keys.manifest(app, stage, version), 0, 1)
-    except ObjectNotFound:
-        return False
-    return True
+    return exists(store, keys.manifest(app, stage, version))
 
 
 def _versions(store: ObjectStore, app: str, stage: str, version: int = 0) -> Iterator[int]:

@@ -6,45 +6,6 @@ from functools import lru_cache
 
 from ...errors import Usage
 
-__all__ = [
-    "COLUMN",
-    "COLUMN_IN_WORDS",
-    "NAME",
-    "NAME_IN_WORDS",
-    "REMOVING",
-    "RESERVED_COLUMNS",
-    "TOPIC",
-    "TOPIC_IN_WORDS",
-    "app_info",
-    "boundaries",
-    "boundary",
-    "captured",
-    "captured_pattern",
-    "channels",
-    "check_columns",
-    "check_name",
-    "check_topic",
-    "collection",
-    "manifest",
-    "manifests",
-    "operation",
-    "operations",
-    "removed",
-    "removing",
-    "request",
-    "requests",
-    "runner",
-    "runners",
-    "snapshot",
-    "snapshot_objects",
-    "snapshots",
-    "sst",
-    "sst_pattern",
-    "ssts",
-    "stages",
-    "version_of",
-]
-
 NAME = r"[a-z0-9][a-z0-9_-]{0,62}"
 """The grammar of names that stand in keys: apps, stages, snapshots, repartition topics."""
 NAME_IN_WORDS = "1 to 63 of a-z, 0-9, '_' and '-', starting with a letter or a digit"

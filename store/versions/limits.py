@@ -12,59 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ..objects.stats import Sum
 from . import keys
-
-__all__ = [
-    "AMPLIFICATION_MOST",
-    "COLUMNS",
-    "FANOUT_LEAST",
-    "FANOUT_MOST",
-    "MAX_FILE_BYTES",
-    "MAX_KAFKA_PARTITIONS",
-    "MAX_MERGE_RUNS",
-    "MAX_OBJECT_BYTES",
-    "MAX_OBJECT_VALUES",
-    "MAX_PARTITIONS",
-    "MAX_SSTS",
-    "MAX_TTL_MS",
-    "MIN_FILE_BYTES",
-    "SOME_COLUMNS",
-    "Attempt",
-    "Bytes",
-    "Checksum",
-    "ColumnName",
-    "ColumnOrNone",
-    "Count",
-    "Counts",
-    "Epoch",
-    "Fanout",
-    "FileBytes",
-    "Hash",
-    "Id",
-    "Key",
-    "LevelNumber",
-    "Line",
-    "MergeRuns",
-    "Name",
-    "NameOrNone",
-    "Offset",
-    "Offsets",
-    "Ratio",
-    "Rows",
-    "Seq",
-    "SpanMs",
-    "StatePartition",
-    "StatePartitions",
-    "Sum",
-    "Text",
-    "TimeMs",
-    "Topic",
-    "TtlMs",
-    "TypeName",
-    "Ulid",
-    "Version",
-]
 
 MAX_OBJECT_BYTES = 64 << 20
 """Of a stored JSON object. An SST takes half a kilobyte of its manifest: a stage would need 130,000 of them, two for

@@ -5,7 +5,9 @@ may have changed, and https://aws.amazon.com/s3/pricing/ tells. Requests that de
 S3 and machines of the same region, and all traffic in.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from ..objects.stats import Stats
 
@@ -14,20 +16,21 @@ __all__ = ["HOURS_A_MONTH", "Cost", "Prices", "monthly_cost"]
 HOURS_A_MONTH = 730
 """365 days of 24 hours, a twelfth of them: what AWS calculates with."""
 _GB = 1 << 30
+_Price = Annotated[float, Meta(ge=0, le=1e12, description="a number that is not negative")]
 
 
 class Prices(Struct, frozen=True):
     """Prices, in `currency`. A GB is 2^30 bytes, as on S3's bills."""
 
-    get_per_1000: float = 0.0004
+    get_per_1000: _Price = 0.0004
     """Also for every other request that reads an object."""
-    put_per_1000: float = 0.005
-    list_per_1000: float = 0.005
-    delete_per_1000: float = 0.0
-    stored_per_gb_month: float = 0.023
-    read_per_gb: float = 0.0
+    put_per_1000: _Price = 0.005
+    list_per_1000: _Price = 0.005
+    delete_per_1000: _Price = 0.0
+    stored_per_gb_month: _Price = 0.023
+    read_per_gb: _Price = 0.0
     """Traffic out of S3: 0.02 and more to another region, 0.09 and less to the internet."""
-    currency: str = "USD"
+    currency: Annotated[str, Meta(min_length=1, description="a string such as 'EUR'")] = "USD"
 
 
 class Cost(Struct, frozen=True):

@@ -16,6 +16,8 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.spark.session import spark_session
 from typer.main import get_command
 
+from tests.support.static import PARTS
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -60,6 +62,14 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
     for path, anchor in links(page):
         assert path.exists(), path
         assert not anchor or anchor in anchors(path), f"{path.name}#{anchor}"
+
+
+@every_page
+def test_every_module_that_a_page_names_is_there(page: Path) -> None:
+    if page.name != "CHANGELOG.md":
+        named = set(re.findall(rf"`((?:{'|'.join(PARTS)}|tests|bench|examples)/[\w/]+\.py)`", prose(page)))
+        to_come = {"pipeline/kafka/sink.py"}
+        assert not [path for path in named - to_come if not (ROOT / path).exists()]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

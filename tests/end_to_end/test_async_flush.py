@@ -218,7 +218,7 @@ def test_a_compaction_is_adopted_while_versions_wait(runner: Runner, gate: Gated
     runner.batch()
     compaction = following(runner.head, "compaction")
     commit(store, compaction)
-    runner.committer.look()
+    runner.committer.refresh()
     assert runner.committer.head == compaction
     assert runner.behind() == 1
     runner.batch()
@@ -318,7 +318,7 @@ def test_whenever_a_runner_is_killed_every_record_is_read_once(seed: int, max_un
                     case "drain":
                         runner.committer.drain(10)
                     case "look":
-                        runner.committer.look()
+                        runner.committer.refresh()
                     case "kill":
                         raise Killed
             except (Killed, SlackwaterError) as error:
@@ -398,7 +398,7 @@ def test_whatever_is_merged_and_where_every_version_holds_what_its_batches_wrote
                     with suppress(CommitConflict):
                         commit(inner, replace(following(head, "compaction"), ssts=ssts))
                 case "look":
-                    runner.committer.look()
+                    runner.committer.refresh()
                 case "store answers":
                     gate.open(1)
         gate.open()

@@ -20,8 +20,9 @@ import pyarrow as pa
 from msgspec.structs import replace
 from slackwater.errors import Gone
 from slackwater.pipeline.batch.entries import Entrance, enter
+from slackwater.pipeline.batch.next_manifest import next_manifest
 from slackwater.pipeline.batch.snapshot_events import Outcome, arrive
-from slackwater.pipeline.batch.stage_runner import _consumed
+from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,
@@ -37,7 +38,7 @@ from slackwater.snapshot.cut.in_flight import InFlight
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import apps
-from slackwater.store.versions.commit import claim, commit, successor
+from slackwater.store.versions.commit import claim, commit
 from slackwater.store.versions.manifest import AppInfo, Input, Manifest, Output
 
 APP = "diamond"
@@ -245,41 +246,35 @@ class Diamond:
 
     def _write(self, head: Manifest, rows: Sequence[int], after: dict[str, Position], outcome: Outcome) -> Manifest:
         """What `StageRunner` does: the rows, the markers behind them, and the manifest that names both."""
-        draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=next(self._now))
         kept = {"evens": 0, "odds": 1}
         sent = [n for n in rows if head.stage not in kept or n % 2 == kept[head.stage]]
-        outputs = {name: self._send(head, name, sent) for name in head.outputs}
+        results = [self._send(head, name, sent) for name in head.outputs if sent]
+        markers = {}
         for snapshot, name in outcome.markers:
             for partition in range(PARTITIONS[name]):
                 self.logs.append(name, partition, b"", marker_header(snapshot))
-            ends = self.logs.ends(name)
-            markers = {**outputs[name].markers, snapshot: tuple(end - 1 for end in ends)}
-            outputs[name] = replace(outputs[name], ends=ends, markers=markers)
-        inputs = {name: _consumed(read, after[name]) for name, read in draft.inputs.items()}
-        return replace(
-            draft,
-            inputs=inputs,
-            outputs=outputs,
-            recorded=outcome.recorded,
-            awaited=outcome.awaited,
-            captured=outcome.captured,
+            markers[snapshot, name] = tuple(end - 1 for end in self.logs.ends(name))
+        return next_manifest(
+            head,
+            after,
+            outcome,
+            results,
+            markers=markers,
+            merges=(),
+            clock_ms=0,
+            now_ms=next(self._now),
+            duration_ms=0,
         )
 
-    def _send(self, head: Manifest, channel: str, numbers: Sequence[int]) -> Output:
-        before = head.outputs[channel]
+    def _send(self, head: Manifest, channel: str, numbers: Sequence[int]) -> Result:
         attempt = f"{head.writer}.{head.version + 1}.{next(self._attempts)}"
         targets = np.array([n // 2 % PARTITIONS[channel] for n in numbers], np.int32)
         for partition, value in split(pa.table({"n": pa.array(numbers, pa.int64())}), targets):
             self.logs.append(channel, partition, value, attempt.encode())
         counts = np.bincount(targets, minlength=PARTITIONS[channel]).tolist()
-        return replace(
-            before,
-            ends=self.logs.ends(channel) if numbers else before.ends,
-            attempts=(attempt,) if numbers else (),
-            rows=len(numbers),
-            markers={},
-            sent=tuple(rows + more for rows, more in zip(before.sent, counts, strict=True)),
-        )
+        ends = self.logs.ends(channel)
+        sent = {partition: Sent(counts[partition], ends[partition]) for partition in set(targets.tolist())}
+        return Result(attempt, len(numbers), sent={channel: sent})
 
 
 def _at_birth(draft: Manifest) -> Manifest:

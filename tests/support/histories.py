@@ -24,7 +24,6 @@ from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read.decode import holder
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
@@ -511,7 +510,7 @@ def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5)
 
 
 def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, Any]]:
-    return pq.read_table(pa.BufferReader(holder(store, run).get(run.object))).to_pylist()
+    return pq.read_table(pa.BufferReader(store.at(run.root).get(run.object))).to_pylist()
 
 
 def _partition(key: str) -> int:

@@ -19,11 +19,13 @@ class S3Place:
     """Where S3 is, and how to talk to it. No secret is in it."""
 
     endpoint_url: str
-    """Empty for AWS's own of the region."""
+    """Empty for what AWS's environment and files say, and for AWS's own endpoint of the region."""
     region: str
     settings: S3Settings
     ca_bundle: str = ""
     """File of the certificates to trust, which has to be on each machine; empty for those of the machine."""
+    handed_over: bool = False
+    """Whether another process said so: then AWS's environment and files on this machine do not count."""
 
 
 @dataclass(frozen=True, slots=True)

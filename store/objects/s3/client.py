@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -26,7 +25,7 @@ from .settings import S3Settings
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["Connection", "Options", "connection", "error_code", "hand_over", "translated", "without_credentials"]
+__all__ = ["Connection", "connection", "error_code", "hand_over", "translated", "without_credentials"]
 
 _CONNECTIONS = 32
 
@@ -70,19 +69,8 @@ _REGION_CODES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What tells one client from another; empty means as AWS's environment and configuration files say."""
-
-    endpoint_url: str = ""
-    region: str = ""
-    settings: S3Settings = field(default_factory=S3Settings)
-    handed: S3Place | None = None
-    """Where another process handed over how to get there: then this machine's environment and files say nothing."""
-
-
 class Connection(NamedTuple):
-    """What the stores of a process share when their options are the same."""
+    """What the stores of a process share when they are in the same place."""
 
     s3: "S3Client"
     endpoint: str
@@ -114,8 +102,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def connection(options: Options) -> Connection:
-    """This process's client for these options: made once (some 0.1 s), usable from many threads.
+def connection(place: S3Place, read_timeout_s: float) -> Connection:
+    """This process's client for a place, which waits so long for an answer: made once (some 0.1 s), for many threads.
 
     A forked child gets its own, because parent and child must not talk over the same connections; so does a
     process whose AWS environment has changed.
@@ -125,13 +113,13 @@ def connection(options: Options) -> Connection:
         Refused: the AWS configuration cannot be used, such as a profile that does not exist.
     """
     environment = tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_")))
-    key = (os.getpid(), options, environment)
+    key = (os.getpid(), place, read_timeout_s, environment)
     with _lock:
         if key not in _connections:
-            settings = options.settings
+            settings = place.settings
             with _usable():
-                session = session_at(options.region, options.handed)
-                s3 = _make(session, options)
+                session = session_at(place)
+                s3 = _make(session, place, read_timeout_s)
                 bundle = str(session._session.get_config_variable("ca_bundle") or "")
                 credentials = session.get_credentials()
             encrypt(s3, settings, s3.meta.endpoint_url)
@@ -149,7 +137,7 @@ def hand_over(connected: Connection, settings: S3Settings) -> S3Access | None:
         return None
     now = connected.credentials.get_frozen_credentials()
     endpoint = "" if _AWS_OWN.fullmatch(connected.endpoint) else connected.endpoint
-    place = S3Place(endpoint, connected.s3.meta.region_name, settings, connected.ca_bundle)
+    place = S3Place(endpoint, connected.s3.meta.region_name, settings, connected.ca_bundle, handed_over=True)
     return S3Access(place, S3Credentials(now.access_key or "", now.secret_key or "", now.token or ""))
 
 
@@ -165,12 +153,11 @@ def _usable() -> Iterator[None]:
         raise Refused(f"the AWS configuration cannot be used: {error}", hint=_CREDENTIALS_HINT) from error
 
 
-def _make(session: Session, options: Options) -> "S3Client":
-    settings = options.settings
+def _make(session: Session, place: S3Place, read_timeout_s: float) -> "S3Client":
     # One attempt each: `retry` repeats them, with a patience and words of our own.
     config = Config(
-        connect_timeout=min(settings.connect_timeout_s, settings.read_timeout_s),
-        read_timeout=settings.read_timeout_s,
+        connect_timeout=min(place.settings.connect_timeout_s, read_timeout_s),
+        read_timeout=read_timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=_CONNECTIONS,
     )
@@ -180,8 +167,8 @@ def _make(session: Session, options: Options) -> "S3Client":
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    verify = options.handed.ca_bundle or None if options.handed is not None else None
-    made = session.client("s3", endpoint_url=options.endpoint_url or None, config=config, verify=verify)
+    verify = place.ca_bundle or None
+    made = session.client("s3", endpoint_url=place.endpoint_url or None, config=config, verify=verify)
     # Only the client tells which endpoint the environment and the configuration files name.
     endpoint = without_credentials(made.meta.endpoint_url)
     if "@" in endpoint:

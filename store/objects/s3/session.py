@@ -68,16 +68,16 @@ def take(access: S3Access) -> S3Place:
     return access.place
 
 
-def session_at(region: str, place: S3Place | None) -> Session:
-    """The session of this machine, or for a place that was taken one to which this machine says nothing.
+def session_at(place: S3Place) -> Session:
+    """The session of this machine, or for a place that was handed over one to which this machine says nothing.
 
     Raises:
         Refused: the place wants a file that this machine has not.
         BotoCoreError: this machine's configuration cannot be used.
     """
-    if place is None:
+    if not place.handed_over:
         # boto3 by itself knows AWS_DEFAULT_REGION only.
-        return Session(region_name=region or os.environ.get("AWS_REGION") or None)
+        return Session(region_name=place.region or os.environ.get("AWS_REGION") or None)
     if place.ca_bundle and not Path(place.ca_bundle).exists():
         raise Refused(
             f"{socket.gethostname()} has no {place.ca_bundle}, where AWS_CA_BUNDLE says that certificates to trust are",

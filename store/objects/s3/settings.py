@@ -1,11 +1,10 @@
 """What may be set about requests to S3: encryption, timeouts, the budget of repetitions, parts.
 
-They travel as variables of the environment, `SLACKWATER_S3_…`, because every process that talks to S3 needs them, and
-most are started by Spark: the driver hands them on as it hands on AWS's own. The table `[s3]` of slackwater.toml
-becomes such variables.
+They stand in the table `[s3]` of slackwater.toml and, before that, in variables `SLACKWATER_S3_…`. A store is opened
+with them as one value, which travels with it to every process that talks to S3.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
@@ -14,7 +13,7 @@ import msgspec
 from ....errors import Usage
 from ..retry_budget import AT_ONCE, PER_S
 
-__all__ = ["S3Settings", "as_variables", "exported", "found_by", "settings_in"]
+__all__ = ["S3Settings", "aws_variables", "settings_in"]
 
 _PREFIX = "SLACKWATER_S3_"
 _MIB = 1 << 20
@@ -53,61 +52,50 @@ class S3Settings(msgspec.Struct, frozen=True):
 _FIELDS: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(S3Settings)}
 
 
-def settings_in(environ: Mapping[str, str]) -> S3Settings:
-    """The settings that variables say; an empty variable says nothing.
+def settings_in(environ: Mapping[str, str], table: Mapping[str, Any] | None = None, where: str = "") -> S3Settings:
+    """The settings that variables say, and before defaults those of a table; an empty variable says nothing.
+
+    Args:
+        environ: the variables, others among them.
+        table: `[s3]` of slackwater.toml.
+        where: what the table's settings are called by in errors, such as `slackwater.toml: s3.`.
 
     Raises:
-        Usage: a variable cannot be understood.
+        Usage: it cannot be understood.
     """
-    given = {name.removeprefix(_PREFIX).lower(): value for name, value in exported(environ).items()}
-    return _parsed(given, lambda name: _PREFIX + name.upper())
-
-
-def as_variables(table: Mapping[str, Any], where: str) -> dict[str, str]:
-    """The variables for a table of settings; `where` says where it stands, such as the file's path.
-
-    Raises:
-        Usage: it says what cannot be understood.
-    """
-    _parsed(table, lambda name: f"{where}: s3.{name}")
-    return {
-        _PREFIX + name.upper(): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in table.items()
-    }
-
-
-def exported(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables among these that are settings of S3: what a process hands on to those that it starts."""
-    return {name: value for name, value in environ.items() if name.startswith(_PREFIX) and value}
-
-
-def found_by(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables among these by which a process finds S3 and talks to it: AWS's, and settings. Some are secrets."""
-    return {name: value for name, value in environ.items() if name.startswith((_PREFIX, "AWS_"))}
-
-
-def _parsed(given: Mapping[str, Any], called: Callable[[str], str]) -> S3Settings:
-    settings = S3Settings(**{name: _value(name, value, called) for name, value in given.items()})
+    variables = {name.removeprefix(_PREFIX): value for name, value in environ.items() if name.startswith(_PREFIX)}
+    given = [(where, name, value) for name, value in (table or {}).items()]
+    given += [(_PREFIX, name, value) for name, value in variables.items() if value]
+    said = {name.lower(): (prefix + name, _value(prefix, name, value)) for prefix, name, value in given}
+    settings = S3Settings(**{name: value for name, (_, value) in said.items()})
+    sse = said["sse"][0] if "sse" in said else "sse"
     if settings.sse and settings.sse not in _SSE:
-        raise Usage(f"{called('sse')} is {settings.sse!r}: expected {' or '.join(map(repr, _SSE))}")
+        raise Usage(f"{sse} is {settings.sse!r}: expected {' or '.join(map(repr, _SSE))}")
     for name in ("sse_kms_key_id", "sse_bucket_key"):
         if getattr(settings, name) and settings.sse != "aws:kms":
             found = repr(settings.sse) if settings.sse else "not set"
             raise Usage(
-                f"{called(name)} is for encryption by KMS, and {called('sse')} is {found}",
+                f"{said[name][0]} is for encryption by KMS, and {sse} is {found}",
                 hint="set sse to 'aws:kms', or leave the other out",
             )
     return settings
 
 
-def _value(name: str, value: Any, called: Callable[[str], str]) -> Any:
-    if name not in _FIELDS:
-        near = get_close_matches(name, _FIELDS, n=1)
+def aws_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables among these by which a process finds S3 and signs its requests. Some are secrets."""
+    return {name: value for name, value in environ.items() if name.startswith("AWS_")}
+
+
+def _value(prefix: str, name: str, value: Any) -> Any:
+    field = name.lower()
+    if field not in _FIELDS:
+        near = get_close_matches(field, _FIELDS, n=1)
+        shown = near[0].upper() if near and name.isupper() else "".join(near)
         raise Usage(
-            f"{called(name)} is not a setting{f'; the nearest is {called(near[0])}' if near else ''}",
+            f"{prefix}{name} is not a setting{f'; the nearest is {prefix}{shown}' if near else ''}",
             hint=f"the settings of S3 are {', '.join(_FIELDS)}",
         )
     try:
-        return msgspec.convert(value, _FIELDS[name], strict=False)
+        return msgspec.convert(value, _FIELDS[field], strict=False)
     except msgspec.ValidationError as error:
-        raise Usage(f"{called(name)} is {value!r}: {str(error).replace('Expected', 'expected')}") from None
+        raise Usage(f"{prefix}{name} is {value!r}: {str(error).replace('Expected', 'expected')}") from None

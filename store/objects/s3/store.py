@@ -4,18 +4,20 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from botocore.exceptions import ClientError
 
 from ....errors import ObjectExists, ObjectNotFound
 from ..leftovers import Leftover
+from ..open import open_store
 from ..protocol import ObjectInfo, check_key, check_range
 from ..retry import Retry
+from ..wrapper import OtherRoots
 from .access import S3Access, S3Place
-from .client import Connection, Options, connection, error_code, hand_over, translated, without_credentials
+from .client import Connection, connection, error_code, hand_over, translated, without_credentials
 from .settings import S3Settings, settings_in
 from .transfer import download, read, upload
 
@@ -34,7 +36,7 @@ _SHORTEST_READ_S = 5.0
 T = TypeVar("T")
 
 
-class S3Store:
+class S3Store(OtherRoots):
     """Objects under one prefix of one bucket.
 
     Every request is repeated while the server does not answer or asks to come again (5xx, SlowDown, a
@@ -52,10 +54,9 @@ class S3Store:
         bucket: the bucket's name; it must exist.
         prefix: goes before every key, without slashes at its ends; empty for the bucket itself.
         endpoint_url: instead of what the environment says.
-        region: instead of what the environment says.
         patience_s: how long a request is repeated, in seconds.
         settings: of encryption, timeouts and parts; None for what the environment says.
-        place: where another process said that S3 is, and how (`s3_client.take`); endpoint, region and settings are its.
+        place: where another process said that S3 is, and how (`session.take`); endpoint and settings are its.
     """
 
     def __init__(
@@ -64,34 +65,25 @@ class S3Store:
         prefix: str = "",
         *,
         endpoint_url: str = "",
-        region: str = "",
         patience_s: float = 60.0,
         settings: S3Settings | None = None,
         place: S3Place | None = None,
     ) -> None:
-        if place is not None:
-            endpoint_url, region, settings = place.endpoint_url, place.region, place.settings
+        self._place = place or S3Place(without_credentials(endpoint_url), "", settings or settings_in(os.environ))
+        super().__init__(partial(open_store, patience_s=patience_s, place=self._place))
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._base = f"{self._prefix}/" if self._prefix else ""
         self._patience_s = patience_s
-        self._settings = settings or settings_in(os.environ)
-        # Who has little patience does not wait long for one answer.
-        silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, patience_s))
-        self._options = Options(
-            without_credentials(endpoint_url),
-            region,
-            msgspec.structs.replace(self._settings, read_timeout_s=silence_s),
-            place,
-        )
+        self._settings = self._place.settings
         self._connected: tuple[int, Connection, Retry] | None = None
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __getstate__(self) -> dict[str, object]:
         # Connections and locks stay behind when a store is sent to another process.
-        return (_restored, (self._bucket, self._prefix, self._options, self._patience_s, self._settings))
+        return {**self.__dict__, "_connected": None, "_others": {}}
 
     @property
     def url(self) -> str:
@@ -238,19 +230,9 @@ class S3Store:
     def _connect(self) -> tuple[Connection, Retry]:
         # A forked child takes over neither connections nor locks.
         if self._connected is None or self._connected[0] != os.getpid():
-            made = connection(self._options)
+            # Who has little patience does not wait long for one answer.
+            silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
+            made = connection(self._place, silence_s)
             where = f"S3 at {made.endpoint}, bucket {self._bucket!r},"
             self._connected = (os.getpid(), made, Retry(lambda: where, self._patience_s, budget=made.budget))
         return self._connected[1:]
-
-
-def _restored(bucket: str, prefix: str, options: Options, patience_s: float, settings: S3Settings) -> S3Store:
-    return S3Store(
-        bucket,
-        prefix,
-        endpoint_url=options.endpoint_url,
-        region=options.region,
-        patience_s=patience_s,
-        settings=settings,
-        place=options.handed,
-    )

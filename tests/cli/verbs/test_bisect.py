@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from slackwater.cli.settings import Settings
+from slackwater.settings import Settings
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import BAD, BROKEN, done, from_json, slackwater

@@ -15,7 +15,7 @@ from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.batch.schemas import apply
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.run.runner import interval_ms, limits_of
+from slackwater.pipeline.run.runner import limits_of
 
 
 def rows(frame: object) -> object:
@@ -148,19 +148,6 @@ def test_nonsense_in_declarations_is_refused() -> None:
         sw.aggregate()
     with pytest.raises(Usage, match="count"):
         sw.aggregate(n=1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [(None, 0), ("10 seconds", 10_000), ("500ms", 500), ("1 minute", 60_000), ("0.5 s", 500), ("2 hours", 7_200_000)],
-)
-def test_a_trigger_is_written_as_in_structured_streaming(text: str | None, expected: int) -> None:
-    assert interval_ms(text) == expected
-
-
-def test_a_trigger_that_is_no_interval_is_refused() -> None:
-    with pytest.raises(Usage, match="'10 seconds'"):
-        interval_ms("soon")
 
 
 def test_whoever_starts_an_app_has_the_last_word_on_its_batches() -> None:
@@ -324,5 +311,7 @@ def test_partitions_of_a_topic_are_a_whole_number(partitions: float) -> None:
 def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -> None:
     with pytest.raises(Usage, match="ttl 7 is not a span of time"):
         sw.table(ttl=7)  # type: ignore[arg-type]
-    with pytest.raises(Usage, match="trigger 10 is not an interval"):
-        interval_ms(10)  # type: ignore[arg-type]
+    app = sw.App("a")
+    app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"))(rows)  # type: ignore[arg-type]
+    with pytest.raises(Usage, match="trigger 10 is not a span of time"):
+        limits_of(app.stages["s"], Options(store="s", kafka={}, trigger=10))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 import slackwater as sw
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
@@ -22,6 +23,7 @@ from slackwater.snapshot.maintain.retire import absent, retire
 from slackwater.snapshot.query import log
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import ensure_app
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import AppInfo, Lost
 
 from tests.support.running import eventually
@@ -89,7 +91,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     delete(3, 0)
 
     with pytest.raises(Gone, match=rf"would go on at offsets that are gone from Kafka: {events}\[0\] 0\.\.3$"):
-        refusing.check(old, shape)
+        refusing.check(old)
     claimed = accepting.claim(old, shape, 2)
     assert claimed.lost == {events: Lost(events, (0, 0), (3, 0))}
     assert (claimed.inputs[events].offsets, claimed.inputs[events].lost) == ((3, 0), (3, 0))
@@ -101,7 +103,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     assert accepting.claim(old, shape, 4).lost == {}
 
     # For a new stage nothing was lost on its way; it says what it begins without, before anything is claimed.
-    refusing.check(new, shape)
+    refusing.check_shape(new, shape, refusing.check(new))
     unseen = f"stage 'new' is new and begins on {events}: it will not see {events}[0] 0..3, {events}[1] 0..2, gone from"
     assert [message for message in caplog.messages if unseen in message]
     begun = refusing.claim(new, shape, 5)
@@ -113,7 +115,7 @@ def test_a_users_topic_that_lost_records_is_gone_on_with_forwards_only_and_a_new
     topics.create_topics(client, {events: 2})
     for claimer in (refusing, accepting):
         with pytest.raises(Refused, match=rf"further than the topic goes: {events}\[0\] 0\.\.3, .* made again") as no:
-            claimer.check(old, shape)
+            claimer.check(old)
         assert "accept-loss" not in no.value.hint
 
 
@@ -144,4 +146,34 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
         os.utime(path, (1, 1))
     assert collect(store, app.name, Retention(versions=1), by="test").objects
     with pytest.raises(Refused, match=r"'reader' was retired when it had read same up to v0, and the history of same"):
-        claimer.check(reader, shape)
+        claimer.check(reader)
+
+
+def test_what_a_check_asked_kafka_counts_for_the_claim_unless_somebody_claimed_meanwhile(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    client = {"bootstrap.servers": kafka.bootstrap}
+    app = sw.App(f"a{uuid4().hex[:8]}")
+    events = f"events-{app.name}"
+    latest = sw.topic(events, starting_offsets="latest")
+    app.stage(reads=latest, writes=sw.repartition("by-n", key=["n"], partitions=2))(same)
+    topics.create_topics(client, {events: 1})
+    claimer = Claimer(LocalStore(tmp_path), client, app, {}, "w", "test", accept_loss=False)
+    stage, shape = app.stages["same"], Shape({}, {"by-n": ROWS}, (), None, None)
+    claimer.create_channels((stage,))
+
+    def send() -> None:
+        records.send(client, events, [(0, b"x")] * 5, b"", patience_s=30)
+
+    send()
+    checked = claimer.check(stage)
+    send()
+    assert claimer.claim(stage, shape, 1, checked).inputs[events].offsets == (5,)
+    # Another runner reads on, beyond where the topic ended when this one checked it.
+    checked = claimer.check(stage)
+    send()
+    ahead = claimer.claim(stage, shape, 2)
+    further = structs.replace(ahead.inputs[events], offsets=(15,))
+    batch = successor(ahead, kind="batch", epoch=ahead.epoch, writer="other", by="test:2", now_ms=3)
+    commit(claimer.store, structs.replace(batch, inputs={events: further}))
+    assert claimer.claim(stage, shape, 3, checked).inputs[events].offsets == (15,)

@@ -121,9 +121,9 @@ def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
 ) -> None:
     compaction = compact(store)
     store.reset()
-    runner.committer.look()
+    runner.committer.refresh()
     assert runner.committer.head == runner.committer.tip == compaction
-    runner.committer.look()
+    runner.committer.refresh()
     assert store.requests == 3
     runner.batch()
     assert store.counts == {"get_range": 3, "put_if_absent": 1}
@@ -134,7 +134,7 @@ def test_an_idle_stage_adopts_compactions_and_its_next_batch_loses_nothing(
 def test_a_batch_under_way_while_a_compaction_is_adopted_is_put_behind_it(store: CountingStore, runner: Runner) -> None:
     change = runner.begin()
     compact(store)
-    runner.committer.look()
+    runner.committer.refresh()
     store.reset()
     runner.committer.submit(change)
     assert store.counts == {"put_if_absent": 1}
@@ -151,7 +151,7 @@ def test_a_writer_that_was_taken_over_is_fenced(
         compact(store)
     claimed(store, "other")
     with pytest.raises(Fenced, match="epoch 2, written by host:other"):
-        runner.committer.look() if idle else runner.batch()
+        runner.committer.refresh() if idle else runner.batch()
     assert head_of(store).writer == "other"
     assert runner.told == []
 
@@ -160,7 +160,7 @@ def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runn
     for kind in ("batch", "clone"):
         change = runner.begin()
         commit(store, following(head_of(store), kind=kind, writer="other"))  # type: ignore[arg-type]
-        runner.committer.look()
+        runner.committer.refresh()
         with pytest.raises(CommitConflict, match="was committed first by host:x"):
             runner.committer.submit(change)
 
@@ -168,7 +168,7 @@ def test_no_batch_is_put_behind_what_is_no_compaction(store: CountingStore, runn
 def test_a_compaction_of_a_newer_epoch_is_not_adopted(store: CountingStore, runner: Runner) -> None:
     commit(store, replace(following(head_of(store), kind="compaction"), epoch=2))
     with pytest.raises(Fenced):
-        runner.committer.look()
+        runner.committer.refresh()
     with pytest.raises(Fenced):
         runner.batch()
 
@@ -192,7 +192,7 @@ def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int
                 case "compact":
                     compact(inner)
                 case "look":
-                    runner.committer.look()
+                    runner.committer.refresh()
         except (Unavailable, CommitConflict):
             # The runner ends, and another one claims the stage once what was under way has arrived.
             faulty.settle()

@@ -11,7 +11,7 @@ from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.batch.claim import _agreed
 from slackwater.pipeline.batch.compactor import Compactor
-from slackwater.store.compaction import merge
+from slackwater.store.compaction import merge, plan
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
@@ -58,6 +58,8 @@ class Stage:
         self.store, self.cache = store, SstCache(folder, 1 << 30)
         self.head = manifest_of(table, ())
         self.compactor = Compactor(store, self.cache, self.head, threads=threads)
+        self.merges: tuple[plan.Done, ...] = ()
+        """Finished before the last version, which has them."""
 
     def batch(self) -> Manifest:
         """Commit a version with changes in every partition."""
@@ -65,12 +67,17 @@ class Stage:
         version = self.head.version + 1
         rows = {(str(n), "x"): (version, None, None) for n in range(20)}
         ssts = (*write_version(self.store, self.cache, self.head.table, rows, version), *self.head.ssts)
-        self.head = manifest_of(self.head.table, self.compactor.fold(ssts), version)
+        self.merges = self.compactor.finished
+        self.head = manifest_of(self.head.table, plan.apply(ssts, self.merges), version)
         return self.head
 
+    def folded(self) -> tuple[Sst, ...]:
+        """The head's SSTs, finished merges in the place of their inputs."""
+        return plan.apply(self.head.ssts, self.compactor.finished)
+
     def until_folded(self, ssts: int) -> tuple[Sst, ...]:
-        eventually(lambda: len(self.compactor.fold(self.head.ssts)) == ssts, f"{ssts} SSTs")
-        return self.compactor.fold(self.head.ssts)
+        eventually(lambda: len(self.folded()) == ssts, f"{ssts} SSTs")
+        return self.folded()
 
 
 def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tmp_path: Path) -> None:
@@ -89,12 +96,12 @@ def test_partitions_are_merged_at_once_and_the_next_version_names_the_results(tm
     store.may_go_on.set()
     folded = stage.until_folded(2)
     # A version that was not committed is no reason to lose them.
-    assert stage.compactor.fold(head.ssts) == folded
+    assert stage.folded() == folded
     assert store.waiting == 2
     after = stage.batch()
     assert set(folded) < set(after.ssts)
-    assert stage.compactor.consider(after) == ()
-    assert stage.compactor.fold(after.ssts) == after.ssts
+    assert stage.compactor.consider(after, stage.merges) == ()
+    assert stage.folded() == after.ssts
     stage.compactor.close()
 
 
@@ -124,10 +131,10 @@ def test_what_others_have_merged_meanwhile_is_let_go(tmp_path: Path) -> None:
     folded = stage.until_folded(2)
     elsewhere = Compactor(stage.store, stage.cache, head)
     elsewhere.consider(head)
-    eventually(lambda: len(elsewhere.fold(head.ssts)) == 2, "the other compactor")
-    stage.head = replace(head, ssts=elsewhere.fold(head.ssts), version=head.version + 1)
-    assert set(stage.compactor.fold(stage.head.ssts)) == set(stage.head.ssts) != set(folded)
-    stage.compactor.consider(stage.head)
+    eventually(lambda: len(plan.apply(head.ssts, elsewhere.finished)) == 2, "the other compactor")
+    stage.head = replace(head, ssts=plan.apply(head.ssts, elsewhere.finished), version=head.version + 1)
+    assert set(stage.folded()) == set(stage.head.ssts) != set(folded)
+    stage.compactor.consider(stage.head, stage.compactor.finished)
     for _ in range(2):
         head = stage.batch()
     stage.compactor.consider(head)
@@ -145,7 +152,7 @@ def test_without_threads_nothing_is_merged_and_what_is_due_is_told(tmp_path: Pat
     assert len(stage.compactor.consider(head)) == 2
     stage.compactor.close()
     assert store.requests == 0
-    assert stage.compactor.fold(head.ssts) == head.ssts
+    assert stage.folded() == head.ssts
 
 
 def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +172,7 @@ def test_a_merge_under_way_is_stopped_with_the_stage(tmp_path: Path, monkeypatch
     store.may_go_on.set()
     closing.join()
     assert store.waiting == 1
-    assert stage.compactor.fold(head.ssts) == head.ssts
+    assert stage.folded() == head.ssts
 
 
 def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +184,7 @@ def test_a_damaged_input_puts_a_merge_off(tmp_path: Path, caplog: pytest.LogCapt
     stage.cache = SstCache(tmp_path / "empty", 1 << 30)
     compactor = Compactor(stage.store, stage.cache, head)
     compactor.consider(head)
-    eventually(lambda: len(compactor.fold(head.ssts)) == 4, "the other partition")
+    eventually(lambda: len(plan.apply(head.ssts, compactor.finished)) == 4, "the other partition")
     assert "put off" in caplog.text
     compactor.close()
 

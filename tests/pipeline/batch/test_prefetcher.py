@@ -9,8 +9,9 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
+from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.prefetcher import Prefetcher
-from slackwater.pipeline.batch.task import Places, Result, StateTask
+from slackwater.pipeline.batch.task import Result, StateTask
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
@@ -146,15 +147,15 @@ def test_after_pieces_come_whole_ssts(tmp_path: Path, store: CountingStore, cach
         return present.tolist()
 
     assert look_up() == [True, False]
-    assert cache.pieced() == names(ssts)
+    assert cache.ranged_objects() == names(ssts)
     prefetcher = Prefetcher(store, SstCache(tmp_path / "cache", LARGE), head)
-    prefetcher.consider(head, cache.pieced())
+    prefetcher.consider(head, cache.ranged_objects())
     settle(prefetcher)
     prefetcher.close()
     before = store.counts
     assert look_up() == [True, False]
     assert store.counts == before
-    assert cache.pieced() == ()
+    assert cache.ranged_objects() == ()
 
 
 def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,7 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
     with ThreadPoolExecutor(1) as thread:
         reports += thread.submit(lambda: list(task(asked.to_batches()))).result(timeout=60)
     result = msgspec.msgpack.decode(reports[0].column("result")[0].as_py(), type=Result)
-    assert result.pieced == (old.object,)
+    assert result.ranged == (old.object,)
     (new,) = result.ssts
     cache = SstCache(tmp_path / "cache", LARGE)
     assert cache.open(local, new, table).table["n"].to_pylist() == [6]

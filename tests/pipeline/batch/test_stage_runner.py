@@ -14,11 +14,12 @@ from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
 from slackwater.pipeline.api.app import Repartition, Stage, topic
 from slackwater.pipeline.api.table import DEFAULT_TABLE
+from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.meter import StageMeter
-from slackwater.pipeline.batch.progress import Progress
+from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.batch.stage_runner import Limits, StageRunner
-from slackwater.pipeline.batch.task import Places, Result, Sent
+from slackwater.pipeline.batch.stage_runner import Limits, StageConfig, StageRunner
+from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.messages import header_of, split
@@ -26,7 +27,6 @@ from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
-from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor
@@ -73,7 +73,7 @@ class Running:
         self.topic = f"out-{uuid4().hex[:8]}"
         topics.create_topics(self.kafka, {self.topic: 2})
         self.scratch = folder / "scratch"
-        self.told: list[Progress] = []
+        self.told: list[BatchReport] = []
         self.at: dict[str, Position] = {}
         stage = Stage(
             name="s",
@@ -101,16 +101,17 @@ class Running:
             ),
         )
         self.runner = Looped(
-            stage,
-            Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
+            StageConfig(
+                stage,
+                Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
+                Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
+                Limits(None, 0),
+                Checkpoint(self.scratch),
+                folder / "held",
+            ),
             claimed,
-            places=Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
-            limits=Limits(None, 0),
             store=self.store,
             meter=StageMeter(folder / "counts", self.store),
-            cache=SstCache(folder / "cache", 1 << 20),
-            checkpoint=Checkpoint(self.scratch),
-            hold=folder / "held",
             on_commit=self.told.append,
         )
         self.runner.clocks = []
@@ -201,7 +202,7 @@ def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks
     head = joined.run([], at("right", 6, 4, SNAPSHOT))
     assert (head.recorded, head.awaited) == ({SNAPSHOT: 2}, {})
     assert head.captured == {SNAPSHOT: {"right": Span(0, 6)}}
-    joined.runner.closed_snapshots = frozenset({SNAPSHOT})
+    joined.runner.forget(frozenset({SNAPSHOT}))
     head = joined.run([3], at("right", 7, 5))
     assert (head.recorded, head.awaited, head.captured) == ({}, {}, {})
     assert [headers.count(f"marker {SNAPSHOT}") for headers in joined.headers()] == [1, 1]
@@ -219,7 +220,7 @@ def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Runni
     head = source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,)))
     assert (head.version, head.recorded) == (2, {SNAPSHOT: 2})
     assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
-    source.runner.closed_snapshots = frozenset({SNAPSHOT})
+    source.runner.forget(frozenset({SNAPSHOT}))
     assert source.run([], Position("events", (0, 0), snapshots=(SNAPSHOT,))).version == 2
     head = source.run([8], Position("events", (1, 0)))
     assert (head.version, head.recorded, head.inputs["events"].rows) == (3, {}, 1)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.pipeline.api.app import Repartition
-from slackwater.pipeline.batch.task import Places, WriteTask, group
+from slackwater.pipeline.batch.places import Places
+from slackwater.pipeline.batch.task import WriteTask, group
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Corruption
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -142,7 +143,9 @@ class Written:
             self.topic, tuple(ends), (attempt,) if numbers else (), len(numbers), "n long", {}, tuple(sent)
         )
         for snapshot in snapshots:
-            self.output = write_markers(self.kafka, self.output, snapshot, 30)
+            at = write_markers(self.kafka, self.topic, 3, snapshot, 30)
+            ends, markers = tuple(offset + 1 for offset in at), {**self.output.markers, snapshot: at}
+            self.output = structs.replace(self.output, ends=ends, markers=markers)
         manifest = Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": self.output})
         commit(self.store, manifest)
         return self.output

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.run.backpressure import Backpressure, Reader
+from slackwater.pipeline.run.backpressure import Backpressure, LimitedReader
 from slackwater.pipeline.source.planner import Pace
 from slackwater.store.versions.manifest import Input, Manifest, Output
 
@@ -19,12 +19,13 @@ def reader(consumed: int | None, name: str = "r") -> Manifest:
 
 def look(backpressure: Backpressure, heads: dict[str, Manifest]) -> None:
     """With nothing acknowledged that is not committed."""
-    backpressure.look(heads, heads)
+    for head in heads.values():
+        backpressure.move(head, head)
 
 
 @pytest.fixture
 def backpressure(tmp_path: Path) -> Backpressure:
-    return Backpressure(tmp_path / "held", [Reader("r", ("c",), 100)])
+    return Backpressure(tmp_path / "held", [LimitedReader("r", ("c",), 100)])
 
 
 def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpressure) -> None:
@@ -35,7 +36,7 @@ def test_a_writer_is_held_while_more_than_one_batch_waits(backpressure: Backpres
 
 
 def test_the_slowest_of_several_readers_counts(tmp_path: Path) -> None:
-    backpressure = Backpressure(tmp_path, [Reader("r", ("c",), 100), Reader("s", ("c",), 100)])
+    backpressure = Backpressure(tmp_path, [LimitedReader("r", ("c",), 100), LimitedReader("s", ("c",), 100)])
     look(backpressure, {"w": writer(300), "r": reader(300), "s": reader(0, "s")})
     assert backpressure.flag("w").exists()
     assert not backpressure.flag("r").exists()
@@ -50,9 +51,10 @@ def test_nobody_is_held_for_a_reader_elsewhere_or_one_that_began_in_the_middle(b
 
 
 def test_what_a_reader_has_read_and_not_committed_yet_holds_nobody(backpressure: Backpressure) -> None:
-    heads = {"w": writer(500), "r": reader(0)}
-    backpressure.look(heads, heads | {"r": reader(450)})
+    look(backpressure, {"w": writer(500), "r": reader(0)})
+    assert backpressure.flag("w").exists()
+    backpressure.move(reader(0), reader(450))
     assert not backpressure.flag("w").exists()
     # What a writer has not committed is not there to be read.
-    backpressure.look(heads | {"r": reader(450)}, {"w": writer(900), "r": reader(450)})
+    backpressure.move(writer(500), writer(900))
     assert not backpressure.flag("w").exists()

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from slackwater.cli.output import output_for
 from slackwater.cli.reporter import Reporter
-from slackwater.pipeline.run.stopping import Stop, Stopped, stop_signals
+from slackwater.pipeline.run.stopping import Stop, StopRequested, stop_signals
 
 
 def ask(number: int = signal.SIGINT) -> None:
@@ -84,8 +84,8 @@ def test_beside_the_main_thread_nobody_sets_it_and_handlers_stay() -> None:
     thread.join()
     assert not found[0].is_set()
     assert signal.getsignal(signal.SIGINT) is before
-    assert issubclass(Stopped, BaseException)
-    assert not issubclass(Stopped, Exception), "nobody who mends errors may take it for one"
+    assert issubclass(StopRequested, BaseException)
+    assert not issubclass(StopRequested, Exception), "nobody who mends errors may take it for one"
 
 
 def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library() -> None:

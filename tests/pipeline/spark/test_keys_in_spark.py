@@ -9,14 +9,15 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.pipeline.batch.job import run_state
-from slackwater.pipeline.batch.task import Places, StateTask
+from slackwater.pipeline.batch.places import Places
+from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.state.ddl import parse_ddl
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
+from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys, partition_of
-from slackwater.store.sst.type_names import from_arrow
 from slackwater.store.versions.manifest import Column, Sst, Table, Ttl
 
 pytestmark = pytest.mark.spark

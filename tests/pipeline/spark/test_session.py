@@ -13,7 +13,7 @@ import slackwater
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
-from slackwater.pipeline.batch.task import Places
+from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, Source, SourceOptions, open_stream

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError, Unavailable, Usage
-from slackwater.snapshot.clone.clone import ClonePlan, clone, finish_clone, unfinished
+from slackwater.snapshot.clone.clone import clone
+from slackwater.snapshot.clone.first_versions import finish_clone, unfinished
+from slackwater.snapshot.clone.plan import ClonePlan
 from slackwater.snapshot.cut.graph import violations
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound
 from slackwater.snapshot.cut.graph import Cut
-from slackwater.snapshot.cut.lineage import Window, trace, windows
+from slackwater.snapshot.cut.lineage import Window, trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.snapshots import pin
@@ -41,7 +41,7 @@ def test_a_source_stages_windows_are_on_the_users_topic(app: FlightsApp) -> None
 
 
 def test_a_later_stages_windows_are_traced_through_its_channels_to_the_users_topic(app: FlightsApp) -> None:
-    found = windows(app.store, moment(app, "flights/carriers@v3"), moment(app, "flights/carriers@v4"), "carriers")
+    found = trace(app.store, app.version("carriers", 3), app.version("carriers", 4))
     assert {window.topic for window in found.direct} == {"flights-by-carrier-repartition"}
     assert found.sources == trace(app.store, app.version("legs", 3), app.version("legs", 4)).sources
 
@@ -58,7 +58,7 @@ def test_a_batch_over_several_versions_upstream_is_traced_over_all_of_them(app: 
 
 
 def test_without_a_version_before_it_is_traced_from_the_beginning(app: FlightsApp) -> None:
-    found = windows(app.store, Cut("flights", {}), moment(app, "flights"), "carriers")
+    found = trace(app.store, None, app.heads["carriers"])
     assert found.sources == tuple(Window("flights", p, 0, end) for p, end in enumerate(offsets(app, "legs", 5)))
 
 

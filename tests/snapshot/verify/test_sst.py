@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.take.taking import request, try_complete
-from slackwater.snapshot.verify.objects import sizes
-from slackwater.snapshot.verify.sst import placed, reread, row_faults
+from slackwater.snapshot.verify.objects import check_sizes
+from slackwater.snapshot.verify.sst import placed, reread_sst, row_faults
 from slackwater.snapshot.verify.verify import Report, verify
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -285,7 +285,7 @@ def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_
         store.put(f"a/sst/{number:04}.parquet", b"12345")
     expected = {"a/sst/0000.parquet": 5, "a/sst/0999.parquet": 5}
     store.reset()
-    assert [one.wrong for one in sizes(store, expected)] == [(), ()]
+    assert [one.wrong for one in check_sizes(store, expected)] == [(), ()]
     assert store.counts == {"list": 1}
     expected = {"a/sst/0000.parquet": 5, "a/sst/3400.parquet": 5, "a/sst/3499.parquet": 4}
     expected |= {"a/sst/3498.parquet": 6, "a/sst/9.parquet": 5}
@@ -293,7 +293,7 @@ def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_
     for key in [f"a/sst/x{number}" for number in range(1_000)]:
         store.put(key, b"1")
     store.reset()
-    wrong = [fault for one in sizes(store, expected) for fault in one.wrong]
+    wrong = [fault for one in check_sizes(store, expected) for fault in one.wrong]
     assert wrong == [
         "object a/sst/3498.parquet has 5 bytes; expected 6",
         "object a/sst/3499.parquet has 5 bytes; expected 4",
@@ -303,7 +303,7 @@ def test_sizes_come_from_one_listing_and_from_the_objects_where_a_listing_would_
         store.put(f"b/sst/{number:04}.parquet", b"12345")
     expected = {"b/sst/0000.parquet": 5, "b/sst/4998.parquet": 4, "b/sst/4999.parquet": 6}
     store.reset()
-    assert [one.wrong for one in sizes(store, expected)] == [
+    assert [one.wrong for one in check_sizes(store, expected)] == [
         (),
         ("object b/sst/4998.parquet has more than 4 bytes",),
         ("object b/sst/4999.parquet has fewer than 6 bytes",),
@@ -429,7 +429,7 @@ def test_rows_deleted_and_written_by_others_are_told_from_damage(app: FlightsApp
     head = app.heads[STAGE]
     columns = {name: np.ones(1, np.int64) for name in ("flights", "delay", "_squares")}
     runs = write_columns(app.store, "flights", STAGE, head.version, pa.array(["N999"]), columns, op=TOMBSTONE)
-    assert [each.wrong for run in runs for each in reread(app.store, run, TABLES[STAGE], [2])] == [(), ()]
+    assert [each.wrong for run in runs for each in reread_sst(app.store, run, TABLES[STAGE], [2])] == [(), ()]
 
 
 class History:

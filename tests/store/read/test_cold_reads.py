@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from cachetools import LRUCache
 from slackwater.errors import Corruption
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
@@ -46,7 +47,7 @@ def table() -> tuple[CountingStore, tuple[Sst, ...]]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footers, "_tails", type(footers._tails)())
+    monkeypatch.setattr(footers, "_footers", LRUCache(1024))
 
 
 def look_up(
@@ -94,7 +95,7 @@ def test_the_tails_of_all_runs_come_at_once(
 
     def meet(self: CountingStore, key: str, start: int, length: int) -> bytes:
         data = get_range(self, key, start, length)
-        if len(footers._tails) < len(ssts):
+        if len(footers._footers) < len(ssts):
             together.wait()
         return data
 
@@ -110,7 +111,7 @@ def test_far_ranges_come_at_once_and_near_ones_together(table: tuple[CountingSto
     reads = Reads()
     before = store.counts["get_range"]
     starts, ends = [0, 600_000, 650_000, 1_500_000], [400_000, 649_900, 900_000, 1_500_100]
-    found = range_reads.Pieces(store, base, reads).read(starts, ends)
+    found = range_reads.RangeReader(store, base, reads).read(starts, ends)
     assert [(start, len(piece)) for start, piece in found] == [(0, 400_000), (600_000, 300_000), (1_500_000, 100)]
     assert all(piece == data[start : start + len(piece)] for start, piece in found)
     assert (reads.requests, reads.bytes) == (3, 700_100)
@@ -123,7 +124,7 @@ def test_a_long_range_is_read_in_parts(
     store, (base, *_) = table
     monkeypatch.setattr(range_reads, "_LARGEST_BYTES", 100_000)
     reads = Reads()
-    ((start, data),) = range_reads.Pieces(store, base, reads).read([5], [350_005])
+    ((start, data),) = range_reads.RangeReader(store, base, reads).read([5], [350_005])
     assert (start, data) == (5, store.get(base.object)[5:350_005])
     assert reads.requests == 4
 
@@ -131,7 +132,7 @@ def test_a_long_range_is_read_in_parts(
 def test_a_range_beyond_the_object_is_damage(table: tuple[CountingStore, tuple[Sst, ...]]) -> None:
     store, (base, *_) = table
     with pytest.raises(Corruption, match="expected 200 bytes"):
-        range_reads.Pieces(store, base, Reads()).read([0, base.bytes - 100], [100, base.bytes + 100])
+        range_reads.RangeReader(store, base, Reads()).read([0, base.bytes - 100], [100, base.bytes + 100])
 
 
 def test_gaps_never_add_up_to_more_than_a_part_of_what_is_read() -> None:
@@ -160,7 +161,7 @@ def test_without_a_usable_folder_what_exceeds_the_memory_is_read_by_pieces_each_
     assert (reads.cache_hits, reads.cache_misses) == (3, 1)
     assert reads.row_groups == 40
     assert store.counts.get("get", 0) == before
-    assert sum(entry.mapped.memory_bytes for entry in cache._open.values()) <= 4 << 20
+    assert cache._in_memory.currsize <= 4 << 20
 
 
 def test_an_sst_too_large_for_memory_comes_to_the_folder_by_pieces(

@@ -18,12 +18,10 @@ from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.snapshot.clone.clone import clone
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.shared_counts import SharedCounts, shared_stats
 from slackwater.store.objects.spooled import SpooledStore
 from slackwater.store.objects.stats import Stats
-from slackwater.store.read.decode import holder
 from slackwater.store.read.read_stats import Reads
 from slackwater.store.read.version_stats import charged, looked_up
 from slackwater.store.versions import codec, history
@@ -71,22 +69,6 @@ def test_each_request_is_taken_once() -> None:
     assert store.take() == Stats()
     store.delete("a/y")
     assert store.take() == Stats(deletes=1)
-
-
-def test_requests_to_another_root_are_counted_by_the_store_they_are_made_for() -> None:
-    store, other = CountingStore(MemoryStore()), MemoryStore()
-    other.put("x", b"1234")
-    assert store.over(other).get("x") == b"1234"
-    assert store.take() == Stats(gets=1, bytes_read=4)
-
-
-@pytest.mark.parametrize("spooled", [False, True])
-def test_requests_for_ssts_of_another_root_are_counted(tmp_path: Path, spooled: bool) -> None:
-    here, other = CountingStore(MemoryStore()), LocalStore(tmp_path / "other")
-    other.put("x", b"1234")
-    store = SpooledStore(here, tmp_path / "spool") if spooled else here
-    assert holder(store, replace(sst("x", size=4), root=other.url)).get("x") == b"1234"
-    assert here.take() == Stats(gets=1, bytes_read=4)
 
 
 def test_another_process_sees_the_counters_of_one_that_is_killed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption
-from slackwater.snapshot.verify.sst import reread
+from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.read_stats import Reads
@@ -173,7 +173,7 @@ def test_verify_finds_a_filter_that_hides_rows() -> None:
     store = CountingStore(MemoryStore())
     keys = pa.table({"k": np.arange(1_000)})
     written = put(store, hash_keys(keys, ["k"]))
-    assert not [fault for checked in reread(store, written, KEYED, ()) for fault in checked.wrong]
+    assert not [fault for checked in reread_sst(store, written, KEYED, ()) for fault in checked.wrong]
     data = bytearray(store.get(written.object))
     place = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(0)
     start, end = place.bloom_filter_offset, place.bloom_filter_offset + place.bloom_filter_length
@@ -186,5 +186,5 @@ def test_verify_finds_a_filter_that_hides_rows() -> None:
         footer_checksum=xxhash.xxh3_128_hexdigest(data[-written.footer_bytes :]),
     )
     store.put(written.object, bytes(data))
-    (fault,) = [fault for checked in reread(store, forged, KEYED, ()) for fault in checked.wrong]
+    (fault,) = [fault for checked in reread_sst(store, forged, KEYED, ()) for fault in checked.wrong]
     assert "the filter of row group 0 hides 1000 of its 1000 rows" in fault

@@ -11,11 +11,11 @@ from typing import Any
 import duckdb
 import pytest
 from msgspec.structs import replace
-from slackwater.snapshot.bisect.changed_keys import turned_keys
+from slackwater.snapshot.bisect.changed_keys import changed_keys
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.query import get
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.verify.sst import reread
+from slackwater.snapshot.verify.sst import reread_sst
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.plan import Compaction, apply
 from slackwater.store.objects.memory import MemoryStore
@@ -164,7 +164,7 @@ def test_every_key_stays_itself_through_the_whole_store(kind: str, modulus: int,
             rows = con.sql("SELECT n, trip, tags, fares FROM t ORDER BY n").to_arrow_table().to_pylist()
             assert [tuple(row.values()) for row in rows] == sorted(model.values(), key=lambda put: put[0])
         for sst in ssts if not modulus else ():
-            assert [fault for checked in reread(store, sst, table, [1]) for fault in checked.wrong] == []
+            assert [fault for checked in reread_sst(store, sst, table, [1]) for fault in checked.wrong] == []
         (mine,) = by_partition(ssts, 1).values()
         inputs = tuple(sst for one in sorted_runs(mine) for sst in one)
         ssts = apply(ssts, [run(store, cache, "app", "stage", table, Compaction(0, 1, inputs, True))])
@@ -216,5 +216,5 @@ def test_keys_of_one_hash_are_told_apart_by_bisect(cache: SstCache) -> None:
     new = (*write_version(store, cache, table, Changes([((None,), (-1,))]), 2), *old)
     with closing(connect(store, cache, newest(table, new, 2))) as con:
         rows = run_query(con, "SELECT * FROM t WHERE v < 0")
-    (change,) = turned_keys(store, cache, manifest_of(table, old), manifest_of(table, new, 2), rows)
+    (change,) = changed_keys(store, cache, manifest_of(table, old), manifest_of(table, new, 2), rows)
     assert (change.key, change.before, change.after) == ({"k": None}, {"v": 1}, {"v": -1})

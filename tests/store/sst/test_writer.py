@@ -14,7 +14,7 @@ from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.read.decode import BLOCK_ROWS, Block, decode, fetch, holder
+from slackwater.store.read.decode import BLOCK_ROWS, Block, decode, fetch
 from slackwater.store.read.read_stats import Reads
 from slackwater.store.read.remote_sst import RangedSst
 from slackwater.store.sst import writer
@@ -329,8 +329,7 @@ def test_another_root_is_opened_by_its_url(tmp_path_factory: pytest.TempPathFact
     (written,) = write_version(theirs, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     mine = MemoryStore()
     assert len(fetch(mine, replace(written, root=theirs.url))) == written.bytes
-    assert holder(mine, written) is mine
-    assert holder(mine, replace(written, root=mine.url)) is mine
+    assert mine.at(written.root) is mine.at(mine.url) is mine
 
 
 def ranged(store: ObjectStore, num_rows: int) -> tuple[RangedSst, Reads, pa.Table]:

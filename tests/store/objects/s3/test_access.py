@@ -67,7 +67,7 @@ def access(key: str = ACCESS_KEY, token: str = "") -> S3Access:
 
 def signs_with(store: object) -> tuple[str | None, ...]:
     assert isinstance(store, S3Store)
-    now = client.connection(store._options).credentials
+    now = store._connect()[0].credentials
     assert now is not None
     frozen = now.get_frozen_credentials()
     return frozen.access_key, frozen.secret_key, frozen.token
@@ -86,7 +86,7 @@ def test_a_process_that_knows_nothing_of_s3_gets_there_as_the_one_that_knows(
         with environment(AWS_ENDPOINT_URL=endpoint, **known):
             store = open_store(f"s3://{BUCKET}/{uuid4().hex}", patience_s=10)
             assert isinstance(store, S3Store)
-            client.connection(store._options).s3.create_bucket(Bucket=BUCKET)
+            store._connect()[0].s3.create_bucket(Bucket=BUCKET)
             store.put("from-a-driver", b"there")
             handed = pickle.dumps((store.url, access_to(store)))
             for others in ({}, OTHERS):
@@ -121,7 +121,7 @@ def test_aws_itself_is_named_by_its_region_so_that_buckets_stand_in_the_name_of_
     with environment(**OTHERS):
         store = open_store("s3://a-bucket", place=take(found))
         assert isinstance(store, S3Store)
-        s3 = client.connection(store._options).s3
+        s3 = store._connect()[0].s3
         url = s3.generate_presigned_url("get_object", Params={"Bucket": "a-bucket", "Key": "k"})
     assert url.startswith("https://a-bucket.s3.")
     assert s3.meta.region_name == "eu-west-1"

@@ -8,12 +8,11 @@ from uuid import uuid4
 
 import boto3
 import pytest
-from slackwater.cli.settings import load
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.settings import load
 from slackwater.store.objects.open import open_store
-from slackwater.store.objects.s3.client import connection
-from slackwater.store.objects.s3.settings import S3Settings, settings_in
+from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store
 
 from tests.support.running import Ledger
@@ -52,7 +51,7 @@ def test_every_way_to_write_asks_for_encryption(s3_url: str, write: str) -> None
     overwritten.delete("a")
     # The server does not keep this one of uploads in parts.
     bucket_keys: set[object] = set()
-    connection(overwritten._options).s3.meta.events.register(
+    overwritten._connect()[0].s3.meta.events.register(
         "before-send.s3",
         lambda request, **_: bucket_keys.add(request.headers.get("x-amz-server-side-encryption-bucket-key-enabled")),
     )
@@ -79,19 +78,19 @@ def test_the_file_s_table_reaches_every_process_that_writes(
     kafka: EmbeddedKafka, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slackwater.toml").write_text(f'[s3]\nsse = "aws:kms"\nsse_kms_key_id = "{KEY}"\n')
-    for name, value in load(environ={}, folder=tmp_path).s3.items():
-        monkeypatch.setenv(name, value)
     ledger = Ledger(kafka.bootstrap, tmp_path, store=s3_url)
+    program = ledger.program.resolve()
+    monkeypatch.chdir(tmp_path)
     ledger.send(2_000)
     # A Spark of its own: one that runs already keeps the environment that it was started with.
     words = ("--app", ledger.app, "--master", "local[2]", "--until-caught-up")
-    ledger.slackwater("run", str(ledger.program), *words)
+    ledger.slackwater("run", str(program), *words)
     ledger.slackwater("snapshot", "take", ledger.app, "one", "--instant")
     assert {key.rpartition(".")[2] for key, *_ in open_store(s3_url).list("")} == {"json", "parquet"}
     assert encryption(s3_url) == {("aws:kms", KEY)}
 
 
-def test_the_file_s_table_becomes_variables_and_variables_come_first(
+def test_variables_come_before_the_file_s_table_and_stay_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slackwater.toml").write_text(
@@ -99,13 +98,11 @@ def test_the_file_s_table_becomes_variables_and_variables_come_first(
     )
     environ = {"SLACKWATER_S3_READ_TIMEOUT_S": "2.5", "SLACKWATER_S3_PART_BYTES": ""}
     expected = S3Settings(sse="aws:kms", sse_kms_key_id=KEY, sse_bucket_key=True, read_timeout_s=2.5)
-    assert settings_in(load(environ=environ, folder=tmp_path).s3) == expected
-    # For this process they are where every store, and every process that it starts, looks for them.
-    for name in load(environ={}, folder=tmp_path).s3:
-        monkeypatch.setenv(name, "")
+    assert load(environ=environ, folder=tmp_path).s3 == expected
     monkeypatch.setenv("SLACKWATER_S3_READ_TIMEOUT_S", "2.5")
-    load(folder=tmp_path)
-    assert settings_in(os.environ) == expected
+    before = dict(os.environ)
+    assert load(folder=tmp_path).s3 == expected
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import NotFound, ObjectExists, ObjectNotFound, Refused, Unavailable, Usage
-from slackwater.store.objects.s3.client import connection
 from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store
 from slackwater.store.versions import history
@@ -57,7 +56,7 @@ def small_pages(store: S3Store) -> Iterator[None]:
     def three(params: dict[str, object], **_: object) -> dict[str, object]:
         return {**params, "MaxKeys": 3}
 
-    events = connection(store._options).s3.meta.events
+    events = store._connect()[0].s3.meta.events
     events.register("provide-client-params.s3.ListObjectsV2", three)
     yield
     events.unregister("provide-client-params.s3.ListObjectsV2", three)

@@ -5,7 +5,6 @@ from uuid import uuid4
 
 import pytest
 from slackwater.errors import Refused, Unavailable
-from slackwater.store.objects.s3.client import connection
 from slackwater.store.objects.s3.settings import S3Settings
 from slackwater.store.objects.s3.store import S3Store
 
@@ -117,7 +116,7 @@ def test_an_upload_that_somebody_ends_begins_anew(store: S3Store, proxy: S3Proxy
 
 
 def test_leftovers_of_more_than_a_page_are_all_found(store: S3Store) -> None:
-    s3 = connection(store._options).s3
+    s3 = store._connect()[0].s3
     for number in range(5):
         s3.create_multipart_upload(Bucket=BUCKET, Key=f"{store.url.rpartition('/')[2]}/{number // 2}")
 

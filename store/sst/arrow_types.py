@@ -1,44 +1,64 @@
-"""Names of column types in manifests, to Arrow types and back.
-
-`type_grammar` says how they are written.
-"""
+"""Types of columns in manifests (`column_types`) to Arrow types and back."""
 
 import re
 from functools import lru_cache
 
 import pyarrow as pa
 
-from ..versions import type_grammar
-from ..versions.type_grammar import ListOf, MapOf, StructOf, Tree, check_field_names, unknown
+from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, unknown
 
-__all__ = ["from_arrow", "to_arrow"]
+__all__ = ["arrow_type", "from_arrow", "to_arrow"]
 
-_TYPES: tuple[pa.DataType, ...] = (
-    pa.string(),
-    pa.binary(),
-    pa.bool_(),
-    pa.int8(),
-    pa.int16(),
-    pa.int32(),
-    pa.int64(),
-    pa.float32(),
-    pa.float64(),
-    pa.date32(),
-    pa.timestamp("us"),
-    pa.timestamp("us", tz="UTC"),
-)
-_BY_NAME: dict[str, pa.DataType] = {str(t): t for t in _TYPES} | {"date32": pa.date32()}
+_PLAIN: dict[str, pa.DataType] = {
+    **{
+        name: pa.type_for_alias(name)
+        for name in ("string", "binary", "bool", "int8", "int16", "int32", "int64", "float", "double", "date32")
+    },
+    "date32[day]": pa.date32(),
+    "timestamp[us]": pa.timestamp("us"),
+    "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
+    # Spark's names, as the types in which pyspark hands such columns to Arrow.
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+}
+_TEXT = re.compile(r"(?:var)?char(?:\(\d+\))?")
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 @lru_cache(maxsize=1024)
 def to_arrow(name: str) -> pa.DataType:
-    """The Arrow type that a manifest's `Column.type` names.
+    """The Arrow type that a `Column.type` names.
 
     Raises:
         Usage: no column of a state table can have this type.
     """
-    return _made(type_grammar.parse(name))
+    return arrow_type(parse(name))
+
+
+def arrow_type(kind: Type) -> pa.DataType:
+    """The Arrow type of a tree.
+
+    Raises:
+        KeyError: a plain type in it is neither one of a table's columns nor one of Spark's.
+    """
+    inside = [arrow_type(each) for each in kind.inside]
+    match kind.name:
+        case "struct":
+            return pa.struct(list(zip(kind.fields, inside, strict=True)))
+        case "map":
+            return pa.map_(*inside)
+        case "list":
+            return pa.list_(*inside)
+    if digits := decimal(kind.name):
+        return pa.decimal128(*digits)
+    return pa.string() if _TEXT.fullmatch(kind.name) else _PLAIN[kind.name]
 
 
 def from_arrow(arrow_type: pa.DataType) -> str:
@@ -66,33 +86,9 @@ def from_arrow(arrow_type: pa.DataType) -> str:
         return "binary"
     if types.is_timestamp(arrow_type) and arrow_type.unit == "us" and arrow_type.tz is not None:
         return "timestamp[us, tz=UTC]"
-    name = str(arrow_type)
-    plain = _plain(name)
-    if plain is None:
-        raise unknown(name)
-    return str(plain)
-
-
-def _made(tree: Tree) -> pa.DataType:
-    match tree:
-        case ListOf(element):
-            return pa.list_(_made(element))
-        case MapOf(key, value):
-            return pa.map_(_made(key), _made(value))
-        case StructOf(fields):
-            return pa.struct([pa.field(name, _made(kind)) for name, kind in fields])
-        case _:
-            return _plain(tree)
-
-
-def _plain(name: str) -> pa.DataType | None:
-    known = _BY_NAME.get(name)
-    decimal = type_grammar.DECIMAL.fullmatch(name)
-    if known is None and decimal:
-        precision, scale = int(decimal[1]), int(decimal[2])
-        if 1 <= precision <= 38 and scale <= precision:
-            return pa.decimal128(precision, scale)
-    return known
+    if not is_plain(str(arrow_type)):
+        raise unknown(str(arrow_type))
+    return str(arrow_type)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from slackwater.cli.settings import load
 from slackwater.errors import Usage
+from slackwater.settings import load
 from slackwater.store.versions.prices import Prices
 
 
@@ -39,7 +39,7 @@ def test_relative_paths_in_the_file_are_beside_the_file(tmp_path: Path) -> None:
     write_toml(tmp_path, 'store = "state"\ncache = "cache"')
     settings = load(environ={}, folder=inner)
     assert settings.store == str(tmp_path / "state")
-    assert settings.cache_folder == tmp_path / "cache"
+    assert settings.cache == str(tmp_path / "cache")
 
 
 def test_kafka_properties_are_strings_however_toml_says_them(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_kafka_property_from_the_environment_comes_before_the_file(tmp_path: P
 
 
 def test_prices_that_the_file_does_not_set_are_those_of_s3(tmp_path: Path) -> None:
-    assert load(environ={}, folder=tmp_path).prices() == Prices()
+    assert load(environ={}, folder=tmp_path).prices == Prices()
     write_toml(tmp_path, '[prices]\nput_per_1000 = 0.0054\nread_per_gb = 0\ncurrency = "EUR"')
-    assert load(environ={}, folder=tmp_path).prices() == Prices(put_per_1000=0.0054, read_per_gb=0, currency="EUR")
+    assert load(environ={}, folder=tmp_path).prices == Prices(put_per_1000=0.0054, read_per_gb=0, currency="EUR")
 
 
 def test_the_cache_has_no_hot_tier_and_prefetches_unless_the_file_says_otherwise(tmp_path: Path) -> None:

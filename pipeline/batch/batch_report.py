@@ -1,4 +1,4 @@
-"""What a runner tells of each committed batch."""
+"""What a runner reports of each committed batch: on the terminal, as JSON and to Prometheus."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
 from ...store.versions.manifest import Manifest
+from .committer import Committed
 from .task import Result
 
-__all__ = ["Progress", "StateFigures"]
+__all__ = ["BatchReport", "StateFigures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,21 @@ class StateFigures:
     def of(cls, before: Manifest, manifest: Manifest, results: tuple[Result, ...], due: tuple[Compaction, ...]) -> Self:
         """From the versions before and after a batch, its tasks' reports, and what compaction is due."""
         flushed = {sst.object: sst.bytes for result in results for sst in result.ssts}
-        known = {sst.object for sst in before.ssts}
-        new = {sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}
-        partitions = manifest.table.partitions if manifest.table else 1
+        known = flushed.keys() | {sst.object for sst in before.ssts}
         return cls(
             files=len(manifest.ssts),
             bytes=sum(sst.bytes for sst in manifest.ssts),
-            l0_files=l0_files(manifest.ssts, partitions),
+            l0_files=l0_files(manifest.ssts, manifest.table.partitions if manifest.table else 1),
             debt_bytes=sum(one.input_bytes for one in due),
             flushed_bytes=sum(flushed.values()),
-            compacted_bytes=sum(size for name, size in new.items() if name not in flushed),
+            # A compaction cuts one SST into two entries of one object.
+            compacted_bytes=sum({sst.object: sst.bytes for sst in manifest.ssts if sst.object not in known}.values()),
             snapshots_under_way=len(manifest.recorded),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchReport:
     """One committed batch of one stage.
 
     Attributes:
@@ -94,17 +94,13 @@ class Progress:
     @classmethod
     def of(
         cls,
-        before: Manifest,
-        manifest: Manifest,
+        committed: Committed,
         results: tuple[Result, ...],
-        *,
-        seconds: float,
-        commit_seconds: float,
-        stall_seconds: float = 0.0,
-        unflushed: int = 0,
         due: tuple[Compaction, ...] = (),
+        stall_seconds: float = 0.0,
     ) -> Self:
-        """From the versions before and after a batch, its tasks' reports, and what compaction is due after it."""
+        """From what was committed, its tasks' reports, and what compaction is due after it."""
+        before, manifest = committed.before, committed.manifest
         return cls(
             app=manifest.app,
             stage=manifest.stage,
@@ -121,12 +117,12 @@ class Progress:
                 if first < last
             ),
             snapshots=tuple(name for name, at in manifest.recorded.items() if at == manifest.version),
-            seconds=seconds,
-            commit_seconds=commit_seconds,
+            seconds=committed.seconds,
+            commit_seconds=committed.commit_seconds,
             time_ms=manifest.time_ms,
             epoch=manifest.epoch,
             state=StateFigures.of(before, manifest, results, due),
             stats=manifest.stats or Stats(),
             stall_seconds=stall_seconds,
-            unflushed=unflushed,
+            unflushed=committed.unflushed,
         )

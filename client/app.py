@@ -1,0 +1,190 @@
+"""An app as it is stored: its moments, its history, and what can be done to it."""
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ..errors import Usage
+from ..snapshot.bisect.search import Step
+from ..snapshot.bisect.search import bisect as search
+from ..snapshot.clone.clone import clone as make_clone
+from ..snapshot.cut.resolve import resolve
+from ..snapshot.cut.stored import Snapshot, list_snapshots
+from ..snapshot.query.channel_tables import names_channels
+from ..snapshot.query.log import entries
+from ..snapshot.take.audit_log import whoami
+from ..snapshot.take.waiting import take
+from ..store.objects.open import open_store
+from .moment import Moment
+from .results import Bisection, Log
+from .shown import Shown, View
+
+if TYPE_CHECKING:
+    from .client import Client
+
+__all__ = ["StoredApp"]
+
+
+class StoredApp(Shown):
+    """An app of a store, whether it runs or not."""
+
+    def __init__(self, client: "Client", name: str) -> None:
+        self._client = client
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    @property
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Its snapshots, oldest first. One listing, and one read for each.
+
+        Raises:
+            Unavailable: the store did not answer.
+        """
+        return list_snapshots(self._client.store, self._name)
+
+    def at(self, moment: str | datetime = "now", *, stage: str = "") -> Moment:
+        """A moment of the app: consistent over all its stages, and always the same once it is here.
+
+        Args:
+            moment: what stands behind the `@` of a ref: a snapshot's name, a span back (`-5m`; s, m, h, d), a time in
+                ISO form (local, unless it says otherwise) or a datetime, `~3` for commits of data back, `now`. A whole
+                ref, as `log` and `bisect` show it, will do.
+            stage: a moment of this stage: then also one of its versions, `v42`.
+
+        Raises:
+            Usage: that is no moment, or one of another app, or the client is closed.
+            NotFound: there is no such snapshot, stage or version, or the history begins later.
+            Corruption: a manifest is damaged.
+            Unavailable: the store did not answer.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        ref = self._ref(moment, stage)
+        return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
+
+    def log(self, limit: int = 20, *, stage: str = "") -> Log:
+        """The newest `limit` commits (0 for all), newest first: of the app, or of one stage.
+
+        Raises:
+            NotFound: there is no such stage.
+            Unavailable: the store did not answer.
+        """
+        return Log(entries(self._client.store, self._name, limit, stage=stage))
+
+    def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
+        """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.
+
+        Args:
+            name: what to call it.
+            instant: pin the newest consistent moment instead, which asks no stage: for an app that does not run.
+                Records in flight are kept then if it is known where Kafka is.
+            timeout_s: how long to wait for the stages; after that the request is withdrawn.
+
+        Raises:
+            Usage: no snapshot can have this name.
+            Refused: the name is taken, or records in flight are gone, or no stage of the app is left.
+            Unavailable: a stage did not answer in time and is named; or the store, or Kafka, did not.
+        """
+        client = self._client
+        reader = client.channels()
+        taken = take(
+            client.store, self._name, name, by=whoami(), reader=reader, instant=instant, timeout_s=timeout_s
+        ).snapshot
+        return self.at(taken.name)
+
+    def bisect(
+        self,
+        *,
+        where: str,
+        good: str | datetime | None = None,
+        bad: str | datetime | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> Bisection:
+        """Find the first commit, of any stage, at which a query returns rows.
+
+        Args:
+            where: SQL over the app's tables that returns rows when something is wrong.
+            good: a moment at which it returns none, as `at` takes it; default the beginning of the history.
+            bad: a moment at which it returns rows; default now.
+            on_step: told of each evaluation.
+
+        Raises:
+            Usage: a moment or the SQL is malformed.
+            NotFound: there is no such moment, table or column.
+            Refused: the query returns no rows at `bad`, or some at `good`; or `good` is not before `bad`.
+            Corruption: an SST is not what its manifest promises.
+            Unavailable: the store or Kafka did not answer.
+        """
+        client = self._client
+        verdict = search(
+            client.store,
+            client.cache,
+            self._name,
+            where,
+            good=self._ref(good) if good is not None else None,
+            bad=self._ref(bad) if bad is not None else None,
+            on_step=on_step,
+            reader=client.channels() if names_channels(where) else None,
+        )
+        good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
+        return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad))
+
+    def clone(
+        self,
+        to: str,
+        *,
+        at: str | datetime = "now",
+        topics: Mapping[str, str] | None = None,
+        store: str | None = None,
+    ) -> "StoredApp":
+        """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
+
+        No state is copied. A call that was interrupted is finished by the same call.
+
+        Args:
+            to: the new app's name.
+            at: the moment, as `at` takes it.
+            topics: topics that it reads instead, by the names that the app declares.
+            store: the store root of the new app; default the same.
+
+        Returns:
+            The new app, which has not begun to run.
+
+        Raises:
+            Usage: the name or the moment is malformed, or nothing says where Kafka is.
+            NotFound: there is no such moment or topic.
+            Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
+            Unavailable: the store or Kafka did not answer.
+        """
+        client, source, channels = self._client, self._ref(at), self._client.channels()
+        if channels is None:
+            raise Usage(
+                "nothing says where the Kafka brokers are, in which a clone has topics of its own",
+                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
+            )
+        target = client.beside(open_store(store)) if store else client
+        make_clone(
+            client.store,
+            source,
+            to,
+            topics=topics or {},
+            channels=channels,
+            target_store=target.store,
+            by=whoami(),
+        )
+        return target.app(to)
+
+    def _ref(self, moment: str | datetime, stage: str = "") -> str:
+        text = moment.isoformat() if isinstance(moment, datetime) else moment
+        if "@" in text or "/" in text:
+            if text.partition("@")[0].partition("/")[0] != self._name:
+                raise Usage(f"{text} is a moment of another app; expected one of {self._name!r}")
+            return text
+        return f"{self._name}/{stage}@{text}" if stage else f"{self._name}@{text}"
+
+    def _view(self) -> View:
+        return View(f"app {self._name} in {self._client.root}")

@@ -1,0 +1,166 @@
+"""A moment of an app: one version of each stage, which can be queried, and which never changes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from ..errors import NotFound
+from ..snapshot.cut.graph import Cut, Thinned, channels
+from ..snapshot.cut.resolve import telling_if_collected
+from ..snapshot.query.answers import answer, as_relation, later_stages
+from ..snapshot.query.channel_tables import channel_tables, names_channels
+from ..snapshot.query.columns import TableColumn, columns
+from ..snapshot.query.get import get
+from ..snapshot.verify.verify import verify
+from ..store.sst.python_values import python_rows
+from .results import Verification
+from .shown import Shown, View, instant
+
+if TYPE_CHECKING:
+    from .client import Client
+
+__all__ = ["Moment", "TableColumn", "Tables"]
+
+
+class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
+    """The columns of each table, by its name."""
+
+    def __init__(self, ref: str, found: Mapping[str, tuple[TableColumn, ...]]) -> None:
+        self._ref = ref
+        self._found = found
+
+    def __getitem__(self, name: str) -> tuple[TableColumn, ...]:
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def _view(self) -> View:
+        rows = ((name, each.name, each.type, "key" if each.key else "") for name in self for each in self[name])
+        return View(f"tables at {self._ref}", ("table", "column", "type", ""), tuple(rows))
+
+
+class Moment(Shown):
+    """What all stages of an app had committed at one moment. It changes nothing, and nothing changes it."""
+
+    def __init__(self, client: "Client", ref: str, cut: Cut) -> None:
+        self._client = client
+        self._ref = ref
+        self._cut = cut
+
+    @property
+    def ref(self) -> str:
+        """As it was asked for, in the words of the command line."""
+        return self._ref
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """The version of each stage, upstream first. Stages that had none are left out."""
+        return self._cut.versions
+
+    @property
+    def time(self) -> datetime:
+        """When the newest of these versions was committed, in UTC."""
+        return datetime.fromtimestamp(self._cut.time_ms / 1_000, UTC)
+
+    @property
+    def thinned_out(self) -> Thinned | None:
+        """Set when garbage collection has left another moment than the one that was asked for, which this is."""
+        return self._cut.thinned
+
+    @property
+    def tables(self) -> Tables:
+        """The tables and their columns."""
+        return Tables(self._ref, {name: columns(each) for name, each in self._cut.tables.items()})
+
+    def query(self, sql: str) -> duckdb.DuckDBPyRelation:
+        """What a query over the tables returns, as a DuckDB relation: `.df()`, `.arrow()`, `.pl()`, `.filter(…)`.
+
+        The rows are computed here and now, and held in memory by a connection of their own. So the relation lives for
+        as long as anybody has it, and whatever is done to it, neither the store nor this moment is touched. Records in
+        flight are `FROM inflight('CHANNEL')`.
+
+        Raises:
+            Usage: the SQL is wrong, or does not only read; or asks for records in flight, and nothing says where Kafka
+                is.
+            NotFound: it names a table or column that there is not; or the moment was collected meanwhile.
+            Corruption: an SST is not what its manifest promises.
+            Unavailable: the store or Kafka did not answer.
+        """
+        client = self._client
+        store = client.store
+        reader = client.channels() if names_channels(sql) else None
+        rows = answer(store, client.cache, self._cut, sql, later=later_stages(store, self._cut), reader=reader)
+        return as_relation(rows)
+
+    def get(self, table: str, key: object) -> dict[str, object] | None:
+        """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.
+
+        Args:
+            table: the table's name.
+            key: the key's value; a tuple of them where the key has several columns. None is a null. Text is understood
+                as the command line understands it: `"17"` will do for a number.
+
+        Raises:
+            NotFound: there is no such table.
+            Usage: there are not as many values as key columns, or one is not of its column's type.
+            Corruption: an SST is not what its manifest promises.
+            Unavailable: the store did not answer.
+        """
+        values: Sequence[object] = key if isinstance(key, tuple) else (key,)
+        store = self._client.store
+        with telling_if_collected(store, self._cut):
+            found = python_rows(get(store, self._cut, table, values))
+        return found[0] if found else None
+
+    def inflight(self, channel: str) -> duckdb.DuckDBPyRelation:
+        """The records in flight on a channel, as a DuckDB relation: sent by one stage and not yet read by the next.
+
+        Raises:
+            NotFound: no stage writes such a channel; tells the nearest.
+            Usage: no snapshot keeps the records, and nothing says where Kafka is.
+            Refused: the records are gone from Kafka.
+            Corruption: the records are not those that were written.
+            Unavailable: the store or Kafka did not answer.
+        """
+        store = self._client.store
+        names = {each.name for each in channels(self._cut)}
+        if channel not in names:
+            raise NotFound(f"channel at {self._ref}", channel, names)
+        with telling_if_collected(store, self._cut):
+            return as_relation(channel_tables(store, self._cut, channel, self._client.channels())[channel])
+
+    def verify(self, *, deep: bool = False) -> Verification:
+        """Prove that the moment is consistent, complete and undamaged, from what is stored.
+
+        Args:
+            deep: read every byte, the whole history, and what Kafka still has; not only manifests and sizes.
+
+        Raises:
+            NotFound: the moment's snapshot is gone.
+            Unavailable: the store did not answer.
+        """
+        reader = self._client.channels() if deep else None
+        return Verification(verify(self._client.store, self._cut, deep=deep, reader=reader))
+
+    def _view(self) -> View:
+        thinned = "the history was thinned out by gc: this is the nearest moment that is left"
+        return View(
+            f"{self._ref}, committed {instant(self._cut.time_ms)}",
+            ("stage", "version", "committed", "table"),
+            tuple(
+                (
+                    stage,
+                    f"v{version}",
+                    instant(self._cut.stages[stage].time_ms),
+                    stage if stage in self._cut.tables else "-",
+                )
+                for stage, version in self.versions.items()
+            ),
+            (thinned,) if self.thinned_out else (),
+        )

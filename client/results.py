@@ -1,0 +1,134 @@
+"""What asking gives: the log, a verdict of bisect, a verification."""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from ..snapshot.bisect.verdict import Verdict
+from ..snapshot.cut.lineage import Window
+from ..snapshot.query.answers import as_relation
+from ..snapshot.query.log import Entry
+from ..snapshot.verify.report import Difference
+from ..snapshot.verify.verify import Report
+from .shown import Shown, View, instant
+
+if TYPE_CHECKING:
+    from .moment import Moment
+
+__all__ = ["Bisection", "Log", "Verification"]
+
+_MAX_KEYS = 10
+"""Keys that are shown."""
+
+
+class Log(Shown, tuple[Entry, ...]):
+    """Commits of an app, newest first."""
+
+    __slots__ = ()
+
+    def _view(self) -> View:
+        return View(
+            f"{len(self)} commits, newest first",
+            ("committed", "stage", "version", "kind", "rows", "snapshots", "read"),
+            tuple(
+                (
+                    instant(each.time_ms),
+                    each.stage,
+                    f"v{each.version}",
+                    each.kind,
+                    each.rows_in,
+                    ", ".join(each.snapshots),
+                    ", ".join(map(str, each.windows)),
+                )
+                for each in self
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Bisection(Shown):
+    """The first commit at which a query returned rows."""
+
+    verdict: Verdict
+    """All that was found out."""
+    good: "Moment | None"
+    """The moment right before it; None when it is the first commit."""
+    bad: "Moment"
+    """The moment that ends with it."""
+
+    @property
+    def stage(self) -> str:
+        """The stage whose commit it is."""
+        return self.verdict.stage
+
+    @property
+    def version(self) -> int:
+        """The commit's version."""
+        return self.verdict.bad_version
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The offsets behind the commit, on users' topics."""
+        return self.verdict.lineage.sources
+
+    @property
+    def rows(self) -> duckdb.DuckDBPyRelation:
+        """What the query returns at the bad moment, up to `verdict.MAX_ROWS` rows."""
+        return as_relation(self.verdict.rows)
+
+    @property
+    def keys(self) -> duckdb.DuckDBPyRelation | None:
+        """The keys that the commit turned bad, with `before_…` and `after_…` values; None for a stage without table."""
+        return as_relation(self.verdict.keys.flat()) if self.verdict.keys is not None else None
+
+    def _view(self) -> View:
+        found = self.verdict
+        keys = islice(found.keys or (), _MAX_KEYS)
+        more = len(found.keys or ()) - _MAX_KEYS
+        notes = [f"read {', '.join(map(str, self.windows))}", f"found with {found.evaluations} evaluations"]
+        if more > 0:
+            notes.insert(0, f"and {more:,} more keys")
+        if found.non_monotone:
+            notes.append("it went from good to bad more than once: this is one of the changes")
+        return View(
+            f"{found.stage} v{found.bad_version} is the first bad commit of {found.app} "
+            f"(last good: {found.good_ref or 'before the first commit'})",
+            ("key", "before", "after"),
+            tuple((_short(key.key), _short(key.before), _short(key.after)) for key in keys),
+            tuple(notes),
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verification(Shown):
+    """What verifying a moment found."""
+
+    report: Report
+    """All of it: the books of each channel, and what was looked at."""
+
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing was found that is not as it must be."""
+        return self.report.consistent
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """What is not as it must be."""
+        return self.report.differences
+
+    def _view(self) -> View:
+        report = self.report
+        return View(
+            f"{report.ref} is {'consistent' if report.consistent else 'not consistent'}",
+            ("looked at", "number", "differences"),
+            tuple((each.check, each.checked, each.differences) for each in report.checks),
+            (*(each.message for each in report.differences), *report.not_reread),
+        )
+
+
+def _short(row: object) -> str:
+    if not isinstance(row, dict):
+        return "(no row)"
+    return ", ".join(f"{name} {value!r}" for name, value in row.items())

@@ -1,0 +1,108 @@
+"""The manifest that a batch commits, from the version it was built on and what its tasks report. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+from msgspec.structs import replace
+
+from ...store.compaction import plan
+from ...store.compaction.plan import Done
+from ...store.versions import commit
+from ...store.versions.manifest import Input, Manifest, Output
+from ..source.planner import Position
+from .snapshot_events import Outcome
+from .task import Result
+
+__all__ = ["has_rows", "next_manifest"]
+
+
+def next_manifest(
+    base: Manifest,
+    positions: Mapping[str, Position],
+    outcome: Outcome,
+    results: Sequence[Result],
+    *,
+    markers: Mapping[tuple[str, str], Sequence[int]],
+    merges: Sequence[Done],
+    clock_ms: int,
+    now_ms: int,
+    duration_ms: int,
+) -> Manifest:
+    """The version after `base`: what the batch read, wrote and sent.
+
+    Args:
+        base: The version that the batch was computed on.
+        positions: Where the batch ends on each input, by declared name.
+        outcome: What the batch means to snapshots under way.
+        results: One for each task that had rows.
+        markers: The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and
+            channel, in the order in which they were written.
+        merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
+        clock_ms: By which the tasks looked keys up, in ms since 1970.
+        now_ms: The wall clock, in ms since 1970.
+        duration_ms: From the batch's start until now.
+
+    Raises:
+        Refused: The stage is retired.
+    """
+    draft = commit.successor(
+        base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
+    )
+    ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
+    return replace(
+        draft,
+        inputs=draft.inputs | {name: _read(base.inputs[name], end) for name, end in positions.items()},
+        outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
+        clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
+        ssts=plan.apply(ssts, merges),
+        recorded=outcome.recorded,
+        awaited=outcome.awaited,
+        captured=outcome.captured,
+    )
+
+
+def has_rows(at: Input, end: Position) -> bool:
+    """Whether there is a row between an input's place and the end of a batch."""
+    if at.upstream and at.passed:
+        # A marker has an offset too, and no row.
+        return sum(end.consumed) > sum(at.passed)
+    return _count(at.offsets, end.offsets) > 0
+
+
+def _read(at: Input, end: Position) -> Input:
+    """The input after a batch that ended there."""
+    if not at.upstream:
+        return replace(at, offsets=end.offsets, rows=_count(at.offsets, end.offsets))
+    # Where the reader began in the middle of the channel, nobody knows what was before.
+    rows = _count(at.passed, end.consumed) if at.passed else 0
+    consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
+    return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed)
+
+
+def _sent(
+    name: str, before: Output, results: Sequence[Result], markers: Mapping[tuple[str, str], Sequence[int]]
+) -> Output:
+    """The output with the rows that the tasks sent, and the markers behind them."""
+    ends, sent = list(before.ends), list(before.sent)
+    for result in results:
+        for partition, written in result.sent.get(name, {}).items():
+            ends[partition] = max(ends[partition], written.end)
+            sent[partition] += written.rows
+    mine = {snapshot: tuple(offsets) for (snapshot, channel), offsets in markers.items() if channel == name}
+    for offsets in mine.values():
+        ends = [offset + 1 for offset in offsets]
+    return replace(
+        before,
+        ends=tuple(ends),
+        attempts=tuple(sorted(result.attempt for result in results if name in result.sent)),
+        rows=sum(sent) - sum(before.sent),
+        markers=mine,
+        sent=tuple(sent),
+    )
+
+
+def _count(before: Sequence[int], after: Sequence[int]) -> int:
+    """What lies between; partitions that the topic got since begin at 0."""
+    return sum(after) - sum(before)

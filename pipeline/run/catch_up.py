@@ -1,0 +1,57 @@
+"""Whether every stage has read what was there when the run began, as Structured Streaming's `availableNow` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice, zip_longest
+
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Input, Manifest
+
+__all__ = ["CatchUp"]
+
+
+class CatchUp:
+    """Watches committed versions; what comes in later may be read as well, and is waited for by nobody.
+
+    A stage is done when it has read its topics up to where they ended when the run began, and its channels up to the
+    version with which their writers were done; a writer that runs elsewhere, or nowhere, up to its head at the start.
+
+    Args:
+        store: Where the app lives.
+        app: Its name.
+        ends: The end offsets of the users' topics when the run began, by topic and Kafka partition.
+    """
+
+    def __init__(self, store: ObjectStore, app: str, ends: Mapping[str, Sequence[int]]) -> None:
+        self._store = store
+        self._app = app
+        self._ends = ends
+        self._done: dict[str, int] = {}
+        """By stage: a version at which it was done."""
+
+    def done(self, heads: Mapping[str, Manifest]) -> bool:
+        """Whether all stages of the run are done, whose newest committed versions are these, upstream first.
+
+        Raises:
+            Unavailable: Storage did not answer.
+        """
+        for stage, head in heads.items():
+            if stage not in self._done and all(self._has_read(name, at, heads) for name, at in head.inputs.items()):
+                self._done[stage] = head.version
+        return heads.keys() <= self._done.keys()
+
+    def _has_read(self, name: str, at: Input, heads: Mapping[str, Manifest]) -> bool:
+        if not at.upstream:
+            return all(read >= end for read, end in zip_longest(at.offsets, self._ends[at.topic], fillvalue=0))
+        if at.upstream not in heads and at.upstream not in self._done:
+            head = history.head(self._store, self._app, at.upstream)
+            self._done[at.upstream] = head.version if head is not None else 0
+        if at.upstream not in self._done:
+            return False
+        left = max(0, self._done[at.upstream] - at.version)
+        versions = islice(history.after(self._store, self._app, at.upstream, at.version), left)
+        sent = (manifest.outputs.get(name) for manifest in versions)
+        # A version without rows and markers, such as a compaction, is no news to a reader.
+        return not any(output.rows or output.markers for output in sent if output is not None)

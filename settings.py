@@ -1,0 +1,233 @@
+"""Settings of the command line and the Python API: arguments, then the environment, then the nearest slackwater.toml.
+
+`Settings` is the schema of the file: its fields are the names that the file may set, with their types and defaults.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from .durations import parse_ms
+from .errors import Usage
+from .store.objects.s3.settings import S3Settings, settings_in
+from .store.versions.prices import Prices
+from .validation import nearest
+
+if TYPE_CHECKING:
+    from .pipeline.kafka.channels import KafkaChannels
+    from .snapshot.gc.retention import Retention
+    from .store.objects.protocol import ObjectStore
+    from .store.read.cache import SstCache
+
+__all__ = ["FILE", "Settings", "load"]
+
+FILE = "slackwater.toml"
+_KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
+
+_Text = Annotated[str, Meta(min_length=1, description="a string that is not empty")]
+_Bytes = Annotated[int, Meta(ge=0, description="a whole number of bytes")]
+
+
+class _Rules(Struct, frozen=True):
+    """A table of rules in `[retention]`; spans of time are read by `parse_ms`."""
+
+    all: Any = None
+    hourly: Any = None
+    daily: Any = None
+    versions: Annotated[int, Meta(ge=1, description="a whole number of at least 1")] | None = None
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything that it takes to reach the outside. Absent parts are errors only once they are asked for."""
+
+    store: _Text | None = None
+    """Store root, or None when nothing names one."""
+    brokers: _Text | None = msgspec.field(default=None, name="kafka")
+    kafka_properties: dict[str, Any] = {}
+    """Client properties of librdkafka. They may hold secrets: never printed."""
+    cache: _Text = ""
+    """Folder of the local cache of SSTs."""
+    cache_max_bytes: _Bytes = 10 << 30
+    cache_memory_bytes: _Bytes = 0
+    """What the cache's hot tier may take of this machine's memory; 0 for none."""
+    prefetch: Annotated[bool, Meta(description="true or false")] = True
+    """Whether `run` fetches SSTs beside the batches."""
+    retention: dict[str, Any] = {}
+    """The rules for each app that has its own (`Retention`), and under "" those of all others."""
+    prices: Any = Prices()
+    """What the store takes: S3's prices for those that the file does not set."""
+    s3: Any = S3Settings()
+    """How S3 is talked to."""
+
+    def __repr__(self) -> str:
+        return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
+
+    def retention_of(self, app: str, **said: int | None) -> "Retention":
+        """What of an app's history to keep: the app's own rules in the file, else the common ones, then what is said.
+
+        Raises:
+            Usage: a number that is said is not one that could work.
+        """
+        from dataclasses import replace
+
+        from .snapshot.gc.retention import Retention
+
+        rules: Retention = self.retention.get(app) or self.retention.get("", Retention())
+        return replace(rules, **{rule: value for rule, value in said.items() if value is not None})
+
+    def store_root(self) -> str:
+        """The store root. Raises `Usage` when nothing names one."""
+        if not self.store:
+            raise _missing("store", "the store root is", "s3://bucket/prefix or a folder", "--store ROOT")
+        return self.store
+
+    def open_store(self) -> "ObjectStore":
+        """The store. Raises `Usage` when nothing names one, or what names it cannot be understood."""
+        from .store.objects.open import open_store
+
+        return open_store(self.store_root(), settings=self.s3)
+
+    def open_cache(self) -> "SstCache":
+        """The local cache of SSTs that all verbs share."""
+        from .store.read.cache import SstCache
+
+        return SstCache(Path(self.cache), self.cache_max_bytes)
+
+    def kafka(self) -> dict[str, str]:
+        """Client properties, always with `bootstrap.servers`. Raises `Usage` when nothing names brokers."""
+        if not self.brokers:
+            raise _missing("kafka", "the Kafka brokers are", "host:port", "--kafka HOST:PORT")
+        return {**self.kafka_properties, "bootstrap.servers": self.brokers}
+
+    def open_channels(self) -> "KafkaChannels | None":
+        """The topics between stages; None when nothing says where Kafka is."""
+        if not self.brokers:
+            return None
+        from .pipeline.kafka.channels import KafkaChannels
+
+        return KafkaChannels(self.kafka())
+
+
+def load(
+    *,
+    store: str | None = None,
+    kafka: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """Settings from what is said, then `environ`, then the nearest file from `folder` upwards.
+
+    `environ` is this process's and `folder` the current one when None. A relative path in the file means one
+    beside the file. Kafka client properties come from the file's `[kafka_properties]` and, before those, from
+    variables: `SLACKWATER_KAFKA_PROPERTIES_SASL_PASSWORD` is `sasl.password`.
+
+    Raises:
+        Usage: the file is not TOML, or says what nobody understands.
+    """
+    environ = os.environ if environ is None else environ
+    parents = (folder or Path.cwd()).resolve()
+    candidates = (parent / FILE for parent in (parents, *parents.parents))
+    path = next((path for path in candidates if path.is_file()), None)
+    settings = _read(path, environ) if path else Settings(s3=settings_in(environ))
+    properties = settings.kafka_properties | {
+        name.removeprefix(_KAFKA_VARIABLE).lower().replace("_", "."): value
+        for name, value in environ.items()
+        if name.startswith(_KAFKA_VARIABLE) and value
+    }
+    user_cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slackwater" / "sst"
+    return msgspec.structs.replace(
+        settings,
+        store=store or environ.get("SLACKWATER_STORE") or settings.store,
+        brokers=kafka or environ.get("SLACKWATER_KAFKA") or settings.brokers or properties.get("bootstrap.servers"),
+        kafka_properties=properties,
+        cache=environ.get("SLACKWATER_CACHE") or settings.cache or str(user_cache),
+    )
+
+
+def _read(path: Path, environ: Mapping[str, str]) -> Settings:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Usage(f"{path} is not TOML: {error}", hint='a line looks like: store = "s3://bucket"') from None
+    given = _checked(path, "", values, Settings, "setting")
+    if "://" not in given.get("store", "://"):
+        given["store"] = str((path.parent / Path(given["store"]).expanduser()).resolve())
+    if "cache" in given:
+        given["cache"] = str(path.parent / Path(given["cache"]).expanduser())
+    if "prices" in given:
+        given["prices"] = Prices(**_checked(path, "prices", given["prices"], Prices, "price"))
+    if "retention" in given:
+        given["retention"] = _retention(path, given["retention"])
+    given["s3"] = settings_in(environ, _table(path, "s3", given.get("s3", {})), f"{path}: s3.")
+    given["kafka_properties"] = dict(_properties(path, "", given.get("kafka_properties", {})))
+    return Settings(**given)
+
+
+def _table(path: Path, name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Usage(f"{path}: {name} must be a table", hint=f"write [{name}] above what it sets")
+    return value
+
+
+def _checked(path: Path, name: str, table: object, kind: type[Struct], what: str) -> dict[str, Any]:
+    """A table's values by the fields of `kind`, each of its field's type; those of inner tables are not looked at.
+
+    Raises:
+        Usage: there is no such field, or its value is of another type; `what` is what a field is called.
+    """
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    given = {}
+    for key, value in _table(path, name, table).items():
+        called = f"{name}.{key}" if name else key
+        if key not in fields:
+            raise Usage(
+                f"{path} sets {called}, which is not a {what}{nearest(key, fields)}",
+                hint=f"the names are {', '.join(fields)}",
+            )
+        kinds = (fields[key].type, *get_args(fields[key].type))
+        expected = [meta.description for each in kinds for meta in getattr(each, "__metadata__", ())]
+        try:
+            given[fields[key].name] = msgspec.convert(value, fields[key].type) if expected else value
+        except msgspec.ValidationError:
+            raise Usage(f"{path}: {called} must be {expected[0]}, not {value!r}") from None
+    return given
+
+
+def _retention(path: Path, table: object) -> "dict[str, Retention]":
+    """`[retention]`: the common rules, and a table for each app that has rules of its own."""
+    from .snapshot.gc.retention import Retention
+
+    common = {rule: value for rule, value in _table(path, "retention", table).items() if not isinstance(value, dict)}
+    own = {app: rules for app, rules in _table(path, "retention", table).items() if isinstance(rules, dict)}
+    found = {}
+    for app, rules in (("", common), *own.items()):
+        name = f"retention.{app}" if app else "retention"
+        given = _checked(path, name, rules, _Rules, "rule of retention")
+        spans = {rule: parse_ms(f"{path}: {name}.{rule}", value) for rule, value in given.items() if rule != "versions"}
+        found[app] = Retention(
+            versions=given.get("versions"), **{f"{rule}_ms": span_ms for rule, span_ms in spans.items()}
+        )
+    return found
+
+
+def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:
+    """Properties as librdkafka takes them; `sasl.password = …` without quotes is a table to TOML."""
+    for key, value in _table(path, "kafka_properties", table).items():
+        if isinstance(value, dict):
+            yield from _properties(path, f"{prefix}{key}.", value)
+        elif isinstance(value, str | int | float):
+            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+        else:
+            raise Usage(f"{path}: kafka property '{prefix}{key}' must be a string, a number or a boolean")
+
+
+def _missing(key: str, what: str, shape: str, flag: str) -> Usage:
+    return Usage(
+        f"nothing says where {what}",
+        hint=f'give {flag}, or set SLACKWATER_{key.upper()}, or write {key} = "…" ({shape}) in {FILE}',
+    )

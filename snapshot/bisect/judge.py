@@ -1,0 +1,82 @@
+"""Asking the predicate at places of the line: no moment twice, and none whose tables hold the same rows as another."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import duckdb
+import pyarrow as pa
+
+from ...errors import Usage
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions.manifest import Manifest
+from ..cut.graph import Cut
+from ..query.answers import answer
+from ..take.capture import ChannelReader
+from .lattice import Between
+from .verdict import Step
+
+__all__ = ["Judge", "ref_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Says of moments whether they are bad, and remembers it."""
+
+    store: ObjectStore
+    cache: SstCache
+    where: str
+    """The predicate: SQL that returns rows when something is wrong."""
+    between: Between
+    """The stretch that is searched; says what decides the predicate."""
+    on_step: Callable[[Step], None] | None
+    reader: ChannelReader | None
+    """Reads records in flight."""
+    judged: dict[tuple[frozenset[object], ...], Step] = field(default_factory=dict)
+    """The evaluations, in their order, by what decides them."""
+
+    def is_bad(self, cut: Cut, to_come: int) -> bool:
+        """Whether the predicate returns rows at a prefix of the line. Arguments as of `judge`."""
+        return self.judge(cut, to_come).bad
+
+    def judge(self, cut: Cut, to_come: int) -> Step:
+        """The evaluation at a prefix of the line; `to_come` is how many will follow, as far as one can tell."""
+        content = self.between.content(cut)
+        if content not in self.judged:
+            is_bad = self.rows(cut, 1).num_rows > 0
+            number = len(self.judged) + 1
+            step = self.judged[content] = Step(number, number + to_come, self.ref(cut), cut, is_bad)
+            if self.on_step is not None:
+                self.on_step(step)
+        return self.judged[content]
+
+    def rows(self, cut: Cut, max_rows: int) -> pa.Table:
+        """What the predicate returns at a cut. Tables without a version yet are empty."""
+        later, only = self.between.whole.heads.stages, self.between.watched
+        try:
+            return answer(
+                self.store, self.cache, cut, self.where, later=later, only=only, reader=self.reader, max_rows=max_rows
+            )
+        except Usage as error:
+            if isinstance(error.__cause__, duckdb.ParserException) and _is_condition(self.where):
+                error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.where.strip()}"
+            raise
+
+    def ref(self, cut: Cut) -> str:
+        """A ref to a prefix, empty for the empty one."""
+        return ref_of(self.between.whole.last(cut))
+
+
+def ref_of(commit: Manifest | None) -> str:
+    """The ref of the prefix that ends with a commit; empty without one."""
+    return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
+
+
+def _is_condition(text: str) -> bool:
+    """Whether the text, which is no query, is what stands behind a query's WHERE."""
+    with duckdb.connect() as con:
+        try:
+            con.extract_statements(f"SELECT 1 WHERE {text}")
+        except duckdb.Error:
+            return False
+    return True

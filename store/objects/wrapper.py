@@ -1,0 +1,97 @@
+"""Base classes of stores: one opens stores at other roots, one passes all requests on to another store."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from copy import copy
+from pathlib import Path
+from typing import Self, TypeVar
+
+from .protocol import ObjectInfo, ObjectStore
+
+__all__ = ["OtherRoots", "Wrapper"]
+
+T = TypeVar("T")
+
+
+class OtherRoots(ABC):
+    """A base for stores: `at` opens each other root once.
+
+    Args:
+        open_other: opens the store at another root; None for `open_store` with its defaults.
+    """
+
+    def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
+        self._open_other = open_other
+        self._others: dict[str, ObjectStore] = {}
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """See `ObjectStore`."""
+
+    def at(self: Self, root: str) -> "Self | ObjectStore":
+        """See `ObjectStore`."""
+        if root in ("", self.url):
+            return self
+        if root not in self._others:
+            from .open import open_store
+
+            self._others.setdefault(root, (self._open_other or open_store)(root))
+        return self._others[root]
+
+
+class Wrapper(OtherRoots):
+    """Another store, to which all requests are passed on. At another root it wraps the inner store's `at`.
+
+    What a subclass counts or chooses stands in objects that its copies share.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(self._wrap_other)
+        self._inner = inner
+
+    def _wrap_other(self, root: str) -> ObjectStore:
+        other = copy(self)
+        other._inner = self._inner.at(root)
+        return other
+
+    @property
+    def url(self) -> str:
+        """The inner store's."""
+        return self._inner.url
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        """Make a request to the inner store, which comes as a function: for subclasses that change all of them."""
+        return request()
+
+    def get(self, key: str) -> bytes:
+        """See `ObjectStore`."""
+        return self._ask("get", key, lambda: self._inner.get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `ObjectStore`."""
+        return self._ask("get_range", key, lambda: self._inner.get_range(key, start, length))
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `ObjectStore`."""
+        self._ask("put", key, lambda: self._inner.put(key, data), data)
+
+    def put_if_absent(self, key: str, data: bytes) -> None:
+        """See `ObjectStore`."""
+        self._ask("put_if_absent", key, lambda: self._inner.put_if_absent(key, data), data)
+
+    def list(self, prefix: str, start_after: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore`."""
+        return self._ask("list", prefix, lambda: self._inner.list(prefix, start_after))
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """See `ObjectStore`."""
+        return self._ask("list_folders", prefix, lambda: self._inner.list_folders(prefix))
+
+    def delete(self, key: str) -> None:
+        """See `ObjectStore`."""
+        self._ask("delete", key, lambda: self._inner.delete(key))
+
+    def local_path(self, key: str) -> Path | None:
+        """See `ObjectStore`; not a request."""
+        return self._inner.local_path(key)

@@ -1,0 +1,68 @@
+"""`App.run()`: an app that a script declares, run in its process, on the real broker and Spark."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from slackwater.pipeline.batch.batch_report import BatchReport
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.store.objects.open import open_store
+
+from tests.support.running import Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def newest(rows: pa.Table, state: pa.Table) -> pa.Table:
+    """A function of this module, which workers do not have."""
+    last = rows.group_by("_key", use_threads=False).aggregate([("seq", "max")])["seq_max"]
+    return pa.table({"seq": pc.max_element_wise(state["seq"], last)})
+
+
+def declared(ledger: Ledger) -> sw.App:
+    app = sw.App(ledger.app)
+
+    @app.stage(reads=sw.topic(ledger.topic), writes=sw.repartition("by-branch", "branch", partitions=2))
+    def entries(raw: DataFrame) -> DataFrame:
+        entry = F.from_json(F.col("value").cast("string"), "seq long, branch int")
+        return raw.select(entry.alias("e")).select("e.*")
+
+    @app.stage(reads="by-branch", state=sw.update(newest, state="seq long", order_by="seq"))
+    def branches(rows: DataFrame) -> DataFrame:
+        return rows
+
+    return app
+
+
+def test_it_ends_when_all_that_was_there_is_read_and_flushed_though_more_comes_in(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(4_000)
+    reports: list[BatchReport] = []
+    app = declared(ledger)
+
+    def run(until: int) -> None:
+        ledger_options = {"store": ledger.store, "kafka": kafka.bootstrap, "cache_folder": tmp_path / "cache"}
+        app.run(**ledger_options, until_caught_up=True, max_records=1_000, max_unflushed=2, on_commit=reports.append)
+        heads = resolve(open_store(ledger.store), ledger.app, now_ms=0).stages
+        assert sum(heads["entries"].inputs[ledger.topic].offsets) >= until
+        assert sum(heads["branches"].inputs["by-branch"].consumed) >= until
+
+    with ledger.fed():
+        run(4_000)
+    assert {report.stage for report in reports} == {"entries", "branches"}
+    assert len([report for report in reports if report.stage == "entries"]) >= 4
+    run(ledger.sent)
+    assert ledger.has_caught_up()
+    seqs = ledger.table("branches")["seq"].to_pylist()
+    assert len(seqs) == 7
+    assert max(seqs) == ledger.sent - 1
+    committed = len(reports)
+    run(ledger.sent)
+    assert len(reports) == committed, "nothing was left to read"

@@ -1,0 +1,129 @@
+"""The manifest of a batch: what it says of inputs, outputs, markers, merges and the clock."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.errors import Refused
+from slackwater.pipeline.batch.next_manifest import has_rows, next_manifest
+from slackwater.pipeline.batch.snapshot_events import Outcome
+from slackwater.pipeline.batch.task import Result, Sent
+from slackwater.pipeline.source.planner import Position
+from slackwater.store.compaction.plan import Compaction, Done
+from slackwater.store.versions.manifest import Input, Manifest, Output, Span, Sst
+
+PARTITIONS = 3
+NOTHING = Outcome((), {}, {}, {}, changed=False)
+
+
+def stage(name: str, inputs: dict[str, Input], outputs: dict[str, Output] | None = None) -> Manifest:
+    return Manifest("a", name, 1, 1, "w", 1, "claim", inputs, outputs or {}, by="host:1")
+
+
+def sst(name: str, level: int = 0, seq: int = 1) -> Sst:
+    return Sst(name, 0, level, 1, 1, "", 0, 1, seq, seq)
+
+
+def made(
+    base: Manifest,
+    positions: dict[str, Position],
+    results: Sequence[Result] = (),
+    outcome: Outcome = NOTHING,
+    *,
+    markers: dict[tuple[str, str], tuple[int, ...]] | None = None,
+    merges: Sequence[Done] = (),
+) -> Manifest:
+    return next_manifest(
+        base,
+        positions,
+        outcome,
+        results,
+        markers=markers or {},
+        merges=merges,
+        clock_ms=base.clock_ms,
+        now_ms=base.time_ms + 5,
+        duration_ms=7,
+    )
+
+
+Batch = list[list[int]]
+"""Rows of each task by partition."""
+batches = st.lists(st.lists(st.lists(st.integers(0, 4), min_size=PARTITIONS, max_size=PARTITIONS), max_size=3))
+
+
+@given(batches, st.sets(st.integers(0, 20)), st.lists(st.booleans()))
+def test_what_a_writer_has_sent_is_what_its_reader_has_consumed_at_every_version(
+    batches: list[Batch], marked: set[int], reads: list[bool]
+) -> None:
+    none = (0,) * PARTITIONS
+    writer = stage("w", {"t": Input("t", (0,))}, {"c": Output("a-c", none, sent=none)})
+    reader = stage("r", {"c": Input("a-c", none, "w", consumed=none)})
+    log = [0] * PARTITIONS
+    for number, tasks in enumerate(batches):
+        results = []
+        for task, rows in enumerate(tasks):
+            for partition, count in enumerate(rows):
+                log[partition] += count > 0
+            sent = {partition: Sent(count, log[partition]) for partition, count in enumerate(rows) if count}
+            results.append(Result(f"w.{number}.{task}", sum(rows), sent={"c": sent} if sent else {}))
+        markers = {("s", "c"): tuple(log)} if number in marked else {}
+        log = [end + bool(markers) for end in log]
+        before, writer = writer, made(writer, {"t": Position("t", (number + 1,))}, results, markers=markers)
+        output = writer.outputs["c"]
+        assert (writer.version, writer.kind, writer.duration_ms) == (before.version + 1, "batch", 7)
+        assert output.rows == sum(map(sum, tasks)) == sum(output.sent) - sum(before.outputs["c"].sent)
+        assert all(end >= known for end, known in zip(output.ends, before.outputs["c"].ends, strict=True))
+        assert output.markers == {snapshot: at for (snapshot, _), at in markers.items()}
+        assert output.ends == tuple(log) or not markers, "a marker is behind all rows, in every partition"
+        if reads[number : number + 1] == [True]:
+            at, end = reader.inputs["c"], Position("c", output.ends, writer.version, output.sent)
+            assert has_rows(at, end) == (sum(output.sent) > sum(at.consumed))
+            reader = made(reader, {"c": end})
+            after = reader.inputs["c"]
+            assert (after.consumed, after.offsets, after.version) == (output.sent, output.ends, writer.version)
+            assert after.rows == sum(output.sent) - sum(at.consumed)
+
+
+def test_an_input_that_stood_still_was_not_read() -> None:
+    base = stage("s", {"left": Input("l", (4,), rows=4), "right": Input("r", (2,), rows=2)})
+    manifest = made(base, {"left": Position("left", (6, 3))})
+    assert manifest.inputs == {"left": Input("l", (6, 3), rows=5), "right": Input("r", (2,))}
+    assert has_rows(base.inputs["left"], Position("left", (4, 1))), "a partition that the topic got since"
+    assert not has_rows(base.inputs["left"], Position("left", (4, 0)))
+
+
+def test_rows_that_were_lost_are_passed_and_not_consumed() -> None:
+    base = stage("s", {"c": Input("c", (9,), "w", 3, consumed=(4,), lost=(2,))})
+    after = made(base, {"c": Position("c", (12,), 4, (11,))}).inputs["c"]
+    assert (after.rows, after.consumed, after.lost, after.passed) == (5, (9,), (2,), (11,))
+    # Where the reader began in the middle of a channel, nobody knows how many were before.
+    unknown = replace(base, inputs={"c": replace(base.inputs["c"], consumed=(), lost=())})
+    assert made(unknown, {"c": Position("c", (12,), 4)}).inputs["c"].rows == 0
+
+
+def test_finished_merges_take_the_place_of_their_inputs_and_new_ssts_stay() -> None:
+    old, new, merged = (sst("a"), sst("b")), sst("c", seq=2), sst("m", level=1)
+    merge = Done(Compaction(0, 1, old[::-1], drops_tombstones=False), (merged,))
+    stale = Done(Compaction(0, 1, (sst("gone"),), drops_tombstones=False), (sst("x", level=1),))
+    base = replace(stage("s", {}), ssts=old)
+    manifest = made(base, {}, [Result("w.2.0", 1, (new,), event_ms=30)], merges=[merge, stale])
+    assert set(manifest.ssts) == {new, merged}
+    assert manifest.clock_ms == 30
+    assert made(manifest, {}, [Result("w.3.0", 1, event_ms=10)]).clock_ms == 30, "it never goes back"
+
+
+def test_what_the_protocol_asks_for_is_in_the_manifest() -> None:
+    outcome = Outcome((), {"s": 2}, {"s": ("right",)}, {"s": {"left": Span(1, 2)}}, changed=True)
+    manifest = made(stage("s", {}), {}, outcome=outcome)
+    assert (manifest.recorded, manifest.awaited, manifest.captured) == (
+        outcome.recorded,
+        outcome.awaited,
+        outcome.captured,
+    )
+
+
+def test_a_retired_stage_gets_no_batch() -> None:
+    with pytest.raises(Refused, match="retired"):
+        made(replace(stage("s", {}), kind="retire"), {})

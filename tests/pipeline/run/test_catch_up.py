@@ -1,0 +1,50 @@
+"""When a run that is to catch up has done so: all that was there is read; nobody waits for what came in later."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.pipeline.run.catch_up import CatchUp
+from slackwater.store.versions.manifest import Manifest
+
+from tests.support.diamonds import APP, STAGES, Diamond
+
+
+def heads(diamond: Diamond, *without: str) -> dict[str, Manifest]:
+    return {stage: diamond.heads[stage] for stage in STAGES if stage not in without}
+
+
+def seen(diamond: Diamond, stage: str) -> set[int]:
+    return set(diamond.seen[stage, diamond.heads[stage].version])
+
+
+@given(st.integers(0, 12), st.lists(st.sampled_from(STAGES), max_size=30))
+def test_it_is_done_when_what_was_there_has_come_to_the_last_stage_and_then_at_once(
+    there: int, schedule: list[str]
+) -> None:
+    diamond = Diamond()
+    catch_up = CatchUp(diamond.store, APP, {"numbers": (there,)})
+    done = False
+    # In the end every stage has its turn again and again, and there is always more to read.
+    for number, stage in enumerate([*schedule, *STAGES * 10]):
+        diamond.step(stage, max_records=4)
+        done = catch_up.done(heads(diamond))
+        assert not done or seen(diamond, "joined") >= set(range(there))
+        if done:
+            assert number < len(schedule) + len(STAGES) * 9
+            break
+    assert done
+
+
+def test_an_idle_app_has_caught_up_at_once() -> None:
+    diamond = Diamond()
+    assert CatchUp(diamond.store, APP, {"numbers": (0,)}).done(heads(diamond))
+
+
+def test_of_a_writer_that_runs_elsewhere_its_head_at_the_start_counts() -> None:
+    diamond = Diamond()
+    diamond.step("moves")
+    catch_up = CatchUp(diamond.store, APP, {})
+    assert not catch_up.done(heads(diamond, "moves", "joined"))
+    for stage in ("moves", "evens", "odds"):
+        assert not catch_up.done(heads(diamond, "moves", "joined"))
+        diamond.step(stage)
+    assert catch_up.done(heads(diamond, "moves", "joined"))

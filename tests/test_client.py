@@ -1,0 +1,357 @@
+"""The Python API, on a store that was written without Spark and Kafka."""
+
+import gc
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import slackwater as sw
+from slackwater.client import Client, StoredApp
+from slackwater.client.shown import Shown, View
+from slackwater.snapshot.bisect.verdict import Step
+from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.take.snapshots import pin
+from slackwater.store.objects.local import LocalStore
+from slackwater.store.read.cache import SstCache
+
+from .support.histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights
+
+BAD = Flight("N666", "C1", -1_000_000)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> FlightsApp:
+    """An app on which two batches of flights ran, then a bad one; one flight is still on its way to `carriers`."""
+    app = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))
+    app.run(flights(20))
+    app.run([BAD])
+    app.send(Flight("N001", "C1", 5))
+    app.step("legs")
+    app.step("aircraft")
+    return app
+
+
+@pytest.fixture
+def client(history: FlightsApp, tmp_path: Path) -> Iterator[Client]:
+    with Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: history.kafka) as opened:
+        yield opened
+
+
+@pytest.fixture
+def app(client: Client) -> StoredApp:
+    return client.app("flights")
+
+
+def test_open_finds_the_settings_that_the_command_line_finds(
+    history: FlightsApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLACKWATER_STORE", raising=False)
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(sw.errors.Usage, match="nothing says where the store root is"):
+        sw.open()
+    (tmp_path / "slackwater.toml").write_text('store = "store"\n')
+    with sw.open() as found, sw.open(store=str(tmp_path / "store")) as given:
+        assert found.root == given.root == history.store.url
+        assert found.apps == ("flights",)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    code = "import slackwater, sys; sys.exit(bool({'pyarrow', 'duckdb', 'typer', 'boto3'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_api_loads_no_words_for_a_terminal() -> None:
+    code = "import slackwater.client, sys; sys.exit(bool({'pyspark', 'typer', 'rich'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_app_that_is_not_there_is_an_error_that_tells_the_nearest(client: Client) -> None:
+    with pytest.raises(sw.errors.NotFound, match="the nearest: flights"):
+        client.app("flihgts")
+
+
+def test_a_moment_is_asked_for_as_behind_the_at_of_a_ref(app: StoredApp, history: FlightsApp) -> None:
+    pin(history.store, app.at()._cut, "before-deploy", by="ada@host")
+    newest = app.at()
+    assert newest.versions == app.at("now").versions == app.at("before-deploy").versions == app.at("-5m").versions
+    earlier = datetime.fromtimestamp(history.version("carriers", 2).time_ms / 1_000, UTC)
+    for same in (app.at(earlier), app.at(earlier.isoformat()), app.at("v2", stage="carriers")):
+        assert same.versions["carriers"] == 2
+        assert same.time == earlier
+    assert app.at("flights/carriers@v2").ref == "flights/carriers@v2"
+    assert app.at("~0").ref == "flights@~0"
+
+
+@pytest.mark.parametrize("text", ["other@now", "other/carriers@v2", "2999-01-01", "v7", "no such thing"])
+def test_what_is_no_moment_of_the_app_is_refused(app: StoredApp, text: str) -> None:
+    with pytest.raises(sw.errors.Usage):
+        app.at(text)
+
+
+def test_a_moment_stays_what_it_is_while_the_app_goes_on(app: StoredApp, history: FlightsApp) -> None:
+    then = app.at()
+    before = then.query("SELECT sum(flights) AS n FROM carriers").fetchall()
+    history.run(flights(10))
+    assert then.query("SELECT sum(flights) AS n FROM carriers").fetchall() == before
+    assert app.at().versions != then.versions
+
+
+def test_the_tables_of_a_moment_have_the_columns_that_users_see(app: StoredApp) -> None:
+    tables = app.at().tables
+    assert list(tables) == ["aircraft", "carriers"]
+    assert [(each.name, each.type, each.key) for each in tables["carriers"]] == [
+        ("carrier", "string", True),
+        ("flights", "int64", False),
+        ("delay", "int64", False),
+    ]
+    assert "carriers" in repr(tables)
+
+
+def test_a_query_gives_a_relation_in_every_form_that_duckdb_has(app: StoredApp) -> None:
+    found = app.at().query("SELECT carrier, flights FROM carriers ORDER BY carrier")
+    rows = found.fetchall()
+    assert rows
+    assert list(found.df().itertuples(index=False, name=None)) == rows
+    assert found.arrow().read_all().column("carrier").to_pylist() == [carrier for carrier, _ in rows]
+    assert found.filter("flights > 1000000").fetchall() == []
+
+
+def test_a_relation_outlives_its_moment_and_its_client(app: StoredApp, client: Client) -> None:
+    found = app.at().query("FROM carriers").order("carrier").limit(1)
+    client.close()
+    gc.collect()
+    assert found.fetchall()[0][0] == "C0"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["DROP TABLE carriers", "CREATE TABLE t AS FROM carriers", "COPY carriers TO 'out.csv'", "SELECT 1; SELECT 2"],
+)
+def test_a_query_can_only_read(app: StoredApp, sql: str) -> None:
+    with pytest.raises(sw.errors.Usage):
+        app.at().query(sql)
+
+
+def test_nothing_done_to_a_relation_reaches_the_store(app: StoredApp, history: FlightsApp) -> None:
+    before = {info.key: history.store.get(info.key) for info in history.store.list("")}
+    found = app.at().query("FROM carriers")
+    found.create("carriers")
+    found.to_view("aircraft")
+    assert {info.key: history.store.get(info.key) for info in history.store.list("")} == before
+    assert app.at().query("FROM carriers").fetchall() == found.fetchall()
+
+
+def test_a_misspelled_table_is_told_with_the_nearest(app: StoredApp) -> None:
+    with pytest.raises(sw.errors.NotFound, match="the nearest: carriers"):
+        app.at().query("FROM carrier")
+
+
+def test_get_gives_the_row_of_a_key_or_none(app: StoredApp) -> None:
+    now = app.at()
+    assert now.get("carriers", "C0") == dict(
+        zip(("carrier", "flights", "delay"), now.query("FROM carriers WHERE carrier = 'C0'").fetchall()[0], strict=True)
+    )
+    assert now.get("carriers", ("C0",)) == now.get("carriers", "C0")
+    assert now.get("carriers", "nobody") is None
+    assert now.get("carriers", None) is None
+    with pytest.raises(sw.errors.Usage, match="carrier"):
+        now.get("carriers", 17)
+    with pytest.raises(sw.errors.Usage, match="found 2 values"):
+        now.get("carriers", ("C0", "C1"))
+    with pytest.raises(sw.errors.NotFound, match="the nearest: carriers"):
+        now.get("carrier", "C0")
+
+
+def test_records_in_flight_are_rows(app: StoredApp) -> None:
+    now = app.at()
+    assert now.inflight("by-carrier").select("tail", "_receiver").fetchall() == [("N001", "carriers")]
+    assert now.query("SELECT tail FROM inflight('by-carrier')").fetchall() == [("N001",)]
+    assert now.inflight("by-aircraft").fetchall() == []
+    with pytest.raises(sw.errors.NotFound, match="the nearest: by-carrier"):
+        now.inflight("by-carriers")
+
+
+def test_records_in_flight_that_only_kafka_has_need_to_know_where_it_is(history: FlightsApp, tmp_path: Path) -> None:
+    with (
+        Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client,
+        pytest.raises(sw.errors.Usage, match="nothing says where Kafka is"),
+    ):
+        client.app("flights").at().inflight("by-carrier")
+
+
+def test_a_moment_is_verified_as_it_is_and_damage_is_found(app: StoredApp, history: FlightsApp) -> None:
+    now = app.at()
+    history.run(flights(10))
+    found = now.verify()
+    assert found.consistent
+    assert found.report.versions == now.versions
+    assert "is consistent" in repr(found)
+    sst = history.version("carriers", now.versions["carriers"]).ssts[0]
+    history.store.delete(sst.object)
+    damaged = now.verify()
+    assert not damaged.consistent
+    assert [each.subject for each in damaged.differences] == [sst.object]
+    assert sst.object in damaged._repr_html_()
+
+
+def test_a_snapshot_is_verified_with_the_records_that_it_keeps(app: StoredApp) -> None:
+    kept = app.snapshot("kept", instant=True)
+    found = kept.verify(deep=True)
+    assert found.consistent
+    assert found.report.snapshot == "kept"
+
+
+def test_the_log_has_the_commits_newest_first(app: StoredApp) -> None:
+    log = app.log(5)
+    assert len(log) == 5
+    assert [each.time_ms for each in log] == sorted((each.time_ms for each in log), reverse=True)
+    assert {each.stage for each in app.log(stage="legs")} == {"legs"}
+    assert log[0].stage in repr(log)
+
+
+def test_a_snapshot_is_taken_once_and_written_into_the_apps_log(app: StoredApp, history: FlightsApp) -> None:
+    taken = app.snapshot("before-deploy", instant=True)
+    assert taken.ref == "flights@before-deploy"
+    assert app.snapshot("before-deploy", instant=True).versions == taken.versions
+    assert [each.name for each in app.snapshots] == ["before-deploy"]
+    assert [(each.verb, each.detail) for each in list_operations(history.store, "flights")] == [
+        ("snapshot take", "before-deploy")
+    ]
+
+
+def test_a_running_app_is_waited_for(app: StoredApp, history: FlightsApp) -> None:
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.01):
+            history.step_all()
+
+    running = threading.Thread(target=run)
+    running.start()
+    try:
+        taken = app.snapshot("while-running", timeout_s=60)
+    finally:
+        done.set()
+        running.join()
+    assert taken.versions.keys() == {"legs", "aircraft", "carriers"}
+    assert [each.kind for each in app.snapshots] == ["markers"]
+
+
+def test_a_silent_app_is_named_and_the_request_withdrawn(app: StoredApp) -> None:
+    with pytest.raises(sw.errors.Unavailable, match=r"no answer from .*legs \(last commit \d+ \w+ ago\)"):
+        app.snapshot("in-vain", timeout_s=0.2)
+    assert app.snapshots == ()
+
+
+def test_bisect_gives_the_moments_on_both_sides_of_the_bad_commit(app: StoredApp) -> None:
+    where = "SELECT carrier FROM carriers WHERE delay < 0"
+    told: list[Step] = []
+    found = app.bisect(where=where, on_step=told.append)
+    assert found.stage == "carriers"
+    assert found.good is not None
+    assert found.good.query(where).fetchall() == []
+    assert found.bad.query(where).fetchall() == found.rows.fetchall() == [("C1",)]
+    assert found.keys is not None
+    assert found.keys.select("carrier", "change").fetchall() == [("C1", "changed")]
+    assert [str(window) for window in found.windows] == ["flights[0] 8..9"]
+    assert len(told) == found.verdict.evaluations
+    assert "is the first bad commit of flights" in repr(found)
+    assert "C1" in found._repr_html_()
+
+
+def test_bisect_takes_moments_as_at_does(app: StoredApp) -> None:
+    with pytest.raises(sw.errors.Refused, match="returns rows already at flights@now"):
+        app.bisect(where="FROM carriers", good="now")
+
+
+def test_a_clone_is_an_app_of_its_own(app: StoredApp, client: Client, history: FlightsApp) -> None:
+    staging = app.clone("flights-staging", topics={"flights": "flights"})
+    assert client.apps == ("flights", "flights-staging")
+    sql = "FROM carriers ORDER BY carrier"
+    assert staging.at().query(sql).fetchall() == app.at().query(sql).fetchall()
+    assert [each.verb for each in list_operations(history.store, "flights-staging")] == ["clone"]
+    assert [each.kind for each in app.snapshots] == ["clone"]
+
+
+def test_a_clone_may_lie_in_another_store(app: StoredApp, client: Client, tmp_path: Path) -> None:
+    there = app.clone("staging", store=str(tmp_path / "elsewhere"))
+    assert client.apps == ("flights",)
+    assert there.at().query("FROM carriers").fetchall()
+
+
+def test_a_clone_needs_to_know_where_kafka_is(history: FlightsApp, tmp_path: Path) -> None:
+    with (
+        Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client,
+        pytest.raises(sw.errors.Usage, match="nothing says where the Kafka brokers are"),
+    ):
+        client.app("flights").clone("staging")
+
+
+def test_a_closed_client_says_so(client: Client, app: StoredApp) -> None:
+    now = app.at()
+    client.close()
+    client.close()
+    for ask in (lambda: client.apps, app.at, lambda: now.query("FROM carriers")):
+        with pytest.raises(sw.errors.Usage, match="this client is closed"):
+            ask()
+
+
+def test_threads_may_share_a_client(app: StoredApp) -> None:
+    now = app.at()
+    expected = now.query("FROM carriers ORDER BY carrier").fetchall()
+    found: list[object] = []
+
+    def ask() -> None:
+        for _ in range(3):
+            found.append(now.query("FROM carriers ORDER BY carrier").fetchall())
+            found.append(app.at().query("FROM carriers ORDER BY carrier").fetchall())
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 24
+
+
+class Hostile(Shown):
+    """A value with this text in all its places."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def _view(self) -> View:
+        return View(self.text, (self.text,), ((self.text,),), (self.text,))
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x onerror=a>', "a\x1b[2Jb", "a\u202eb"])
+def test_whatever_a_value_holds_stays_text(text: str) -> None:
+    value = Hostile(text)
+    assert not re.findall(r"<script|<img|[\x1b\u202e]", value._repr_html_())
+    assert not re.findall(r"[\x1b\u202e]", repr(value))
+
+
+def test_hostile_values_of_an_app_stay_text_in_a_notebook(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    history = FlightsApp(LocalStore(tmp_path / "store"), Kafka(), clock=Clock(START_MS))
+    history.run(flights(5))
+    history.run([Flight("N666", evil, -1_000_000)])
+    with Client(history.store, SstCache(tmp_path / "cache", 1 << 20), lambda: None) as client:
+        app = client.app("flights")
+        found = app.bisect(where="SELECT carrier FROM carriers WHERE delay < 0")
+        assert evil not in found._repr_html_()
+        assert "&lt;script&gt;" in found._repr_html_()
+
+
+def test_every_value_shows_itself_in_words_and_in_a_notebook(client: Client, app: StoredApp) -> None:
+    now = app.at()
+    for value in (client, app, now, now.tables, now.verify(), app.log()):
+        title = repr(value).splitlines()[0]
+        assert "object at 0x" not in title
+        assert value._repr_html_().startswith(f"<div><b>{title}</b>")
