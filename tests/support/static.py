@@ -7,7 +7,7 @@ from pathlib import Path
 __all__ = ["PARTS", "calls", "modules"]
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("store", "chandy_lamport", "snapshot", "pipeline", "cli")
+PARTS = ("store", "chandy_lamport", "snapshot", "pipeline", "client", "cli")
 
 
 def modules(*parts: str) -> Iterator[tuple[Path, ast.Module]]:

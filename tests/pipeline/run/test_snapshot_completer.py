@@ -12,6 +12,7 @@ from slackwater.snapshot.cut.stored import find_snapshot
 from slackwater.snapshot.take import audit_log
 from slackwater.snapshot.take.capture import ChannelReader
 from slackwater.snapshot.take.taking import request
+from slackwater.store.objects.counting import CountingStore
 from slackwater.store.versions import keys
 
 from tests.support.diamonds import APP, Diamond, Logs
@@ -58,6 +59,16 @@ def test_what_is_asked_is_not_forgotten_while_a_stage_of_another_runner_is_at_it
     assert find_snapshot(diamond.store, APP, "good") is None
 
 
+def test_while_a_stage_is_at_it_a_look_is_a_listing_and_a_read_of_the_request() -> None:
+    diamond, _ = under_way()
+    for heads in (diamond.heads, {"joined": diamond.heads["joined"]}):
+        counted = CountingStore(diamond.store)
+        completer = Completer(counted, APP, diamond.logs, "test:1")
+        completer.look(heads.values())
+        completer.close()
+        assert counted.requests == 2
+
+
 def test_what_was_withdrawn_is_nobodys() -> None:
     diamond, asked = under_way()
     cancel(diamond.store, APP, asked)
@@ -79,7 +90,7 @@ def test_while_kafka_is_away_the_snapshot_waits(caplog: pytest.LogCaptureFixture
     diamond, asked = under_way()
     diamond.step("joined")
     assert look(diamond, Broken(Unavailable("Kafka is away"))) == frozenset()
-    assert "snapshot good of diamond waits: Kafka is away" in caplog.text
+    assert caplog.messages == ["snapshot good of diamond waits: Kafka is away"]
     assert open_requests(diamond.store, APP) == (asked,)
     look(diamond)
     assert find_snapshot(diamond.store, APP, "good") is not None
@@ -99,7 +110,7 @@ def test_a_snapshot_that_can_never_be_complete_is_withdrawn_and_noted(
     (noted,) = audit_log.list_operations(diamond.store, APP)
     assert (noted.verb, noted.by) == ("snapshot failed", "test:1")
     assert noted.detail.startswith("good: ")
-    assert "snapshot good of diamond was dropped" in caplog.text
+    assert caplog.messages == [f"snapshot good of diamond was dropped: {noted.detail.removeprefix('good: ')}"]
     assert open_requests(diamond.store, APP) == ()
     assert not list(diamond.store.list(keys.snapshot_objects(APP, "good")))
     assert look(diamond) == {asked.id}

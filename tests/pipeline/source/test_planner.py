@@ -1,5 +1,6 @@
 """Where a batch ends: admission, the trigger interval, whole upstream versions, and never past a marker."""
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -121,6 +122,19 @@ def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
     assert upstream.planner(20).latest(START) == at(20, 2, 20)
     # A version larger than the limit is taken alone: it cannot be divided.
     assert upstream.planner(3).latest(START) == at(10, 1, 10)
+
+
+def test_versions_that_are_known_already_are_counted_once() -> None:
+    upstream = Upstream()
+    upstream.write(10)
+    upstream.write(10)
+    planner = upstream.planner(30)
+    assert planner.latest(START) == at(20, 2, 20)
+    upstream.write(10)
+    deadline = time.monotonic() + 30
+    while (found := planner.latest(START)) != at(30, 3, 30):
+        assert found == at(20, 2, 20)
+        assert time.monotonic() < deadline
 
 
 def test_a_batch_ends_at_a_marker_and_says_so_once() -> None:

@@ -1,0 +1,39 @@
+"""`slackwater gc` as it is typed."""
+
+import json
+from pathlib import Path
+
+from slackwater.snapshot.gc.collect import MARGIN_MS
+from slackwater.store.compaction import merge
+from slackwater.store.objects.local import LocalStore
+
+from tests.cli.verbs.calling import slackwater
+from tests.support.histories import FlightsApp, Kafka, flights
+
+
+def test_a_dry_run_of_the_command_says_what_stays_and_why(tmp_path: Path) -> None:
+    FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
+    done = slackwater("gc", "flights", "--dry-run", "--versions", "2", "--store", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "would collect nothing of flights" in done.output
+    assert "carriers keeps 1 newest, 1 newest versions, 1 less than an hour old" in done.output
+
+
+def test_the_command_without_rules_says_so_and_speaks_json(tmp_path: Path) -> None:
+    FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
+    arguments = ["gc", "flights", "--store", str(tmp_path)]
+    assert "the whole history stays" in slackwater(*arguments).output
+    told = json.loads(slackwater(*arguments, "--json").stdout)
+    assert [stage["versions"] for stage in told["stages"]] == [0, 0, 0]
+
+
+def test_a_margin_in_which_a_merge_could_still_be_under_way_is_refused(tmp_path: Path) -> None:
+    FlightsApp(LocalStore(tmp_path), Kafka()).run(flights(20))
+    arguments = ["gc", "flights", "--store", str(tmp_path), "--margin"]
+    for words in (["1s"], ["59m", "--dry-run"], ["0s", "--explain", "app.json"]):
+        refused = slackwater(*arguments, *words)
+        assert refused.exit_code == 2
+        assert f"--margin is {words[0]}; expected 1h or more" in refused.output
+    for margin in ("1h", "60m", "2d"):
+        assert slackwater(*arguments, margin).exit_code == 0
+    assert MARGIN_MS >= 2_000 * merge._LONGEST_S

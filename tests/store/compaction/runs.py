@@ -1,0 +1,35 @@
+"""Runs that only say how large they are and where, and merges of them."""
+
+from slackwater.store.compaction.plan import Compaction, Done
+from slackwater.store.sst.sorted_runs import bounds
+from slackwater.store.versions.manifest import Sst
+
+__all__ = ["PARTITIONS", "a_run", "compaction_of", "merged", "runs_of"]
+
+PARTITIONS = 4
+"""State partitions that runs without content are picked among."""
+
+
+def a_run(seq_min: int, seq_max: int, size: int, partition: int = 0, partitions: int = PARTITIONS) -> Sst:
+    """A run that only says how large it is, and where."""
+    name = f"{partition}of{partitions}/{seq_min}-{seq_max}"
+    return Sst(name, partition, 0, size, size, "", *bounds(partition, partitions), seq_min, seq_max)
+
+
+def compaction_of(
+    inputs: tuple[Sst, ...], *, drops_tombstones: bool, partition: int = 0, partitions: int = PARTITIONS
+) -> Compaction:
+    return Compaction(partition, partitions, inputs, drops_tombstones=drops_tombstones)
+
+
+def runs_of(*sizes: int) -> tuple[Sst, ...]:
+    """Runs of these sizes, newest first."""
+    count = len(sizes)
+    return tuple(a_run(count - i, count - i, size) for i, size in enumerate(sizes))
+
+
+def merged(done: Compaction, size: int | None = None) -> Done:
+    """As if it had been carried out."""
+    inputs = done.inputs
+    size = sum(entry.bytes for entry in inputs) if size is None else size
+    return Done(done, (a_run(inputs[-1].seq_min, inputs[0].seq_max, size, inputs[0].partition),))

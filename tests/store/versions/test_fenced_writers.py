@@ -1,0 +1,83 @@
+"""What a writer is told whose stage somebody else has taken: who it was, and what to do."""
+
+from typing import Literal
+
+import pytest
+from slackwater.errors import Fenced, Refused
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import keys
+from slackwater.store.versions.commit import check_there, claim, commit, is_retired, successor
+from slackwater.store.versions.manifest import Manifest
+
+
+def claimed(store: MemoryStore, *, by: str = "", kind: Literal["claim", "rescale", "retire"] = "claim") -> Manifest:
+    return claim(store, "app", "stage", writer="w", by=by, now_ms=1, kind=kind)
+
+
+def next_of(head: Manifest) -> Manifest:
+    return successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by=head.by, now_ms=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "done", "hint"),
+    [
+        ("claim", "taken over", "let the newer runner go on, or stop it and start this one again"),
+        ("rescale", "rescaled", "start this one again: it goes on with the new number of state partitions"),
+        ("retire", "retired", "take it out of the program; a program that has it brings it back where it stopped"),
+    ],
+)
+def test_a_fenced_writer_hears_what_was_done_by_whom_and_what_to_do(
+    kind: Literal["claim", "rescale", "retire"], done: str, hint: str
+) -> None:
+    store = MemoryStore()
+    mine = claimed(store, by="old:1")
+    claimed(store, by="new:2", kind=kind)
+    with pytest.raises(Fenced) as caught:
+        commit(store, next_of(mine))
+    assert str(caught.value) == (
+        f"stage app/stage was {done}: v2 has epoch 2, written by new:2; this writer has epoch 1 and must stop"
+    )
+    assert (caught.value.version, caught.value.hint) == (2, f"nothing committed is lost; {hint}")
+
+
+def test_a_writer_without_a_name_is_named_by_its_id() -> None:
+    store = MemoryStore()
+    mine = claimed(store)
+    claimed(store)
+    with pytest.raises(Fenced, match="v2 has epoch 2, written by writer w; this writer has epoch 1"):
+        commit(store, next_of(mine))
+
+
+def test_a_writer_whose_app_was_removed_hears_that_its_version_is_gone() -> None:
+    store = MemoryStore()
+    mine = claimed(store)
+    check_there(store, mine, 1)
+    store.delete(keys.manifest("app", "stage", 1))
+    with pytest.raises(Fenced) as caught:
+        check_there(store, mine, 1)
+    assert str(caught.value) == (
+        "stage app/stage was removed, or taken over long ago: its v1 is gone; this writer must stop"
+    )
+    assert caught.value.version == 1
+    assert caught.value.hint == "`slackwater status app` shows whether there is such an app"
+
+
+def test_nothing_but_a_claim_follows_on_the_version_that_retires_a_stage() -> None:
+    store = MemoryStore()
+    claimed(store)
+    retired = claimed(store, kind="retire")
+    assert retired.retired
+    with pytest.raises(Refused, match="retired since v2"):
+        next_of(retired)
+    with pytest.raises(Refused, match="retired since v2"):
+        claimed(store, kind="rescale")
+    assert not claimed(store).retired
+
+
+def test_what_is_refused_of_a_retired_stage_says_how_it_comes_back() -> None:
+    store = MemoryStore()
+    claimed(store)
+    refused = is_retired(claimed(store, kind="retire"))
+    assert isinstance(refused, Refused)
+    assert str(refused) == "stage app/stage is retired since v2: nothing of it is changed any more"
+    assert refused.hint == "a program that has the stage brings it back: slackwater run FILE"
