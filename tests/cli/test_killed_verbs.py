@@ -84,7 +84,7 @@ def with_old_history() -> FlightsApp:
 @contextmanager
 def command_line(app: FlightsApp, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """The verbs find the app's store and its Kafka."""
-    patch.setattr(opening, "open_store", lambda _root: app.store)
+    patch.setattr(opening, "open_store", lambda _root, **_settings: app.store)
     patch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
     patch.setenv("SLACKWATER_STORE", "memory")
     patch.setenv("SLACKWATER_KAFKA", "memory:1")
