@@ -1,4 +1,7 @@
-"""How numbers, times and windows of offsets are written for people."""
+"""How numbers, times and windows of offsets are written for people.
+
+Short enough for columns of a table, and as a ref takes them back: humanize would write `930 Bytes` and `4 seconds ago`.
+"""
 
 import time
 from collections.abc import Iterable

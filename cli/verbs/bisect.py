@@ -1,7 +1,7 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, count, islice
 from pathlib import Path
@@ -97,15 +97,12 @@ def bisect(
 
 def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
     def on_step(step: "Step") -> None:
-        line = f"{step.number}/{step.total}  {_moment(step.ref, app_name)}: {_word(step.bad)}"
+        moment = step.ref or f"{app_name} before its first commit"
+        line = f"{step.number}/{step.total}  {moment}: {_word(step.bad)}"
         done = min(_BAR_WIDTH, _BAR_WIDTH * step.number // max(step.total, 1))
         progress(line, f"{'━' * done}{'─' * (_BAR_WIDTH - done)}  {line}")
 
     return on_step
-
-
-def _moment(ref: str, app_name: str) -> str:
-    return ref or f"{app_name} before its first commit"
 
 
 def _word(is_bad: bool) -> str:
@@ -114,6 +111,9 @@ def _word(is_bad: bool) -> str:
 
 def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
     from .. import values
+
+    def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:
+        return [{"ref": step.ref, "cut": step.cut.versions, "bad": step.bad} for step in steps]
 
     keys = verdict.keys
     return {
@@ -141,15 +141,11 @@ def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
         "rows": values.for_json(verdict.rows)["rows"],
         "more_rows": verdict.more_rows,
         "evaluations": verdict.evaluations,
-        "steps": [_step(step) for step in verdict.steps],
-        "non_monotone": [_step(step) for step in verdict.non_monotone],
+        "steps": data_of(verdict.steps),
+        "non_monotone": data_of(verdict.non_monotone),
         "thinned_out": {ref: cut.thinned for ref, cut in verdict.asked.items() if cut.thinned is not None},
         "begins": verdict.begins or None,
     }
-
-
-def _step(step: "Step") -> dict[str, Any]:
-    return {"ref": step.ref, "cut": step.cut.versions, "bad": step.bad}
 
 
 def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: str) -> Iterator[Part]:
@@ -163,13 +159,14 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
         ),
     )
     yield ""
-    yield Grid.of(("it read", ">records" if _is_source(verdict) else ">messages"), _windows(verdict.lineage.direct))
-    if not _is_source(verdict):
+    lineage, reads_sources = verdict.lineage, verdict.lineage.direct == verdict.lineage.sources
+    yield Grid.of(("it read", ">records" if reads_sources else ">messages"), _windows(lineage.direct))
+    if not reads_sources:
         yield ""
-        yield Grid.of(("which came from", ">records"), _windows(verdict.lineage.sources))
-    if verdict.lineage.lost:
+        yield Grid.of(("which came from", ">records"), _windows(lineage.sources))
+    if lineage.lost:
         yield ""
-        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(verdict.lineage.lost))
+        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
     if verdict.keys:
         yield from _keys(verdict.keys, out)
     yield ""
@@ -206,10 +203,6 @@ def _free_name(store: "ObjectStore", app_name: str) -> str:
     taken, name = list_apps(store), f"{app_name}-staging"
     candidates = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(candidate for candidate in candidates if candidate not in taken)
-
-
-def _is_source(verdict: "Verdict") -> bool:
-    return verdict.lineage.direct == verdict.lineage.sources
 
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -45,7 +46,8 @@ def verify(
     with session.output.progress() as progress:
         report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
     session.note_thinned(ref, report.thinned_out)
-    session.show(_data(report), *_parts(report))
+    ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
+    session.show({"consistent": report.consistent, **asdict(report), "ledger": ledger}, *_parts(report))
     if not report.consistent:
         raise typer.Exit(1)
 
@@ -61,13 +63,6 @@ def _seldom(progress: Callable[[str], None]) -> Callable[[str], None]:
             progress(line)
 
     return now_and_then
-
-
-def _data(report: "Report") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
-    return {"consistent": report.consistent} | asdict(report) | {"ledger": ledger}
 
 
 def _parts(report: "Report") -> Iterator[Part]:
