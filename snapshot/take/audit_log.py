@@ -2,6 +2,7 @@
 
 import getpass
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from itertools import islice, takewhile
 
@@ -66,7 +67,7 @@ def find_operation(
 
 def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Operation, ...]:
     """The newest `limit` operations (0 for all), newest first. One listing, and one read for each shown."""
-    return tuple(islice(_newest_first(store, app), limit or None))
+    return tuple(islice(_newest_first(store, app), min(limit, sys.maxsize) or None))
 
 
 def _newest_first(store: ObjectStore, app: str) -> Iterator[Operation]:
