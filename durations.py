@@ -8,8 +8,6 @@ import re
 
 from .errors import Usage
 
-__all__ = ["DAY_MS", "HOUR_MS", "format_ms", "parse_ms"]
-
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 

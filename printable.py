@@ -8,8 +8,6 @@ or as another name.
 import re
 import unicodedata
 
-__all__ = ["escaped_in_json", "printable"]
-
 # Of Unicode's categories all of Cc (control), Cf (format), Cs (lone surrogates), Zl and Zp (line breaks); and what else
 # is Default_Ignorable_Code_Point, which terminals do not show.
 _HIDDEN = (

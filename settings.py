@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
-__all__ = ["FILE", "Settings", "load"]
-
 FILE = "slackwater.toml"
 _KAFKA_VARIABLE = "SLACKWATER_KAFKA_PROPERTIES_"
 

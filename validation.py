@@ -12,8 +12,6 @@ from numbers import Integral, Real
 
 from .errors import Usage
 
-__all__ = ["finite", "nearest", "whole"]
-
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; the nearest is 'hourly'`, for the end of an error about a word that is not known; empty without one."""

@@ -43,7 +43,8 @@ def _run(bootstrap: str, folder: Path) -> tuple[float, float]:
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
     from slackwater.pipeline.kafka.channels import KafkaChannels
-    from slackwater.pipeline.run.runner import Options, run
+    from slackwater.pipeline.run.options import Options
+    from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
     from slackwater.snapshot.cut.resolve import resolve
     from slackwater.snapshot.take import snapshots

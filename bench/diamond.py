@@ -106,7 +106,8 @@ def _app() -> sw.App:
 
 
 def _run(bootstrap: str, folder: Path) -> Measured:
-    from slackwater.pipeline.run.runner import Options, run
+    from slackwater.pipeline.run.options import Options
+    from slackwater.pipeline.run.runner import run
     from slackwater.pipeline.spark.session import spark_session
     from slackwater.snapshot.cut.stored import list_snapshots
     from slackwater.snapshot.take import taking

@@ -25,8 +25,6 @@ from slackwater.store.versions.manifest import Manifest, Sst
 from .multi_get import TABLE, Keyed
 from .row import Row
 
-__all__ = ["rows"]
-
 KEYS = 5_000_000
 QUICK_KEYS = 1_000_000
 ROUNDS = 5

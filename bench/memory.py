@@ -14,8 +14,6 @@ import psutil
 
 from .side import PEER
 
-__all__ = ["Workers"]
-
 _LOOK_S = 0.1
 _SEARCH_EVERY = 5
 """Looks between two searches for new processes."""

@@ -38,8 +38,6 @@ from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .row import Row
 
-__all__ = ["TABLE", "Keyed", "rows"]
-
 KEYS = 10_000_000
 QUICK_KEYS = 1_000_000
 ASKED = 100_000

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from .row import Row
 
-__all__ = ["draw"]
-
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Write an SVG: a bar for each row, as long as it is better (right) or worse (left) than asked."""

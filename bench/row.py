@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Row"]
-
 _ASKED = re.compile(r"(>=|>|<=|<|=)\s*(\d+(?:\.\d+)?)")
 
 

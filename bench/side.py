@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PEER", "SPARK_STATE", "Batch", "batches", "commits_ms", "ends_ms", "run", "topic_stream"]
-
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""
 
@@ -52,7 +50,8 @@ def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int,
 
     `batch` is `max_records`; `more` are further options.
     """
-    from slackwater.pipeline.run.runner import Options, run
+    from slackwater.pipeline.run.options import Options
+    from slackwater.pipeline.run.runner import run
 
     stamps: list[int] = []
     options = Options(

@@ -1,7 +1,8 @@
 """What compaction writes for each byte that batches write, beside the least that its policy allows.
 
-Measured: batches of random updates to a loaded table, written by `store.sst`, merged by `store.merging` whatever
-`store.picking` picks, until nothing is due; bytes put into the store over bytes of the batches' own SSTs.
+Measured: batches of random updates to a loaded table, written by `store.sst.writer`, merged by
+`store.compaction.merge` whatever `store.compaction.picker` picks, until nothing is due; bytes put into the store over
+bytes of the batches' own SSTs.
 
 Computed: from expected numbers of distinct keys alone. Of K keys, m random draws meet D(m) = K (1 - (1 - 1/K)^m)
 different ones, so a run that holds m draws has D(m) rows, and merging writes so many. A row takes the same bytes
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from slackwater.store.objects.protocol import ObjectStore
     from slackwater.store.read.cache import SstCache
     from slackwater.store.versions.manifest import Policy, Sst, Table
-
-__all__ = ["leveled_optimum", "rows", "universal_optimum"]
 
 KEYS = 400_000
 BATCH = 5_000

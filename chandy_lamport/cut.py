@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from .errors import ProtocolError
 
-__all__ = ["Channel", "Cut", "violations"]
-
 
 @dataclass(frozen=True, slots=True)
 class Channel:

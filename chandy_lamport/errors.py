@@ -1,7 +1,5 @@
 """What this folder raises."""
 
-__all__ = ["ProtocolError"]
-
 
 class ProtocolError(Exception):
     """A step the protocol does not have. Whatever received it is unchanged; the caller has a bug.

@@ -5,19 +5,6 @@ A snapshot is named by an id that is never used twice. Channels and stages are n
 
 from dataclasses import dataclass
 
-__all__ = [
-    "Action",
-    "BatchArrived",
-    "Capture",
-    "Event",
-    "Forgotten",
-    "MarkerArrived",
-    "RecordState",
-    "Requested",
-    "SendMarker",
-]
-
-
 # Into a process.
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from .errors import ProtocolError
 
-__all__ = ["Ports", "completed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ports:

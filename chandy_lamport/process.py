@@ -16,8 +16,6 @@ from .events import (
 )
 from .state import Phase, Role, Signal, Step, marker_signal, records_signal, transition
 
-__all__ = ["Process"]
-
 
 class Process:
     """Records its state at the first marker of a snapshot, passes the marker on, and captures what is late.

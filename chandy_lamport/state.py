@@ -14,17 +14,6 @@ from typing import Final
 
 from .errors import ProtocolError
 
-__all__ = [
-    "TRANSITIONS",
-    "Phase",
-    "Role",
-    "Signal",
-    "Step",
-    "marker_signal",
-    "records_signal",
-    "transition",
-]
-
 
 class Role(Enum):
     """Which kind of process."""

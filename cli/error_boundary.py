@@ -13,8 +13,6 @@ from ..errors import Usage
 from . import terminal
 from .output import output_for
 
-__all__ = ["UsageError", "guard", "print_usage"]
-
 # typer exports one of the usage errors; their common base is what parsing raises.
 UsageError: Any = typer.BadParameter.__mro__[1]
 # The one that brings the help instead of a sentence; typer does not export it.

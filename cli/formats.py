@@ -7,8 +7,6 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-__all__ = ["age", "count", "duration", "moment", "now_ms", "plural", "size", "when", "windows"]
-
 _AGES = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 

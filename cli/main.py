@@ -13,8 +13,6 @@ from .error_boundary import UsageError, guard, print_usage
 from .options import examples
 from .verbs import VERBS
 
-__all__ = ["VERBS", "app", "main"]
-
 
 class _Verbs(TyperGroup):
     """A group that imports its verbs on demand and runs them inside the error boundary."""

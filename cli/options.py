@@ -6,22 +6,6 @@ import typer
 
 from ..errors import Usage
 
-__all__ = [
-    "App",
-    "DryRun",
-    "Json",
-    "Kafka",
-    "Ref",
-    "Stage",
-    "Store",
-    "argument",
-    "examples",
-    "flag",
-    "names_of_stage",
-    "option",
-    "span",
-]
-
 Store = Annotated[
     str | None,
     typer.Option(

@@ -11,8 +11,6 @@ from ..errors import SlackwaterError
 from . import terminal
 from .terminal import Part
 
-__all__ = ["JsonOutput", "Output", "Part", "Progress", "Show", "TextOutput", "output_for"]
-
 _BUG = "this is a bug in slackwater, not something you did"
 _BUG_HINT = "run it again as `slackwater --debug …` and report what it prints"
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..pipeline.run.stopping import Stop
     from ..snapshot.status.lag import StageLag
 
-__all__ = ["Reporter", "idle", "reporting"]
-
 _TICK_S = 0.2
 _WORTH_A_LINE_S = 1.0
 _IDLE_S = 3.0

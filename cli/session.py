@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from . import formats, options
-from .output import Output, Part, output_for
+from .output import Output, output_for
+from .terminal import Part
 
 if TYPE_CHECKING:
     from ..settings import Settings
     from ..snapshot.cut.graph import Cut, Thinned
     from ..store.objects.protocol import ObjectStore
-
-__all__ = ["Session", "group", "store_flag", "verb"]
 
 
 class Session:

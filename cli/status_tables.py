@@ -4,15 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from . import formats
-from .output import Part
 from .tables import Grid, Title
+from .terminal import Part
 
 if TYPE_CHECKING:
     from ..snapshot.status.cost import AppCost, StageCost
     from ..snapshot.status.lag import InputLag
     from ..snapshot.status.overview import AppOverview, StageOverview, TableFigures
-
-__all__ = ["cost_parts", "overview_parts"]
 
 _FIGURES = ("table", ">L0", ">debt", ">read amp", ">write amp", ">cache hits", ">filter hits", ">commit")
 

@@ -9,8 +9,6 @@ from ..printable import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Grid", "Title", "as_plain", "as_rich"]
-
 _FOLDED = 20
 """Columns of the terminal that a value which does not fit shall have at least."""
 

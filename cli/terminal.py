@@ -23,22 +23,6 @@ from .tables import Grid, Title, as_plain, as_rich
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = [
-    "Lines",
-    "Part",
-    "flush",
-    "handle_everything",
-    "is_terminal",
-    "live",
-    "print_failure",
-    "print_json",
-    "print_note",
-    "print_parts",
-    "print_traceback",
-    "redraw",
-    "silence",
-]
-
 Part = Grid | Title | str
 """What a result is shown as: tables, titles and lines of text."""
 

@@ -14,8 +14,6 @@ from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
 from .tables import Grid
 
-__all__ = ["check_ending", "for_json", "grid", "rows", "stream", "word", "write"]
-
 # Sums of integers come as decimals from DuckDB: numbers all the same.
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=str)
 

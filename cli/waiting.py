@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ..snapshot.take.waiting import Look
     from ..store.objects.protocol import ObjectStore
 
-__all__ = ["progress_of_answers", "waiting_for"]
-
 _ANSWERED_MS = 10_000
 """By then a stage that runs has answered, as a rule."""
 

@@ -5,9 +5,10 @@ arguments and give values that show themselves well. What may not live here: wor
 any second way to do something. Errors are those of `slackwater.errors`.
 """
 
+from ..snapshot.query.columns import TableColumn
 from .app import StoredApp
 from .client import Client, open
-from .moment import Moment, TableColumn, Tables
+from .moment import Moment, Tables
 from .results import Bisection, Log, Verification
 
 __all__ = ["Bisection", "Client", "Log", "Moment", "StoredApp", "TableColumn", "Tables", "Verification", "open"]

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import Usage
-from ..snapshot.bisect.search import Step
 from ..snapshot.bisect.search import bisect as search
+from ..snapshot.bisect.verdict import Step
 from ..snapshot.clone.clone import clone as make_clone
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
@@ -21,8 +21,6 @@ from .shown import Shown, View
 
 if TYPE_CHECKING:
     from .client import Client
-
-__all__ = ["StoredApp"]
 
 
 class StoredApp(Shown):

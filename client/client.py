@@ -14,8 +14,6 @@ from ..store.versions.apps import list_apps, read_app
 from .app import StoredApp
 from .shown import Shown, View
 
-__all__ = ["Client", "Kafka", "open"]
-
 
 class Kafka(Channels, Rereader, Protocol):
     """What a client needs of Kafka; `pipeline` implements it."""

@@ -21,8 +21,6 @@ from .shown import Shown, View, instant
 if TYPE_CHECKING:
     from .client import Client
 
-__all__ = ["Moment", "TableColumn", "Tables"]
-
 
 class Tables(Shown, Mapping[str, tuple[TableColumn, ...]]):
     """The columns of each table, by its name."""

@@ -17,8 +17,6 @@ from .shown import Shown, View, instant
 if TYPE_CHECKING:
     from .moment import Moment
 
-__all__ = ["Bisection", "Log", "Verification"]
-
 _MAX_KEYS = 10
 """Keys that are shown."""
 

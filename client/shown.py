@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 
 from ..printable import printable
 
-__all__ = ["Shown", "View", "instant"]
-
 
 @dataclass(frozen=True, slots=True)
 class View:

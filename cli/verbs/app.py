@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from ...errors import Refused
 from .. import formats, options
-from ..output import Part
 from ..session import Session, group, verb
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.maintain.removal import Removal, Removed
-
-__all__ = ["app"]
 
 app = group()
 

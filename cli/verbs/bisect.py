@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import Usage
 from .. import formats, options
-from ..output import Part, Progress
+from ..output import Progress
 from ..session import Session, verb
 from ..tables import Grid, Title
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
-
-__all__ = ["bisect"]
 
 _BAR_WIDTH = 40
 _MAX_KEYS = 10

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import NotFound, Usage
 from .. import formats, options
-from ..output import Part
 from ..session import Session, store_flag, verb
 from ..tables import Grid, Title
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.clone.plan import ClonePlan
-
-__all__ = ["clone"]
 
 
 @verb(

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from ...errors import Unavailable, Usage
 from .. import formats, options
-from ..output import Part
 from ..session import Session, verb
 from ..tables import Grid, Title
+from ..terminal import Part
 
 if TYPE_CHECKING:
-    from ...snapshot.maintain.compact import AppCompactor, Compacted, Merge
+    from ...snapshot.maintain.compact import AppCompactor, Merge
+    from ...snapshot.maintain.stage_compactor import Compacted
     from ...store.versions.manifest import Manifest
-
-__all__ = ["compact"]
 
 _NICE = 10
 

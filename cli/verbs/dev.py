@@ -10,8 +10,6 @@ from ..tables import Grid
 if TYPE_CHECKING:
     from ...pipeline.dev.servers import ServerStatus
 
-__all__ = ["dev"]
-
 dev = group()
 
 _FOLDER = options.option("FOLDER", "Where the servers keep everything.", Path(".slackwater"), name="--folder")

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 from ...durations import HOUR_MS, format_ms
 from ...errors import Usage
 from .. import formats, options
-from ..output import Part
 from ..session import Session, verb
 from ..tables import Grid, Title
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.gc.collect import Collected
-
-__all__ = ["gc"]
 
 _RULES = {
     "head": "newest",

@@ -6,8 +6,6 @@ from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid
 
-__all__ = ["get"]
-
 _NULL = r"\N"
 """How a key that is null is written, as in the dumps of databases."""
 

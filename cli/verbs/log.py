@@ -3,17 +3,15 @@
 from typing import TYPE_CHECKING
 
 from .. import formats, options
-from ..output import Part
 from ..session import Session, verb
 from ..tables import Grid
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ...snapshot.query.log import Entry
     from ...snapshot.take.audit_log import Operation
-
-__all__ = ["log"]
 
 
 @verb(

@@ -9,16 +9,14 @@ import typer
 
 from ...errors import Usage
 from .. import formats, options
-from ..output import Part
 from ..session import Session, verb
 from ..tables import Grid
+from ..terminal import Part
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ...snapshot.cut.graph import Cut
-
-__all__ = ["query"]
 
 
 @verb(

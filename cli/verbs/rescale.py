@@ -9,8 +9,6 @@ from ..session import Session, verb
 if TYPE_CHECKING:
     from ...snapshot.maintain.rescale import Rescaled
 
-__all__ = ["rescale"]
-
 
 @verb(
     "slackwater rescale flights/carriers --partitions 8", "slackwater rescale flights/aircraft --partitions 2 --dry-run"

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import Unavailable
 from .. import formats, options
-from ..output import Part
 from ..session import Session, verb
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...settings import Settings
     from ...snapshot.maintain.retire import Retired
-
-__all__ = ["retire"]
 
 
 @verb("slackwater retire flights/carriers --dry-run", "slackwater retire flights/carriers", kafka=True)

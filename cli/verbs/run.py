@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ...pipeline.batch.batch_report import BatchReport
     from ...pipeline.run.options import Options
 
-__all__ = ["run"]
-
 
 class Compaction(StrEnum):
     """Who merges SSTs."""

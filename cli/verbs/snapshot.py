@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import formats, options
-from ..output import Part
 from ..session import Session, group, verb
 from ..tables import Grid
+from ..terminal import Part
 from ..waiting import progress_of_answers, waiting_for
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...snapshot.cut.in_flight import InFlight
     from ...snapshot.cut.requests import Request
     from ...snapshot.cut.stored import Snapshot
-
-__all__ = ["snapshot"]
 
 snapshot = group()
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...settings import Settings
     from ...store.objects.protocol import ObjectStore
 
-__all__ = ["status"]
-
 _KAFKA_TIMEOUT_S = 3.0
 
 

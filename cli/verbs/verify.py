@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from .. import formats, options
-from ..output import Part
 from ..session import Session, verb
 from ..tables import Grid, Title
+from ..terminal import Part
 
 if TYPE_CHECKING:
     from ...snapshot.verify.ledger import Entry
     from ...snapshot.verify.verify import Report
-
-__all__ = ["verify"]
 
 _TELL_S = 1.0
 _ACCEPTED = "sent = consumed + lost + in flight"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ..batch.batch_report import BatchReport
 
-__all__ = ["App", "Repartition", "Stage", "Topic", "repartition", "topic"]
-
 Transform = Callable[..., "DataFrame"]
 
 
@@ -254,7 +252,8 @@ class App:
         """
         # What runs an app knows what declares it, and takes a while to import.
         from ...settings import load
-        from ..run.program import Options, run_app
+        from ..run.options import Options
+        from ..run.program import run_app
 
         settings = load(store=store, kafka=kafka if isinstance(kafka, str) else None)
         options = Options(

@@ -8,8 +8,6 @@ from ...store.versions.limits import AMPLIFICATION_MOST, FANOUT_LEAST, FANOUT_MO
 from ...store.versions.manifest import Policy
 from ...validation import finite, whole
 
-__all__ = ["L0_SLOWDOWN", "L0_STOP", "leveled", "universal"]
-
 L0_SLOWDOWN = 20
 L0_STOP = 36
 """RocksDB's defaults."""

@@ -16,8 +16,6 @@ import msgspec
 from ...errors import Refused, Usage
 from ...validation import whole
 
-__all__ = ["EARLIEST", "StartingOffsets", "starting_offsets_of"]
-
 _LATEST, _EARLIEST = -1, -2
 _Whole = Annotated[int, msgspec.Meta(ge=0)]
 _Offset = Annotated[int, msgspec.Meta(ge=_EARLIEST)]

@@ -11,8 +11,6 @@ from ...validation import whole
 from .compaction_policy import L0_SLOWDOWN, L0_STOP
 from .ttl import lifetime_ms
 
-__all__ = ["DEFAULT_TABLE", "TableOptions", "table"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:

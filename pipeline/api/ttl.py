@@ -9,8 +9,6 @@ from ...errors import NotFound, Refused, Usage
 from ...store.versions.limits import MAX_TTL_MS
 from ...store.versions.manifest import Ttl
 
-__all__ = ["agree", "check_column", "lifetime_ms"]
-
 
 def lifetime_ms(text: str) -> int:
     """Milliseconds of a time to live: "7 days", "36 hours", "1 day 12 hours", or short, "7d".

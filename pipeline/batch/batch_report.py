@@ -13,8 +13,6 @@ from ...store.versions.manifest import Manifest
 from .committer import Committed
 from .task import Result
 
-__all__ = ["BatchReport", "StateFigures"]
-
 
 @dataclass(frozen=True, slots=True)
 class StateFigures:

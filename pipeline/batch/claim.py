@@ -23,8 +23,6 @@ from ..kafka import topics
 from .schemas import Shape
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
-__all__ = ["Checked", "Claimer"]
-
 _log = logging.getLogger("slackwater")
 
 _ANOTHER = (

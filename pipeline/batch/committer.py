@@ -7,7 +7,7 @@ never was is computed again.
 
 A version is built on a head that may not be the newest any more when it is to be committed: a compaction of another
 process (`slackwater compact`) is a version, too. It changes no row, so the batch follows it under the next number
-(`store.rebase`). Whatever else took the number ends this writer.
+(`store.compaction.rebase`). Whatever else took the number ends this writer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from ...store.read.version_stats import charged
 from ...store.versions import commit, history, horizon
 from ...store.versions.manifest import Manifest
 from .meter import StageMeter
-
-__all__ = ["Change", "Committed", "Committer"]
 
 _REBASES = 100
 """Lost races, to compactions that commit at the same moment, before a commit gives up."""

@@ -20,8 +20,6 @@ from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
 from .write_stall import Compacting
 
-__all__ = ["Compactor"]
-
 _log = logging.getLogger("slackwater")
 
 

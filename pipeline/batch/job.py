@@ -15,8 +15,6 @@ from .task import RESULT_SCHEMA, Result, StateTask, WriteTask
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["run_state", "run_write"]
-
 _LONG_MIN = -(1 << 63)
 
 
@@ -49,7 +47,7 @@ def run_state(rows: DataFrame, task: StateTask) -> tuple[Result, ...]:
 
 
 def _partition(hashed: Column, partitions: int) -> Column:
-    """`store.hashing.partition_of`, in Spark."""
+    """`store.sst.hashing.partition_of`, in Spark."""
     upper = F.shiftrightunsigned(hashed.bitwiseXOR(F.lit(_LONG_MIN)), 32)
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 

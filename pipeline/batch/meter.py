@@ -19,8 +19,6 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.shared_counts import shared_stats
 from ...store.objects.stats import Stats
 
-__all__ = ["StageMeter"]
-
 
 class StageMeter:
     """Adds up what one stage takes. Taken by one thread at a time; what it reads may be counted by any.

@@ -15,8 +15,6 @@ from ..source.planner import Position
 from .snapshot_events import Outcome
 from .task import Result
 
-__all__ = ["has_rows", "next_manifest"]
-
 
 def next_manifest(
     base: Manifest,

@@ -15,8 +15,6 @@ from ...store.objects.s3.settings import S3Settings
 from ...store.objects.spooled import SpooledStore
 from ...store.read.cache import SstCache
 
-__all__ = ["Places"]
-
 
 @dataclass(frozen=True, slots=True)
 class Places:

@@ -23,8 +23,6 @@ from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
 from ...store.versions.manifest import Manifest, Sst
 
-__all__ = ["Prefetcher"]
-
 _log = logging.getLogger("slackwater")
 
 _NICE = 10

@@ -34,8 +34,6 @@ from ..state.protocol import BoundState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Applied", "Shape", "apply", "shapes"]
-
 # Operators of Spark's plans that keep state between the batches of a streaming query, and what to say instead.
 _STATEFUL = {
     "Aggregate": "state=slackwater.aggregate(...)",

@@ -24,8 +24,6 @@ from ...errors import Corruption
 from ...store.versions.manifest import Manifest, Span
 from ..source.planner import Position
 
-__all__ = ["Outcome", "arrive"]
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Limits", "StageConfig", "StageRunner"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

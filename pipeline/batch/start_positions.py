@@ -19,8 +19,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Lost, Manifest
 
-__all__ = ["Bounds", "StartFinder", "StartPosition", "log_unseen", "start_at"]
-
 _log = logging.getLogger("slackwater")
 
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]

@@ -33,8 +33,6 @@ from ..state.multi_input import apart
 from ..state.protocol import BoundState, Groups
 from .places import Places
 
-__all__ = ["RESULT_SCHEMA", "Result", "Sent", "StateTask", "WriteTask"]
-
 RESULT_SCHEMA = "result binary"
 
 

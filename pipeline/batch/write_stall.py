@@ -20,8 +20,6 @@ from typing import Literal
 
 from ..api.compaction_policy import L0_SLOWDOWN, L0_STOP
 
-__all__ = ["Compacting", "Stall", "Triggers"]
-
 Compacting = Literal["nothing", "under way", "finished"]
 """What this runner does about its L0 SSTs: `finished` is merged, and comes with the next batch."""
 

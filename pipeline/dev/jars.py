@@ -13,8 +13,6 @@ from pathlib import Path
 from ...errors import SlackwaterError
 from .lock import locked
 
-__all__ = ["JAVA_NEEDED", "Jars", "MissingTool", "Tell", "cache_folder", "find_java", "quiet"]
-
 Tell = Callable[[str], None]
 """Takes news of something that takes long, a line each."""
 

@@ -12,8 +12,6 @@ from . import ports
 from .jars import Jars, Tell, find_java, quiet
 from .process import SupervisedProcess, last_words
 
-__all__ = ["JVM_FLAGS", "START_PATIENCE_S", "STOP_PATIENCE_S", "EmbeddedServer"]
-
 START_PATIENCE_S = 60.0
 STOP_PATIENCE_S = 20.0
 _POLL_S = 0.05

@@ -11,8 +11,6 @@ from . import ports
 from .jars import Jars
 from .jvm_server import JVM_FLAGS, EmbeddedServer
 
-__all__ = ["EmbeddedKafka"]
-
 _SETTINGS = """\
 process.roles=broker,controller
 node.id=1

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["locked"]
-
 
 @contextmanager
 def locked(path: Path, wait: Callable[[], None]) -> Iterator[None]:

@@ -5,8 +5,6 @@ import socket
 
 from ...errors import Unavailable
 
-__all__ = ["HOST", "choose", "is_free", "is_open"]
-
 HOST = "127.0.0.1"
 
 # Below the ports that systems hand out to outgoing connections (from 32768 on Linux, 49152 on macOS). A

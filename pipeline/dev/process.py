@@ -14,8 +14,6 @@ import psutil
 from ...errors import SlackwaterError
 from . import launch
 
-__all__ = ["SupervisedProcess", "find", "last_words", "terminate"]
-
 _POLL_S = 0.05
 
 

@@ -16,8 +16,6 @@ from . import ports
 from .jars import Jars
 from .jvm_server import EmbeddedServer
 
-__all__ = ["BUCKET", "EmbeddedS3"]
-
 BUCKET = "slackwater"
 
 _SETTINGS = """\

@@ -24,8 +24,6 @@ from .kafka import EmbeddedKafka
 from .lock import locked
 from .s3 import EmbeddedS3
 
-__all__ = ["KAFKA_PORT", "S3_PORT", "DevServers", "Purged", "ServerStatus", "State"]
-
 _POLL_S = 0.05
 _IGNORE = ".gitignore"
 _Server = TypeVar("_Server", bound=EmbeddedServer)

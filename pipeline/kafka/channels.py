@@ -17,12 +17,10 @@ from .clients import Kafka
 from .consumer_groups import announce
 from .messages import decode_addressed, header_of, marker_of, read_rows, split
 
-__all__ = ["KafkaChannels"]
-
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """Implements `snapshot.clone.Channels`, `snapshot.capture.ChannelReader` and `snapshot.verify.Rereader`.
+    """Implements the Protocols by which `snapshot` asks for Kafka: `Channels`, `ChannelReader` and `Rereader`.
 
     Attributes:
         kafka: librdkafka client properties.

@@ -16,8 +16,6 @@ from confluent_kafka.admin import AdminClient
 
 from ...errors import Refused, Unavailable
 
-__all__ = ["GONE", "POLL_S", "Clients", "Kafka", "clients", "lacking", "server", "unavailable"]
-
 Kafka = Mapping[str, str]
 """librdkafka client properties; `bootstrap.servers` at least."""
 

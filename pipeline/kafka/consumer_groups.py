@@ -13,8 +13,6 @@ from confluent_kafka import KafkaException, TopicPartition
 from .clients import Kafka, clients
 from .topics import failures
 
-__all__ = ["Announcer", "announce", "delete_groups", "group_of"]
-
 Positions = Mapping[str, tuple[int, ...]]
 """Offsets by topic and partition."""
 

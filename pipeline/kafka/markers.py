@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from .messages import marker_header
 from .records import send
 
-__all__ = ["write_markers"]
-
 
 def write_markers(
     kafka: Mapping[str, str], topic: str, partitions: int, snapshot: str, patience_s: float

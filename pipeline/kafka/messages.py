@@ -19,18 +19,6 @@ from ...snapshot.cut.stored import ADDRESS
 from .clients import Kafka
 from .records import Message, read_range
 
-__all__ = [
-    "check_count",
-    "decode",
-    "decode_addressed",
-    "encode",
-    "header_of",
-    "marker_header",
-    "marker_of",
-    "read_rows",
-    "split",
-]
-
 _HEADER = "slackwater"
 _MARKER = "marker "
 _MESSAGE_ROWS = 32_768

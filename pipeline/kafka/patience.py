@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from ...errors import Unavailable
 
-__all__ = ["Patience"]
-
 _log = logging.getLogger("slackwater")
 
 _QUIET_S = 4

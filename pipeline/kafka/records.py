@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Message
 
 from ...errors import Gone, Refused, Unavailable
 from .clients import GONE, POLL_S, Kafka, clients, lacking, server
 from .patience import Patience
-
-__all__ = ["Message", "read_range", "send"]
 
 _CHUNK = 10_000
 _FATAL = (

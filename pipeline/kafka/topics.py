@@ -14,17 +14,6 @@ from ...errors import NotFound, Refused, Unavailable
 from .clients import GONE, POLL_S, Kafka, clients, lacking, server, unavailable
 from .patience import Patience
 
-__all__ = [
-    "create_topics",
-    "delete_topics",
-    "end_offsets",
-    "failures",
-    "offsets",
-    "offsets_since",
-    "partition_counts",
-    "wait_for",
-]
-
 _PASSING = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,

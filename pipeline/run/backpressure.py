@@ -15,8 +15,6 @@ from pathlib import Path
 
 from ...store.versions.manifest import Input, Manifest, Output
 
-__all__ = ["Backpressure"]
-
 
 class Backpressure:
     """Holds writers back. Safe with many threads.

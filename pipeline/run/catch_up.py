@@ -9,8 +9,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
 
-__all__ = ["CatchUp"]
-
 
 class CatchUp:
     """Watches committed versions; what comes in later may be read as well, and is waited for by nobody.

@@ -17,8 +17,6 @@ from ..batch.stage_runner import StageRunner
 from ..kafka import topics
 from .news import News
 
-__all__ = ["LagReporter"]
-
 _REPORT_S = 5.0
 _OTHERS_S = 60.0
 _KAFKA_S = 2.0

@@ -14,8 +14,6 @@ from ...errors import Refused
 from ...snapshot.status.lag import StageLag
 from ..batch.batch_report import BatchReport
 
-__all__ = ["Metrics"]
-
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
 _INPUT = (*_STAGE, "topic")

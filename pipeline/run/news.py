@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...snapshot.status.lag import StageLag
 
-__all__ = ["News"]
-
 
 class News:
     """Is told from several threads. This one keeps it to itself."""

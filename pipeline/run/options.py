@@ -9,8 +9,6 @@ from pathlib import Path
 from ...store.objects.s3.settings import S3Settings
 from ...validation import finite, whole
 
-__all__ = ["Options"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

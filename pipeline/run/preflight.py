@@ -30,8 +30,6 @@ from ..kafka.clients import server
 from .news import News
 from .options import Options
 
-__all__ = ["Start", "check_unflushed", "limits_of", "preflight"]
-
 _log = logging.getLogger("slackwater")
 _HEARTBEAT_PATIENCE_S = 3.0
 

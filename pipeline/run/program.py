@@ -16,10 +16,9 @@ from ..batch.batch_report import BatchReport
 from ..spark.shipping import on_path
 from ..spark.user_errors import as_user_error
 from .news import News
-from .runner import Options, run
+from .options import Options
+from .runner import run
 from .stopping import Stop
-
-__all__ = ["Options", "load_app", "run_app", "run_file"]
 
 
 def load_app(path: str, *, name: str | None = None) -> App:

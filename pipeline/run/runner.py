@@ -36,8 +36,6 @@ from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
 
-__all__ = ["Options", "run"]
-
 
 def run(
     app: App,

@@ -14,8 +14,6 @@ from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Manifest
 
-__all__ = ["Completer"]
-
 _log = logging.getLogger("slackwater")
 
 

@@ -7,8 +7,6 @@ from ...snapshot.cut.requests import open_requests
 from ...snapshot.cut.stored import list_snapshots
 from ...store.objects.protocol import ObjectStore
 
-__all__ = ["snapshot_names"]
-
 
 def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...]) -> tuple[str, ...]:
     """Names of snapshots; an id whose snapshot is withdrawn by now, or cannot be looked up, stays an id."""

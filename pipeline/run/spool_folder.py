@@ -14,8 +14,6 @@ from pathlib import Path
 
 from ..dev.lock import locked
 
-__all__ = ["beside", "spool_folder", "sweep"]
-
 
 def beside(cache_folder: Path) -> Path:
     """The folder of all runners that have this cache: on the same disk, and not in what the cache may evict."""

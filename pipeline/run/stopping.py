@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Stop", "StopRequested", "stop_signals"]
-
 _GRACE_S = 0.5
 """How much later than other processes of the run this one may hear of a signal that is sent to all of them."""
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Supervisor"]
-
 _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
 _EPOCH_S = 3.0

@@ -17,8 +17,6 @@ from pyspark import daemon
 from ..batch import task  # noqa: F401
 from ..source import readers  # noqa: F401
 
-__all__: list[str] = []
-
 if __name__ == "__main__":
     # Blocked, for pyspark sets a handler of its own here, and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from .planner import Position
 
-__all__ = ["Checkpoint"]
-
 
 class Checkpoint:
     """One query's scratch checkpoint under `folder`."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from ...store.objects.s3.settings import S3Settings
 
-__all__ = ["TOPIC_SCHEMA", "Private", "Source", "SourceOptions", "open_stream"]
-
 TOPIC_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
 )

@@ -20,8 +20,6 @@ from ...store.versions.manifest import Manifest
 from ..kafka.patience import Patience
 from ..kafka.topics import end_offsets
 
-__all__ = ["ChannelPlanner", "Pace", "Position", "TopicPlanner", "admit"]
-
 _KAFKA_POLL_S = 0.1
 _REQUEST_POLL_S = 0.25
 _IDLE_REQUEST_POLL_S = 1.0

@@ -31,8 +31,6 @@ from .data_source import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
 from .worker import configure_worker
 
-__all__ = ["ChannelReader", "TopicReader"]
-
 
 @dataclass(frozen=True)
 class _Range(InputPartition):

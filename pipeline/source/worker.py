@@ -7,8 +7,6 @@ import signal
 import threading
 from functools import cache
 
-__all__ = ["configure_worker"]
-
 
 @cache
 def configure_worker() -> None:

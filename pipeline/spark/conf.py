@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ...errors import NotFound, Usage
 
-__all__ = ["SECRETS", "check_py_files", "secrets_in", "settings_of"]
-
 SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaas"
 """Settings whose values nobody may see have such names; Spark's UI and event log redact them."""
 

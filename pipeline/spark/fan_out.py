@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
 
-__all__ = ["once"]
-
 
 def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """The same rows; united into one DataFrame, these read each stream once.

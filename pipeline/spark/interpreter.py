@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["interpreter"]
-
 _SCRIPT = """\
 #!/bin/sh
 set -f

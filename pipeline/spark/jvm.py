@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["ended", "start"]
-
 _SCRIPT = """\
 #!/bin/sh
 trap '' TERM

@@ -10,8 +10,6 @@ from pyspark.sql import DataFrame
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["children", "frame_of", "nodes", "plan_of", "rebuilt"]
-
 
 def plan_of(frame: DataFrame) -> Any:
     """The analysed plan of a DataFrame: a node that has its children below it."""

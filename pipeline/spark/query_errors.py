@@ -7,8 +7,6 @@ import re
 from ... import errors
 from ...errors import Refused, SlackwaterError
 
-__all__ = ["translate"]
-
 _RAISED = re.compile(r"^\s*((?!org\.apache\.spark\.api\.)[\w.]+(?:Error|Exception)\b: .*)", re.MULTILINE)
 _ENDED = re.compile(r"terminated with exception: (.*)")
 _OURS = re.compile(rf"{re.escape(errors.__name__)}\.(\w+): (.*)")

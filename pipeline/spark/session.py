@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
-__all__ = ["spark_session"]
-
 _STOP_S = 10.0
 _LOOK_S = 0.05
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"

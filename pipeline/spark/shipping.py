@@ -20,8 +20,6 @@ import slackwater
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["on_path", "ship", "ship_slackwater"]
-
 _PACKAGES = ("chandy_lamport", "pipeline", "snapshot", "store")
 """Of slackwater; no task needs the command line."""
 

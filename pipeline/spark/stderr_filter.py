@@ -13,8 +13,6 @@ from ...printable import printable
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["quiet_errors", "quiet_loss", "quiet_start"]
-
 _NOISE = (
     b"WARNING: Using incubator modules",
     b"WARNING: A terminally deprecated method",

@@ -16,8 +16,6 @@ from pyspark.errors import AnalysisException
 
 from ...errors import Refused, SlackwaterError
 
-__all__ = ["as_user_error"]
-
 _OURS = __name__.partition(".")[0]
 _HINT = "fix it and run again (SLACKWATER_DEBUG=1 shows the traceback)"
 

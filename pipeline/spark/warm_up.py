@@ -20,8 +20,6 @@ from ..source.data_source import Source
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["warm_up"]
-
 
 def warm_up(spark: SparkSession) -> None:
     """Start it in threads of their own. Nobody need wait for them."""

@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from ...errors import Usage
 from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
-__all__ = ["Aggregate", "aggregate", "count", "first", "last", "max", "mean", "min", "sum"]
-
 Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
 Array = Any  # pyarrow's compute functions take and return Array or ChunkedArray alike
 

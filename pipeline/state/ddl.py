@@ -2,8 +2,6 @@
 
 from pyspark.sql.types import StructType
 
-__all__ = ["parse_ddl"]
-
 
 def parse_ddl(ddl: str) -> StructType:
     """The columns of a DDL string such as "n long, at timestamp". Raises pyspark's `ParseException`."""

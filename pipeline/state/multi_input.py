@@ -19,8 +19,6 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["TAG", "apart", "columns", "name_of", "tag", "untag"]
-
 TAG = "_input"
 
 

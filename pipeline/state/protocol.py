@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from ...errors import NotFound, Usage
 
-__all__ = ["BoundState", "Groups", "Merged", "State", "check_value_names", "field_of", "only"]
-
 
 @dataclass(frozen=True, slots=True)
 class Groups:

@@ -14,8 +14,6 @@ from ...errors import Refused, Usage
 from . import multi_input
 from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of
 
-__all__ = ["update"]
-
 Update = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
 Columns: TypeAlias = "str | pa.Schema"
 """As a DDL string, or an Arrow schema."""

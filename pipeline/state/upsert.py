@@ -14,8 +14,6 @@ from ...errors import Usage
 from ...store.sst.hashing import digests
 from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
-__all__ = ["upsert"]
-
 
 def upsert(*, by: str, delete_when: str | None = None) -> State:
     """Declare a table that holds, for each key, the row with the largest `by`.

@@ -20,8 +20,6 @@ from ...store.sst.types import SEQ, arrow_schema
 from ...store.versions.manifest import Manifest, Table
 from ..query.columns import visible_schema
 
-__all__ = ["ChangedKeys", "KeyChange", "changed_keys"]
-
 _PIECE = 10_000
 """Keys that are Python values at a time."""
 

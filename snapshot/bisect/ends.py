@@ -17,8 +17,6 @@ from ..query.sql import named_tables
 from .judge import Judge, ref_of
 from .lattice import Between
 
-__all__ = ["Ends", "find_ends"]
-
 
 @dataclass(frozen=True, slots=True)
 class Ends:

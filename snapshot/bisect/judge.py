@@ -16,8 +16,6 @@ from ..take.capture import ChannelReader
 from .lattice import Between
 from .verdict import Step
 
-__all__ = ["Judge", "ref_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Judge:

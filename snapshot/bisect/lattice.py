@@ -8,8 +8,6 @@ from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, order
 from ..cut.line import Line
 
-__all__ = ["Between"]
-
 
 @dataclass(frozen=True)
 class Between:

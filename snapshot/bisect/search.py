@@ -23,8 +23,6 @@ from .judge import Judge, ref_of
 from .lattice import Between
 from .verdict import MAX_ROWS, Step, Verdict
 
-__all__ = ["Step", "Verdict", "bisect"]
-
 _PROBES = 2
 """Prefixes looked at after the search on each side, for a history that was bad, then good, then bad again."""
 

@@ -9,8 +9,6 @@ from ..cut.graph import Cut
 from ..cut.lineage import Lineage
 from .changed_keys import ChangedKeys
 
-__all__ = ["MAX_ROWS", "Step", "Verdict"]
-
 MAX_ROWS = 1_000_000
 """Rows of the predicate's result that are held, and told of, when the commit is found."""
 

@@ -14,8 +14,6 @@ from ..cut.in_flight import InFlight, stretch
 from ..cut.stored import Snapshot
 from ..take.capture import read
 
-__all__ = ["Carried", "Channels", "carried_input", "carry", "channel_topic"]
-
 
 class Channels(Protocol):
     """What cloning needs of Kafka; `pipeline` implements it."""

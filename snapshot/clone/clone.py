@@ -24,8 +24,6 @@ from .channels import Channels
 from .first_versions import finish_clone
 from .plan import ClonePlan, make_plan
 
-__all__ = ["clone"]
-
 
 def clone(
     store: ObjectStore,

@@ -18,8 +18,6 @@ from ..cut.moments import heads_of
 from ..cut.stored import Snapshot, of_snapshot, read_snapshot
 from .channels import Carried, Channels, carried_input, carry
 
-__all__ = ["finish_clone", "has_run", "unfinished"]
-
 
 class _CarriedChannels(Struct, frozen=True):
     """The result of copying, noted before the first manifest: copying again would move the offsets."""

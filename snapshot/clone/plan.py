@@ -17,8 +17,6 @@ from ..cut.stored import find_snapshot, of_snapshot, read_snapshot
 from .channels import Channels, channel_topic
 from .first_versions import has_run, unfinished
 
-__all__ = ["ClonePlan", "make_plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClonePlan:

@@ -11,8 +11,6 @@ from ...store.versions.manifest import Manifest
 from .graph import consumed, descendants, order
 from .timeline import newest_where
 
-__all__ = ["lower_receivers", "raise_senders"]
-
 
 def raise_senders(stages: Mapping[str, Manifest], read: Callable[[str, int], Manifest]) -> dict[str, Manifest]:
     """The least consistent cut with each of these versions or a later one. `read` gets a stage's version."""

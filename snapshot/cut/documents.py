@@ -10,8 +10,6 @@ from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import codec
 
-__all__ = ["read_documents"]
-
 T = TypeVar("T", bound=Struct)
 
 

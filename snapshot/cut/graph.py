@@ -9,18 +9,6 @@ from dataclasses import dataclass
 from ...store.sst import ttl
 from ...store.versions.manifest import Input, Manifest
 
-__all__ = [
-    "Channel",
-    "Cut",
-    "Thinned",
-    "carries_data",
-    "channels",
-    "consumed",
-    "descendants",
-    "order",
-    "violations",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Thinned:

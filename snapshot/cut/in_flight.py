@@ -11,8 +11,6 @@ from ...store.versions import history
 from ...store.versions.manifest import Input
 from .graph import Channel, Cut, channels
 
-__all__ = ["InFlight", "in_flight", "stretch"]
-
 
 @dataclass(frozen=True, slots=True)
 class InFlight:

@@ -21,8 +21,6 @@ from .consistency import raise_senders
 from .graph import Cut, consumed, order
 from .timeline import before, newest_where
 
-__all__ = ["Line", "Place", "newest_first"]
-
 Place = tuple[int, int, int]
 """Where a commit stands on the line: its effective time, the rank of its stage, its version."""
 

@@ -9,8 +9,6 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from .timeline import before
 
-__all__ = ["Lineage", "Window", "direct", "losses", "trace"]
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Window:

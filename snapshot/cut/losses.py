@@ -13,8 +13,6 @@ from msgspec.structs import replace
 
 from ...store.versions.manifest import Input, Lost, Manifest, Output
 
-__all__ = ["Gap", "broken", "find_gap", "forget", "pass_over"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gap:

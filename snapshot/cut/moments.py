@@ -16,19 +16,6 @@ from .consistency import lower_receivers, raise_senders
 from .graph import Cut, Thinned
 from .line import Line
 
-__all__ = [
-    "cut_around",
-    "cut_of_time",
-    "heads_of",
-    "line_of",
-    "newest",
-    "newest_cut",
-    "retired_by_then",
-    "retired_since",
-    "stages_of",
-    "with_retired",
-]
-
 
 def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
     """Names of the app's stages, or `only` that one; empty for an app that never ran.

@@ -8,19 +8,6 @@ from ...durations import parse_ms
 from ...errors import Usage
 from ...store.versions.keys import check_name
 
-__all__ = [
-    "FORMS",
-    "AtTime",
-    "Back",
-    "Latest",
-    "Named",
-    "Ref",
-    "Version",
-    "When",
-    "check_snapshot_name",
-    "parse",
-]
-
 FORMS = (
     "app, app@SNAPSHOT, app@2026-11-21T07:12 (local time, or with Z or +01:00), app@2026-11-21, "
     "app@-5m (s, m, h, d, w), app@now, app@~3 (commits of data back); "

@@ -8,8 +8,6 @@ from ...store.versions import keys
 from ...store.versions import limits as fits
 from .documents import read_documents
 
-__all__ = ["Request", "cancel", "check_not_asked", "open_requests", "own_request"]
-
 
 class Request(Struct, frozen=True):
     """What asks a running app for a snapshot. `id` is a ULID, and the name by which stages record it."""

@@ -16,8 +16,6 @@ from .moments import cut_around, cut_of_time, newest, newest_cut, retired_since,
 from .refs import AtTime, Back, Latest, Named, Ref, Version, parse
 from .stored import of_snapshot, read_snapshot
 
-__all__ = ["cut_at", "resolve", "resolve_around", "telling_if_collected"]
-
 
 def resolve(store: ObjectStore, text: str, *, now_ms: int) -> Cut:
     """The consistent cut that a ref names, as one who looks at that moment sees it.

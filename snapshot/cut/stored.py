@@ -16,20 +16,6 @@ from .graph import Cut
 from .in_flight import InFlight
 from .requests import open_requests
 
-__all__ = [
-    "ADDRESS",
-    "Captured",
-    "CapturedObject",
-    "Snapshot",
-    "SnapshotKind",
-    "captured_is_wrong",
-    "find_snapshot",
-    "list_snapshots",
-    "of_snapshot",
-    "read_snapshot",
-]
-
-
 ADDRESS = ("_partition", "_offset", "_row")
 """What an object holds besides the channel's columns: int32, int64, int32."""
 

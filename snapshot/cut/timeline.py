@@ -6,8 +6,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 
-__all__ = ["before", "newest_where"]
-
 
 def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
     """The version before this one, or None where the stage's kept history begins."""

@@ -29,8 +29,6 @@ from .orphans import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
 
-__all__ = ["MARGIN_MS", "Collected", "StageCollected", "collect"]
-
 MARGIN_MS = MIN_AGE_MS
 """Objects that nothing names stay for so long, by storage's clock, unless said otherwise. Twice what a merge may take
 (`store.compaction.merge`): with less, its first SST could go before a version names it."""

@@ -12,8 +12,6 @@ from .orphans import last_commit_ms, unnamed_records
 from .reachable import Reachable, reachable
 from .retention import Retention
 
-__all__ = ["Explanation", "explain"]
-
 _THINNED = {
     "hourly": "of moments that retention keeps hourly",
     "daily": "of moments that retention keeps daily",

@@ -24,8 +24,6 @@ from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
 from .known import Known, StageKnown
 
-__all__ = ["Inventory", "do_all", "many", "named", "storage_clock_ms", "take_inventory"]
-
 _BATCH = 256
 """Requests handed out at once, to `_WORKERS` threads."""
 _WORKERS = 16

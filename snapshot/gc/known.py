@@ -7,8 +7,6 @@ from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import Snapshot
 
-__all__ = ["Known", "StageKnown"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageKnown:

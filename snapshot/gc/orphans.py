@@ -23,8 +23,6 @@ from ..cut.requests import open_requests
 from ..cut.stored import list_snapshots
 from .inventory import Inventory
 
-__all__ = ["abandoned", "last_commit_ms", "orphans", "unnamed_records"]
-
 
 def last_commit_ms(inventory: Inventory, stage: str) -> int:
     """When, by storage's clock, the stage last committed what names all that was finished before; 0: never.

@@ -32,8 +32,6 @@ from ..cut.timeline import newest_where
 from .known import Known
 from .retention import Retention
 
-__all__ = ["Absent", "Reachable", "Reason", "reachable"]
-
 Read = Callable[[str, int], Manifest]
 """Gets a stage and a version; of the manifest, inputs, outputs and times are looked at."""
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from ...durations import DAY_MS, HOUR_MS
 from ...validation import whole
 
-__all__ = ["Retention"]
-
 
 @dataclass(frozen=True, slots=True)
 class Retention:

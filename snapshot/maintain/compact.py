@@ -13,8 +13,6 @@ from ...store.versions.manifest import Manifest
 from ..cut.moments import heads_of, stages_of
 from .stage_compactor import Compacted, StageCompactor
 
-__all__ = ["AppCompactor", "Compacted", "Merge", "merged_last", "plan"]
-
 
 @dataclass(frozen=True, slots=True)
 class Merge:

@@ -29,8 +29,6 @@ from ..gc.inventory import do_all, storage_clock_ms
 from ..take.dependents import check_unused
 from .retire import commit_retired
 
-__all__ = ["Contents", "Removal", "Removed", "remove_app"]
-
 _ALIVE_MS = 60_000
 """A stage that committed within this time has a runner, as far as one can tell."""
 _BATCH = 1_000

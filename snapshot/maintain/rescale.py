@@ -1,9 +1,9 @@
 """Giving a stage's table another number of state partitions, by one commit that copies nothing.
 
 The new version is the head with another number in it. The SSTs stay as they are: readers go by their hashes, and
-compaction cuts them at the new bounds as it merges them (`store.sst.sorted_runs`, `store.compaction`). It has the next
-epoch, like a claim, so that no batch that was planned for the old number can be committed after it; a runner claims the
-stage again.
+compaction cuts them at the new bounds as it merges them (`store.sst.sorted_runs`, `store.compaction.plan`). It has the
+next epoch, like a claim, so that no batch that was planned for the old number can be committed after it; a runner claims
+the stage again.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,6 @@ from ...store.versions.manifest import Manifest
 from ...validation import whole
 from ..cut.moments import stages_of
 from ..take.audit_log import find_operation, record
-
-__all__ = ["Rescaled", "rescale"]
-
 
 _LOOK_BACK = 50
 """Versions."""

@@ -22,8 +22,6 @@ from ..cut.moments import heads_of, stages_of
 from ..cut.requests import cancel, open_requests
 from ..take.audit_log import record, record_once
 
-__all__ = ["Retired", "absent", "bring_back", "commit_retired", "readers_of", "retire"]
-
 _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of two machines may differ."""
 

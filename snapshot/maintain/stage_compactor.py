@@ -1,8 +1,8 @@
 """Compacting a stage's table from outside of its runner: versions of kind "compaction", beside the batches.
 
 What is due is picked from the head, merged, and committed with the head's own epoch by compare-and-swap. When a batch
-or a claim came first, the results are put into the new head instead (`store.compaction.plan`); they are left out only
-where they do not fit any more. Such a version reads nothing and writes nothing: all else is carried on as it is.
+or a claim came first, the results are put into the new head instead (`store.compaction.plan`); they are left out
+only where they do not fit any more. Such a version reads nothing and writes nothing: all else is carried on as it is.
 """
 
 import threading
@@ -25,8 +25,6 @@ from ...store.read.version_stats import charged
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest
 from ..gc.inventory import many
-
-__all__ = ["Compacted", "StageCompactor"]
 
 _LAND_S = 10.0
 """Finished merges are committed this often while others go on."""

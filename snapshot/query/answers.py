@@ -19,8 +19,6 @@ from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
 from .sql import connect, named_tables, run_query
 
-__all__ = ["answer", "as_relation", "later_stages"]
-
 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     """The newest version of each stage that has none at the cut, where its history had not begun.

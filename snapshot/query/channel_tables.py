@@ -20,8 +20,6 @@ from ..take import capture
 from ..take.capture import ChannelReader
 from .ddl import arrow_of
 
-__all__ = ["SCHEMA_NAME", "channel_tables", "names_channels"]
-
 SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that finds them."""
 

@@ -13,8 +13,6 @@ from ...store.sst.hashing import normalise_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Column, Manifest, Table
 
-__all__ = ["TableColumn", "columns", "parse_key", "visible_schema"]
-
 _ZONED = re.compile(r"Z$|:.*[+-]\d{2}(:?\d{2})?$")
 _AS_JSON = """write a struct as JSON, with all its fields: '{"origin": "EWR", "number": 1545}'"""
 

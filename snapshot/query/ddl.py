@@ -6,8 +6,6 @@ from ...errors import Corruption
 from ...store.sst.arrow_types import arrow_type
 from ...store.versions.column_types import parse_ddl
 
-__all__ = ["arrow_of"]
-
 
 def arrow_of(ddl: str) -> pa.Schema:
     """The schema of "`name` type, `name` type". Raises `Corruption` for anything else."""

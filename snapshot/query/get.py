@@ -11,8 +11,6 @@ from ...store.sst.hashing import hash_keys
 from ..cut.graph import Cut
 from .columns import parse_key, visible_schema
 
-__all__ = ["get"]
-
 
 def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
     """The row of one key at the cut: one row of the table's visible columns, or none.

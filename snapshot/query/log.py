@@ -13,8 +13,6 @@ from ..cut.moments import newest, stages_of
 from ..cut.stored import list_snapshots
 from ..cut.timeline import before
 
-__all__ = ["Entry", "entries"]
-
 _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
 

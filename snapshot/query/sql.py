@@ -23,8 +23,6 @@ from ..cut.graph import Cut
 from .channel_tables import SCHEMA_NAME
 from .columns import visible_schema
 
-__all__ = ["connect", "named_tables", "run_query"]
-
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
 

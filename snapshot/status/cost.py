@@ -10,9 +10,6 @@ from ...store.versions.prices import Prices, monthly_cost
 from ...store.versions.usage import StageUsage, hourly, usage_since
 from ..cut.graph import order
 
-__all__ = ["AppCost", "StageCost", "cost_of"]
-
-
 _RATES = ("gets", "puts", "lists", "deletes", "bytes_read", "bytes_written")
 
 

@@ -6,8 +6,6 @@ from functools import partial
 
 from ...store.versions.manifest import Manifest
 
-__all__ = ["EndOffsets", "InputLag", "StageLag", "input_lag"]
-
 EndOffsets = Callable[[str], tuple[int, ...] | None]
 """End offsets of a user's topic by partition, or None when they are not known."""
 

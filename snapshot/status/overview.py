@@ -17,8 +17,6 @@ from ..cut.requests import open_requests
 from . import roster
 from .lag import EndOffsets, InputLag, input_lag
 
-__all__ = ["AppOverview", "EndOffsets", "StageOverview", "TableFigures", "overview", "overviews"]
-
 _RECENT = 100
 """Versions that figures of a table are told of."""
 

@@ -14,8 +14,6 @@ from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest
 from ..cut.documents import read_documents
 
-__all__ = ["BEAT_S", "FRESH_S", "Beat", "beat", "beats", "last_beat", "runner_of", "sweep"]
-
 BEAT_S = 15.0
 """How often a runner writes its sign of life."""
 FRESH_S = 60.0

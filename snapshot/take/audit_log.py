@@ -14,8 +14,6 @@ from ...store.versions import codec, keys
 from ...store.versions import limits as fits
 from ..cut.documents import read_documents
 
-__all__ = ["Operation", "find_operation", "list_operations", "record", "record_once", "whoami"]
-
 
 class Operation(Struct, frozen=True):
     """One operation on an app. `id` is a ULID: operations sort by it in the order they were recorded."""

@@ -24,16 +24,6 @@ from ...store.versions import keys
 from ..cut.in_flight import InFlight
 from ..cut.stored import Captured, CapturedObject
 
-__all__ = [
-    "ChannelReader",
-    "capture",
-    "count_by_partition",
-    "discard",
-    "read",
-    "read_object",
-]
-
-
 _OBJECT_BYTES = 64 << 20
 """Arrow bytes of the records in one object: what is held in memory at once."""
 

@@ -12,8 +12,6 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ..cut.stored import Snapshot, list_snapshots, of_snapshot
 
-__all__ = ["check_pin_unused", "check_unused", "clone_lives", "shared"]
-
 
 def check_unused(store: ObjectStore, app: str) -> None:
     """See that no clone lives from an app: in its own root, and in those that its pins name.

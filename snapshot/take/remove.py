@@ -6,8 +6,6 @@ from ...store.versions import keys
 from ..cut.stored import Snapshot, list_snapshots, read_snapshot
 from .dependents import check_pin_unused, clone_lives
 
-__all__ = ["check_removable", "remove", "remove_pins_without_clone", "remove_records"]
-
 
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:
     """Delete a snapshot; what only it reached may then be collected. Returns what was deleted.

@@ -12,8 +12,6 @@ from ..cut.requests import check_not_asked
 from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot, read_snapshot
 from .capture import ChannelReader, capture, discard
 
-__all__ = ["create", "pin", "taken"]
-
 
 def pin(
     store: ObjectStore,

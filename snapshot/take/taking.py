@@ -25,8 +25,6 @@ from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot
 from .capture import ChannelReader, capture, discard
 from .snapshots import create, taken
 
-__all__ = ["REPEAT_MS", "Answer", "answers", "request", "taken_already", "try_complete"]
-
 REPEAT_MS = 600_000
 """Who asks again for the same snapshot within this time of its completion repeats a call that was interrupted, and
 means that snapshot. Later it is another one, whose name is taken."""

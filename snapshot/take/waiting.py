@@ -16,8 +16,6 @@ from .capture import ChannelReader
 from .snapshots import pin
 from .taking import Answer, answers, request, taken_already, try_complete
 
-__all__ = ["Look", "Taken", "ask_whether_gone", "silent_stages", "take"]
-
 _POLL_S = 0.1
 _LOOKS_A_SECOND = 10
 _GRACE_S = 3.0

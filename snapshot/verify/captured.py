@@ -15,8 +15,6 @@ from ..take.capture import read_object
 from .channel_state import ChannelState
 from .report import Checked, noted
 
-__all__ = ["Recount", "captured_channels", "check_captured", "recount"]
-
 Addresses = npt.NDArray[np.int64]
 """A row for each record, with the columns of `ADDRESS`."""
 

@@ -9,8 +9,6 @@ from ..cut.graph import Channel, Cut, channels
 from ..cut.in_flight import InFlight, stretch
 from .report import as_sentence
 
-__all__ = ["ChannelState", "channel_states"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:

@@ -19,8 +19,6 @@ from .captured import Recount
 from .channel_state import ChannelState
 from .report import Checked, as_sentence
 
-__all__ = ["Counted", "Entry", "balance", "entries"]
-
 
 @dataclass(frozen=True, slots=True)
 class Counted:

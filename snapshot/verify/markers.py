@@ -8,8 +8,6 @@ from ..cut.graph import Channel, Cut, channels
 from ..cut.stored import Snapshot
 from .report import Checked
 
-__all__ = ["MarkerReader", "check_markers", "markers_of", "reread_markers"]
-
 
 class MarkerReader(Protocol):
     """What looking for markers needs of Kafka; `pipeline` implements it."""

@@ -8,8 +8,6 @@ from ...store.objects.protocol import ObjectStore, check_key
 from ...store.versions.manifest import Manifest, Sst
 from .report import Checked, noted
 
-__all__ = ["check_entries", "check_sizes"]
-
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
 

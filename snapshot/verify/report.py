@@ -7,8 +7,6 @@ from typing import Literal
 
 from ...errors import SlackwaterError, Unavailable
 
-__all__ = ["CHECKS", "Check", "Checked", "Difference", "Tally", "as_sentence", "noted", "tally"]
-
 Check = Literal["versions", "channels", "kept", "markers", "history", "objects", "rows"]
 
 CHECKS: dict[Check, tuple[str, str]] = {

@@ -20,8 +20,6 @@ from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
 from .report import Checked, noted
 
-__all__ = ["placed", "reread_sst", "row_faults"]
-
 _INT64 = range(-(1 << 63), 1 << 63)
 
 

@@ -33,8 +33,6 @@ from .version_chain import last_step, whole_history
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Report", "Rereader", "verify"]
-
 
 class Rereader(ChannelReader, MarkerReader, Protocol):
     """What verifying deeply needs of Kafka; `pipeline` implements it."""

@@ -12,8 +12,6 @@ from ...store.versions.manifest import Input, Lost, Manifest, Output
 from ..cut.timeline import before
 from .report import Checked, noted
 
-__all__ = ["History", "differences", "last_step", "whole_history"]
-
 _PARTITIONS = range(1, 1 << 31)
 """Numbers of state partitions that there can be."""
 

@@ -24,8 +24,6 @@ from ..sst.sorted_runs import bounds, bytes_within, depth, meeting, of_hash, ove
 from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
-__all__ = ["everything", "pick"]
-
 _MOST_SLOTS = 1 << 30
 """Of a table; the upper half of a hash has so many values and a little more."""
 

@@ -26,8 +26,6 @@ from .merge_cursor import Cursor
 from .plan import Compaction, Done
 from .rolling_writer import RollingWriter
 
-__all__ = ["Stopped", "merge_rows", "run"]
-
 _SLICE_ROWS = 1 << 16
 """Rows of all inputs merged at once, about: bounds memory."""
 _ENDS_A_FILE = 8

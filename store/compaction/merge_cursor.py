@@ -13,8 +13,6 @@ from ..read.remote_sst import RangedSst
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 
-__all__ = ["Cursor"]
-
 
 class Cursor:
     """Reads the rows of an SST within a window of hashes, one range of hashes after the other, ascending.

@@ -10,8 +10,6 @@ from ..versions.manifest import Manifest, Policy, Sst
 from . import leveled, universal
 from .plan import Compaction
 
-__all__ = ["pick", "pick_all", "pick_for"]
-
 
 def pick_for(
     manifest: Manifest, *, full: bool = False, only: Callable[[int], bool] = lambda _partition: True

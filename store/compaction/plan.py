@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from ..sst.sorted_runs import bounds, overlapping
 from ..versions.manifest import Sst
 
-__all__ = ["Compaction", "Done", "apply", "newest_first"]
-
 
 @dataclass(frozen=True, slots=True)
 class Compaction:

@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from ..versions.manifest import Manifest
 from .plan import Done, apply
 
-__all__ = ["rebase"]
-
 
 def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequence[Done] = ()) -> Manifest:
     """The version after `onto` that changes it as `manifest` changed `before`.

@@ -7,8 +7,6 @@ import pyarrow as pa
 from ..sst.writer import ROW_GROUP_ROWS, SstWriter
 from ..versions.manifest import Sst, Table
 
-__all__ = ["RollingWriter"]
-
 _WRITE_ROWS = 4 * ROW_GROUP_ROWS
 """Rows are written in whole row groups, however few come at a time."""
 

@@ -12,8 +12,6 @@ from ..sst.sorted_runs import bounds, bytes_within, depth, sorted_runs
 from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
-__all__ = ["everything", "pick"]
-
 
 def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -> tuple[Compaction, ...]:
     """What to merge now of the SSTs that touch a state partition: one compaction, or none.

@@ -9,8 +9,6 @@ from .protocol import ObjectStore
 from .stats import Stats
 from .wrapper import Wrapper
 
-__all__ = ["VERBS", "CountingStore"]
-
 VERBS = {
     "get": "gets",
     "get_range": "gets",

@@ -12,8 +12,6 @@ from ...errors import ObjectExists, Unavailable
 from .protocol import ObjectStore
 from .wrapper import Wrapper
 
-__all__ = ["FaultyStore"]
-
 T = TypeVar("T")
 
 

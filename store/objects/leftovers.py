@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["Leftover", "Leftovers"]
-
 
 class Leftover(NamedTuple):
     """A write that was begun and has not ended. It may still be under way."""

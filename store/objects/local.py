@@ -14,8 +14,6 @@ from .leftovers import Leftover
 from .protocol import ObjectInfo, ObjectStore, check_key, check_range
 from .wrapper import OtherRoots
 
-__all__ = ["LocalStore"]
-
 _SCRATCH = ".slackwater-tmp"
 """Folder under the root where objects are written before they get their name; never listed."""
 

@@ -12,8 +12,6 @@ from ...errors import ObjectExists, ObjectNotFound
 from .protocol import ObjectInfo, check_key, check_range
 from .wrapper import OtherRoots
 
-__all__ = ["MemoryStore"]
-
 _numbers = count(1)
 
 

@@ -12,8 +12,6 @@ from .protocol import ObjectStore
 from .s3.access import Remote, S3Access, S3Place
 from .s3.settings import S3Settings
 
-__all__ = ["PATIENCE_S", "access_to", "check_root", "open_store", "take"]
-
 PATIENCE_S = 60.0
 """How long a remote store is waited for, in seconds, where the user does not say."""
 

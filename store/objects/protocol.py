@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 
 from ...errors import ObjectNotFound, Refused
 
-__all__ = ["ObjectInfo", "ObjectStore", "check_key", "check_range", "documents", "exists"]
-
 # Listings are XML, which cannot say control characters; lone surrogates are not text.
 _UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_SEGMENT_BYTES = 255

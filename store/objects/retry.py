@@ -10,8 +10,6 @@ from typing import TypeVar
 from ...errors import Unavailable
 from .retry_budget import RetryBudget
 
-__all__ = ["Retry", "TransientError"]
-
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
 _SHORTEST_S = 0.001

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
-__all__ = ["AT_ONCE", "PER_S", "RetryBudget"]
-
 AT_ONCE = 20.0
 """Repetitions that may follow each other at once, where nobody says otherwise."""
 PER_S = 1.0

@@ -12,8 +12,6 @@ from threading import Lock
 from .counting import VERBS
 from .stats import Stats
 
-__all__ = ["SharedCounts", "shared_stats"]
-
 _SLOTS = ("gets", "puts", "lists", "deletes", "bytes_read", "bytes_written")
 _BYTES = 8 * len(_SLOTS)
 _SLOT_OF = {method: _SLOTS.index(verb) for method, verb in VERBS.items()}

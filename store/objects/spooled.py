@@ -12,8 +12,6 @@ from .local import LocalStore
 from .protocol import ObjectStore
 from .wrapper import Wrapper
 
-__all__ = ["SpooledStore"]
-
 
 class SpooledStore(Wrapper):
     """Another store, whose puts wait in a folder of this machine. Safe with many threads and processes.

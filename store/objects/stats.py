@@ -5,8 +5,6 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
-__all__ = ["Stats", "Sum"]
-
 Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
 """A count that is summed up for as long as a stage lives."""
 

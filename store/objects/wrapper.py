@@ -8,8 +8,6 @@ from typing import Self, TypeVar
 
 from .protocol import ObjectInfo, ObjectStore
 
-__all__ = ["OtherRoots", "Wrapper"]
-
 T = TypeVar("T")
 
 

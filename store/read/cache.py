@@ -24,8 +24,6 @@ from .parquet_copies import ParquetCopies
 from .read_stats import Reads
 from .remote_sst import RangedSst
 
-__all__ = ["Mapped", "SstCache"]
-
 _ARROW = ".arrow"
 _MAX_OPEN = 1024
 """SSTs a process keeps mapped."""

@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-__all__ = ["CacheFolder"]
-
 _log = logging.getLogger(__name__)
 
 _TEMPORARY = ".tmp-"

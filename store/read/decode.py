@@ -14,8 +14,6 @@ from ..objects.protocol import ObjectStore
 from ..sst.types import HASH, shape, stored_schema
 from ..versions.manifest import Sst
 
-__all__ = ["BLOCK_ROWS", "Block", "check_bytes", "check_shape", "corrupt", "decode", "fetch", "file_name"]
-
 _SPARSE = 64
 _CACHED_ROWS = 1 << 17
 BLOCK_ROWS = 1 << 20

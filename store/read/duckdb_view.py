@@ -20,8 +20,6 @@ from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .visible_rows import hidden_rows
 
-__all__ = ["register"]
-
 _BITMAP_ROWS = 1 << 30
 """Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
 

@@ -20,8 +20,6 @@ from .decode import check_shape, corrupt, file_name
 from .range_reads import RangeReader, at_once
 from .read_stats import Reads
 
-__all__ = ["Footer", "decode_footer", "fetch_footers", "filters_of", "footer_of"]
-
 _WITH_FILTERS_BYTES = 128 << 10
 """Filters up to this come with the footer: cheaper than another round trip."""
 _CHECKSUM_BYTES = 8

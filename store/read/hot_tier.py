@@ -19,8 +19,6 @@ import xxhash
 
 from .cache_folder import CacheFolder
 
-__all__ = ["HotTier"]
-
 _MEMORY = Path("/dev/shm")  # noqa: S108  the machine's tmpfs; the folder in it is this user's alone
 _LATELY_S = 300.0
 """Used within this time, a file goes to disk when it leaves. Readers note a use once a minute."""

@@ -17,8 +17,6 @@ from ..sst.types import stored_schema
 from ..versions.manifest import Sst
 from .decode import Block, check_shape, corrupt, file_name
 
-__all__ = ["Mapped", "map_file", "write_file"]
-
 _TRAILER_BYTES = 16
 
 

@@ -25,8 +25,6 @@ from .footers import fetch_footers
 from .read_stats import Reads
 from .remote_sst import RangedSst
 
-__all__ = ["Found", "multi_get", "point_get"]
-
 _SMALL_BYTES = 128 << 10
 """An SST up to this comes whole: one request, where ranges would be two."""
 _SPARED = 1 / 6

@@ -15,8 +15,6 @@ from ..versions.manifest import Sst
 from .cache_folder import CacheFolder
 from .decode import check_bytes, corrupt, fetch, file_name
 
-__all__ = ["ParquetCopies"]
-
 _PARQUET = ".parquet"
 
 

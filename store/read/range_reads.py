@@ -10,8 +10,6 @@ from ..versions.manifest import Sst
 from .decode import corrupt
 from .read_stats import Reads
 
-__all__ = ["RangeReader", "at_once"]
-
 _MAX_GAP_BYTES = 65_536
 """Ranges this near to each other come in one request: cheaper than another round trip …"""
 _MAX_GAP_SHARE = 16

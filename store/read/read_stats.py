@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, fields
 
-__all__ = ["Reads"]
-
 
 @dataclass(slots=True)
 class Reads:

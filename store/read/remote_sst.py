@@ -25,8 +25,6 @@ from .footers import filters_of, footer_of
 from .range_reads import RangeReader
 from .read_stats import Reads
 
-__all__ = ["RangedSst"]
-
 _FEW_KEYS = 16
 """Up to so many keys in a row group its filter is worth reading: it is 1/20 of the bytes, and 0.6 of so many absent
 keys are ruled out together."""

@@ -11,8 +11,6 @@ from ..objects.stats import Stats
 from ..versions.manifest import Manifest
 from .read_stats import Reads
 
-__all__ = ["charged", "looked_up"]
-
 _OF_LOOK_UPS = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "row_groups")
 
 

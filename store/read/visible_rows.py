@@ -22,8 +22,6 @@ from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .decode import BLOCK_ROWS, Block, corrupt, file_name
 
-__all__ = ["hidden_rows"]
-
 _MAX_BYTES = 64 << 20
 """What positions that this process keeps may take."""
 

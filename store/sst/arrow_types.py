@@ -7,8 +7,6 @@ import pyarrow as pa
 
 from ..versions.column_types import Type, check_field_names, decimal, is_plain, parse, unknown
 
-__all__ = ["arrow_type", "from_arrow", "to_arrow"]
-
 _PLAIN: dict[str, pa.DataType] = {
     **{
         name: pa.type_for_alias(name)

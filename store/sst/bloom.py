@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from .xxh64 import hash_u64
 
-__all__ = ["FALSE_POSITIVES", "Filter"]
-
 FALSE_POSITIVES = 0.05
 """What Arrow is asked for. It takes the next power of two of bytes, which for a full row group gives 0.03."""
 

@@ -8,8 +8,6 @@ import pyarrow.compute as pc
 from ..versions.manifest import Table, Ttl
 from .types import EXPIRES, OP, PUT
 
-__all__ = ["expired", "latest_event_ms", "with_expiry", "with_expiry_column"]
-
 _DAY_MS = 86_400_000
 
 

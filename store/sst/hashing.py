@@ -19,8 +19,6 @@ import pyarrow.compute as pc
 from ...errors import Usage
 from .xxh64 import U64, hash_bytes, hash_u32, hash_u64
 
-__all__ = ["digests", "hash_keys", "normalise_keys", "partition_of", "same_keys", "sort_keys"]
-
 _SEED = np.uint64(42)
 _LONG_DECIMAL_DIGITS = 18
 """Spark keeps decimals up to this precision as a long."""

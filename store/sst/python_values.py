@@ -7,8 +7,6 @@ from datetime import date, timedelta
 
 import pyarrow as pa
 
-__all__ = ["python_rows", "python_values"]
-
 _CYCLE_DAYS, _CYCLE_YEARS = 146_097, 400
 """After so many days the Gregorian calendar is the same again."""
 _DAY_S = 86_400

@@ -1,7 +1,7 @@
 """SSTs as sorted runs: which state partitions their hashes fall in, and which of them lie over each other.
 
-The number of state partitions may change (`snapshot.rescale`) and the SSTs stay, so where one belongs is decided by its
-range of hashes, never by `Sst.partition`. What holds for any history of rescales, and what compaction keeps: two SSTs
+The number of state partitions may change (`snapshot.maintain.rescale`) and the SSTs stay, so where one belongs is decided
+by its range of hashes, never by `Sst.partition`. What holds for any history of rescales, and what compaction keeps: two SSTs
 whose ranges of hashes meet have ranges of `_seq` that do not. So of two rows of a key, the newer one is in the SST of
 the larger `seq_max`. Pure, and without numpy: `status` asks, too.
 """
@@ -12,21 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
 from ..versions.manifest import Sst
-
-__all__ = [
-    "bounds",
-    "by_partition",
-    "bytes_within",
-    "deltas",
-    "depth",
-    "l0_files",
-    "meeting",
-    "of_hash",
-    "overlapping",
-    "sorted_runs",
-    "touched",
-    "touching",
-]
 
 _LOWEST = -(1 << 63)
 _HALF_BITS = 32

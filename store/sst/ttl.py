@@ -18,20 +18,6 @@ from collections.abc import Sequence
 from ..versions.manifest import Manifest, Sst, Table, Ttl
 from .sorted_runs import touched
 
-__all__ = [
-    "BEFORE_ALL_MS",
-    "batch_clock_ms",
-    "by_write_time",
-    "check_clock",
-    "expired_suffix",
-    "first_clock_ms",
-    "may_have_expired",
-    "seen_clock_ms",
-    "shown_rows",
-    "shows_nothing",
-    "without_expired_suffix",
-]
-
 BEFORE_ALL_MS = -(1 << 63)
 """The clock of a table by event time that has not seen one yet."""
 

@@ -8,8 +8,6 @@ import pyarrow as pa
 from ..versions.manifest import Column, Table
 from .arrow_types import to_arrow
 
-__all__ = ["EXPIRES", "HASH", "OP", "PUT", "SEQ", "TOMBSTONE", "arrow_schema", "shape", "sst_schema", "stored_schema"]
-
 HASH = "_hash"
 """Column of an SST: Spark's `xxhash64` of the key columns, signed."""
 SEQ = "_seq"

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["read_groups", "read_whole"]
-
 
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
     """All rows of a Parquet file.

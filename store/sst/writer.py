@@ -29,8 +29,6 @@ from .hashing import normalise_keys, partition_of, sort_keys
 from .python_values import python_rows
 from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, shape, sst_schema
 
-__all__ = ["ROW_GROUP_ROWS", "SstWriter", "prepare", "write"]
-
 ROW_GROUP_ROWS = 16_384
 """One key costs one read of about half a megabyte; larger groups compress and scan hardly any better."""
 

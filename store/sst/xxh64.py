@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["U64", "hash_bytes", "hash_u32", "hash_u64"]
-
 U64: TypeAlias = npt.NDArray[np.uint64]
 
 _P1 = np.uint64(0x9E3779B185EBCA87)

@@ -5,8 +5,6 @@ from ..objects.protocol import ObjectStore, exists
 from . import codec, keys
 from .manifest import AppInfo
 
-__all__ = ["being_removed", "create_app", "ensure_app", "find_app", "list_apps", "read_app"]
-
 
 def create_app(store: ObjectStore, info: AppInfo) -> None:
     """Write an app's identity; with it the app exists.

@@ -13,8 +13,6 @@ from ..objects.open import check_root
 from . import column_types, keys
 from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
 
-__all__ = ["Wrong", "checksum_is_wrong", "relations", "root_is_wrong"]
-
 _RESERVED = frozenset(keys.RESERVED_COLUMNS)
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
 

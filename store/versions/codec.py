@@ -25,8 +25,6 @@ from ..objects.protocol import ObjectStore
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
-__all__ = ["FORMAT", "damaged", "decode", "encode", "read"]
-
 FORMAT = 2
 """The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
 which who overlooks them takes for read, and with versions that retire a stage."""

@@ -12,8 +12,6 @@ from functools import lru_cache
 
 from ...errors import Usage
 
-__all__ = ["Type", "check_field_names", "decimal", "is_plain", "parse", "parse_ddl", "unknown"]
-
 _PLAIN = (
     "string",
     "binary",

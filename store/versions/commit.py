@@ -19,8 +19,6 @@ from ..objects.protocol import ObjectStore, exists
 from . import codec, history, horizon, keys
 from .manifest import Kind, Manifest
 
-__all__ = ["check_there", "claim", "commit", "is_retired", "successor"]
-
 _identity = attrgetter("app", "stage", "version", "epoch", "writer", "time_ms", "kind", "by")
 
 _CLAIM_ATTEMPTS = 100

@@ -19,8 +19,6 @@ from ..objects.protocol import ObjectStore, exists
 from . import apps, codec, horizon, keys
 from .manifest import Manifest
 
-__all__ = ["after", "find", "first_version", "head", "latest_at", "list_stages", "read", "read_fresh", "versions"]
-
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
 

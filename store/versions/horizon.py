@@ -24,20 +24,6 @@ from ..objects.protocol import ObjectStore, documents
 from . import checks, codec, keys
 from . import limits as fits
 
-__all__ = [
-    "MIN_AGE_MS",
-    "SETTLED_MS",
-    "Boundary",
-    "Freshness",
-    "Moment",
-    "all_of",
-    "freshness",
-    "newest",
-    "overtaken",
-    "propose",
-    "settle",
-]
-
 MIN_AGE_MS = 3_600_000
 """A version younger than this, by storage's clock, is never collected."""
 

@@ -12,22 +12,6 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-__all__ = [
-    "AppInfo",
-    "Column",
-    "Input",
-    "Kind",
-    "Lost",
-    "Manifest",
-    "Origin",
-    "Output",
-    "Policy",
-    "Span",
-    "Sst",
-    "Table",
-    "Ttl",
-]
-
 Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
 partitions was changed, or it was retired."""

@@ -11,8 +11,6 @@ from msgspec import Meta, Struct
 
 from ..objects.stats import Stats
 
-__all__ = ["HOURS_A_MONTH", "Cost", "Prices", "monthly_cost"]
-
 HOURS_A_MONTH = 730
 """365 days of 24 hours, a twelfth of them: what AWS calculates with."""
 _GB = 1 << 30

@@ -6,8 +6,6 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 import msgspec
 
-__all__ = ["MOST_SHOWN", "Field", "locate", "shown"]
-
 MOST_SHOWN = 60
 """Characters of a value that an error repeats."""
 

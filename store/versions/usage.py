@@ -12,8 +12,6 @@ from ..objects.stats import Stats
 from . import history, keys
 from .manifest import Manifest
 
-__all__ = ["StageUsage", "hourly", "recent", "usage_since"]
-
 _HOUR_MS = 3_600_000
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from slackwater.cli import main
 from typer.testing import CliRunner
 
-__all__ = ["KEPT", "QUESTIONS", "ask", "comparable", "lasts"]
-
 KEPT = Path(__file__).parents[1] / "kept"
 """A folder for each version: `store`, `kafka.json`, `answers.json`. See `tests/documents/keep.py`."""
 

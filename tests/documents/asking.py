@@ -15,8 +15,6 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-__all__ = ["TOO_LARGE_MIB", "TOO_LONG_S", "Answer", "Asking"]
-
 TOO_LONG_S = 10.0
 """Of a processor: the machine may have others to serve."""
 _PATIENCE_S = 60.0

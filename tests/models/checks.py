@@ -20,8 +20,6 @@ from tests.models.writers import STAGE
 from tests.support.collecting import HOUR_MS, AgingStore, fresh, keys_of
 from tests.support.state_rows import Hashes, Key, columns
 
-__all__ = ["check_grace", "check_reads", "check_what_stays", "expired_objects"]
-
 
 def check_reads(
     con: duckdb.DuckDBPyConnection,

@@ -4,8 +4,6 @@ import os
 
 from hypothesis import settings
 
-__all__ = ["PROFILE", "scaled"]
-
 PROFILE = os.environ.get("SLACKWATER_PROFILE", "default")
 
 _USUAL = 100

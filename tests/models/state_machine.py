@@ -41,8 +41,6 @@ from tests.models.writers import STAGE, STEP_MS, Writer, patiently
 from tests.support.collecting import AgingStore, fresh
 from tests.support.state_rows import Hashes, Key, Values
 
-__all__ = ["StateMachine"]
-
 
 @cache
 def connection() -> duckdb.DuckDBPyConnection:

@@ -10,8 +10,6 @@ from slackwater.store.versions.manifest import Ttl
 from tests.models.tables import Form
 from tests.support.state_rows import Key, Values
 
-__all__ = ["Changes", "Entry", "Shown", "State", "moment"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -31,7 +29,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A version of a table, worked out anew: nothing here asks `store.ttl` or `store.stamps`."""
+    """A version of a table, worked out anew: nothing here asks `store.sst.ttl` or `store.sst.expiry`."""
 
     entries: Mapping[Form, Entry] = field(default_factory=dict)
     """Those that have expired, too, until their keys are written again."""

@@ -9,8 +9,6 @@ from slackwater.store.versions.manifest import Column, Policy
 
 from tests.support.state_rows import Key
 
-__all__ = ["LIFETIMES_MS", "POLICIES", "TABLES", "VALUES", "Form", "same_form", "values"]
-
 NAN = float("nan")
 STRINGS = (None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "null", "x" * 40)
 DOUBLES = (None, 0.0, -0.0, NAN, -NAN, float("inf"), 5e-324, 1.0)

@@ -20,8 +20,6 @@ from slackwater.store.versions.manifest import Kind, Manifest, Table
 from tests.support.collecting import AgingStore, fresh
 from tests.support.state_rows import Hashes, Key, Values, state_rows, write_version
 
-__all__ = ["STAGE", "STEP_MS", "Writer", "patiently"]
-
 STAGE = "stage"
 STEP_MS = 60_000
 """What a commit takes."""

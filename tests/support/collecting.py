@@ -14,23 +14,6 @@ from slackwater.store.versions import history
 
 from tests.support.histories import STAGES, START_MS, Clock, FlightsApp, Kafka, flights, rows_of
 
-__all__ = [
-    "FEW",
-    "HOUR_MS",
-    "AgingStore",
-    "Killed",
-    "StoreClock",
-    "aging_app",
-    "at",
-    "check_whole",
-    "fresh",
-    "gc",
-    "keys_of",
-    "old_app",
-    "store_of",
-    "wait",
-]
-
 HOUR_MS = 3_600_000
 FEW = Retention(versions=3)
 

@@ -8,8 +8,6 @@ import xxhash
 from hypothesis import strategies as st
 from msgspec import Struct
 
-__all__ = ["HOSTILE", "as_it_is", "changed", "places", "sealed", "with_value"]
-
 Place = tuple[str | int, ...]
 
 _NUMBERS = (

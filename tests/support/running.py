@@ -21,8 +21,9 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
-from slackwater.pipeline.run.runner import Options, run
+from slackwater.pipeline.run.runner import run
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import Snapshot, of_snapshot, read_snapshot
 from slackwater.snapshot.query.sql import connect, run_query

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PARTS", "calls", "modules"]
-
 ROOT = Path(__file__).parents[2]
 PARTS = ("store", "chandy_lamport", "snapshot", "pipeline", "client", "cli")
 

@@ -11,8 +11,6 @@ from typing import Protocol, runtime_checkable
 
 from .settings import S3Settings
 
-__all__ = ["Remote", "S3Access", "S3Credentials", "S3Place"]
-
 
 @dataclass(frozen=True, slots=True)
 class S3Place:

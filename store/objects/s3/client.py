@@ -26,8 +26,6 @@ from .settings import S3Settings
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["Connection", "connection", "error_code", "hand_over", "translated", "without_credentials"]
-
 _CONNECTIONS = 32
 
 _AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")

@@ -9,8 +9,6 @@ from .settings import S3Settings
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["encrypt"]
-
 _CREATING = ("PutObject", "CreateMultipartUpload")
 
 

@@ -11,8 +11,6 @@ from botocore.session import Session as Core
 from ....errors import Refused
 from .access import S3Access, S3Place
 
-__all__ = ["session_at", "take"]
-
 _NO_FILE = (None, None, os.devnull, None)
 """In place of where botocore looks for a file: setting, variable, default, conversion."""
 

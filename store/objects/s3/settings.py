@@ -13,8 +13,6 @@ import msgspec
 from ....errors import Usage
 from ..retry_budget import AT_ONCE, PER_S
 
-__all__ = ["S3Settings", "aws_variables", "settings_in"]
-
 _PREFIX = "SLACKWATER_S3_"
 _MIB = 1 << 20
 _SSE = ("AES256", "aws:kms")

@@ -24,8 +24,6 @@ from .transfer import download, read, upload
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Store"]
-
 _NO_SUCH_KEY = "NoSuchKey"
 _NO_SUCH_UPLOAD = "NoSuchUpload"
 _NO_SUCH_RANGE = "InvalidRange"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from botocore.response import StreamingBody
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["Asking", "download", "read", "upload"]
-
 _CHUNK_BYTES = 1 << 16
 _NO_SUCH_UPLOAD = "NoSuchUpload"
 _CHANGED = "PreconditionFailed"

@@ -12,8 +12,6 @@ from typer.testing import CliRunner, Result
 
 from tests.support.histories import Flight
 
-__all__ = ["BAD", "BROKEN", "MODULE", "done", "from_json", "process", "rows_of", "slackwater"]
-
 BAD = "SELECT carrier, delay FROM carriers WHERE delay > 1000"
 BROKEN = Flight("N001", "C1", 5000)
 """The one flight of the app that this finds."""

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused, Usage
-from slackwater.snapshot.bisect.search import Step, Verdict, bisect
+from slackwater.snapshot.bisect.search import Verdict, bisect
+from slackwater.snapshot.bisect.verdict import Step
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.graph import Cut, violations
 from slackwater.snapshot.cut.lineage import trace

@@ -11,8 +11,8 @@ from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain import stage_compactor
-from slackwater.snapshot.maintain.compact import AppCompactor, Compacted, Merge, plan
-from slackwater.snapshot.maintain.stage_compactor import StageCompactor
+from slackwater.snapshot.maintain.compact import AppCompactor, Merge, plan
+from slackwater.snapshot.maintain.stage_compactor import Compacted, StageCompactor
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify

@@ -12,8 +12,6 @@ from slackwater.store.versions.manifest import Manifest
 from tests.support.fan_in import FanIn
 from tests.support.hostile import as_it_is
 
-__all__ = ["Change", "change", "of_input", "of_output", "only", "put_snapshot", "report"]
-
 
 def report(app: FanIn, ref: str = "bank@good", *, deep: bool = False) -> Report:
     """Verify a moment of the bank."""

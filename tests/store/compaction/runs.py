@@ -4,8 +4,6 @@ from slackwater.store.compaction.plan import Compaction, Done
 from slackwater.store.sst.sorted_runs import bounds
 from slackwater.store.versions.manifest import Sst
 
-__all__ = ["PARTITIONS", "a_run", "compaction_of", "merged", "runs_of"]
-
 PARTITIONS = 4
 """State partitions that runs without content are picked among."""
 
