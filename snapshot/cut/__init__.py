@@ -5,6 +5,7 @@ Reads manifests and decides; writes nothing but the requests for snapshots. Not 
 
 __all__ = [
     "consistency",
+    "documents",
     "graph",
     "in_flight",
     "line",
@@ -14,5 +15,6 @@ __all__ = [
     "refs",
     "requests",
     "resolve",
+    "stored",
     "timeline",
 ]

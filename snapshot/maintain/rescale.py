@@ -2,8 +2,8 @@
 
 The new version is the head with another number in it. The SSTs stay as they are: readers go by their hashes, and
 compaction cuts them at the new bounds as it merges them (`store.sst.sorted_runs`, `store.compaction.plan`). It has the
-next epoch, like a claim, so that no batch that was planned for the old number can be committed after it; a runner claims
-the stage again.
+next epoch, like a claim, so that no batch that was planned for the old number can be committed after it; a runner
+claims the stage again.
 """
 
 from dataclasses import dataclass

@@ -14,6 +14,7 @@ __all__ = [
     "protocol",
     "retry",
     "retry_budget",
+    "s3",
     "shared_counts",
     "spooled",
     "stats",
