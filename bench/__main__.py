@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
-from . import plot
-from .memory import Workers
-from .row import Row
+from .support import plot
+from .support.memory import Workers
+from .support.row import Row
 
 OUT = Path(__file__).parent / "out"
 WORKER_LIMIT = 1 << 30

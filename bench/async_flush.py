@@ -18,9 +18,9 @@ from slackwater.pipeline.dev.s3 import EmbeddedS3
 
 from tests.support.s3_proxy import s3_proxy
 
-from . import side
-from .events import TOPIC, cycles, fill
-from .row import Row
+from .support import side
+from .support.events import TOPIC, cycles, fill
+from .support.row import Row
 from .throughput import app_of
 
 LATENCY_S = 0.030

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import side
-from .events import PARTITIONS, fill
-from .row import Row
+from .support import side
+from .support.events import PARTITIONS, fill
+from .support.row import Row
 
 if TYPE_CHECKING:
     from slackwater.pipeline.batch.batch_report import BatchReport

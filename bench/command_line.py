@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from . import snapshots
-from .row import Row
+from .support.row import Row
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from . import side
-from .events import KEYS, PARTITIONS, cycles, fill
-from .row import Row
+from .support import side
+from .support.events import KEYS, PARTITIONS, cycles, fill
+from .support.row import Row
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from . import side
-from .events import PARTITIONS, TOPIC, fill
-from .row import Row
+from .support import side
+from .support.events import PARTITIONS, TOPIC, fill
+from .support.row import Row
 
 if TYPE_CHECKING:
     import slackwater as sw

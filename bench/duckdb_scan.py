@@ -23,7 +23,7 @@ from slackwater.store.read import duckdb_view
 from slackwater.store.versions.manifest import Manifest, Sst
 
 from .multi_get import TABLE, Keyed
-from .row import Row
+from .support.row import Row
 
 KEYS = 5_000_000
 QUICK_KEYS = 1_000_000

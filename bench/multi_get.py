@@ -36,7 +36,7 @@ from slackwater.store.sst import sorted_runs, writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions.manifest import Column, Sst, Table
 
-from .row import Row
+from .support.row import Row
 
 KEYS = 10_000_000
 QUICK_KEYS = 1_000_000

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from . import side
-from .events import PARTITIONS, fill_ranges
 from .large_state import app_of, copy, legs_of, write
-from .row import Row
+from .support import side
+from .support.events import PARTITIONS, fill_ranges
+from .support.row import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from .events import PARTITIONS
-from .row import Row
+from .support.events import PARTITIONS
+from .support.row import Row
 
 
 def rows(folder: Path, quick: bool) -> list[Row]:

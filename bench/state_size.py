@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from . import side
-from .events import PARTITIONS, cycles, fill_ranges
 from .large_state import app_of, write
-from .row import Row
+from .support import side
+from .support.events import PARTITIONS, cycles, fill_ranges
+from .support.row import Row
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 BATCH = 100_000

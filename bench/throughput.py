@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import side
-from .events import KEYS, PARTITIONS, cycles, fill, fill_legs
-from .row import Row
+from .support import side
+from .support.events import KEYS, PARTITIONS, cycles, fill, fill_legs
+from .support.row import Row
 
 if TYPE_CHECKING:
     import slackwater as sw

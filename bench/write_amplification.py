@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from .row import Row
+from .support.row import Row
 
 if TYPE_CHECKING:
     from slackwater.store.objects.protocol import ObjectStore

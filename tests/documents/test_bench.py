@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.memory import Workers
-from bench.row import Row
-from bench.side import PEER
+from bench.support.memory import Workers
+from bench.support.row import Row
+from bench.support.side import PEER
 from tests.support.running import eventually
 
 RATIOS = st.floats(0.01, 100)

@@ -1,0 +1,1 @@
+"""What measurements share: events, sides, rows of the table, memory, the plot."""
