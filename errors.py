@@ -7,6 +7,21 @@ prints both and exits 1. Anything else that escapes is a bug.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+__all__ = [
+    "CommitConflict",
+    "Corruption",
+    "Fenced",
+    "Gone",
+    "NotFound",
+    "ObjectExists",
+    "ObjectNotFound",
+    "Refused",
+    "SlackwaterError",
+    "Unavailable",
+    "Unstorable",
+    "Usage",
+]
+
 
 class SlackwaterError(Exception):
     """Base of all errors a user may see. `hint` is the next step, or empty.

@@ -64,7 +64,7 @@ def test_while_a_stage_is_at_it_a_look_is_a_listing_and_a_read_of_the_request() 
     for heads in (diamond.heads, {"joined": diamond.heads["joined"]}):
         counted = CountingStore(diamond.store)
         completer = Completer(counted, APP, diamond.logs, "test:1")
-        completer.look(heads.values())
+        completer.check(heads.values())
         completer.close()
         assert counted.requests == 2
 
