@@ -5,6 +5,7 @@ command line, `slackwater.toml`, refs such as `app@-5m`, and the arguments of a 
 """
 
 import re
+from contextlib import suppress
 
 from .errors import Usage
 
@@ -25,10 +26,9 @@ _UNITS_MS = _SHORT | {
 }
 _MOST_MS = 10**9 * DAY_MS
 _NUMBER = r"\d{1,18}(?:\.\d{1,18})?"
-_LONGEST_FIRST = "|".join(sorted(_UNITS_MS, key=len, reverse=True))
-_PART = re.compile(rf"({_NUMBER})\s*({_LONGEST_FIRST})s?(?![a-z])\s*", re.ASCII)
+_WORDS = "|".join(unit for unit in _UNITS_MS if len(unit) > 2)
+_PART = re.compile(rf"({_NUMBER})\s*(?:({_WORDS})s?|({'|'.join(_SHORT)}|w))(?![a-z])\s*", re.ASCII)
 _SPAN = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
-_BARE = re.compile(_NUMBER, re.ASCII)
 
 
 def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
@@ -43,15 +43,16 @@ def parse_ms(what: str, text: object, *, bare_seconds: bool = False) -> int:
         Usage: it is written otherwise, or is longer than 10^9 days.
     """
     words = text.strip().lower() if isinstance(text, str) else ""
-    if bare_seconds and _BARE.fullmatch(words):
-        words += "s"
+    if bare_seconds:
+        with suppress(ValueError):  # `1e3` and `.5` are numbers, too; `inf` has no digits then
+            words = f"{float(words):.3f}s"
     if not _SPAN.fullmatch(words):
         expected = "expected a number and a unit, such as '500 ms', '10 seconds' or 7d"
         raise Usage(
             f"{what} {text!r} is not a span of time; {expected}".lstrip(),
             hint="the units are ms, s, m, h, d and w, or whole words; several add up: 1d12h",
         )
-    span_ms = sum(_part_ms(number, _UNITS_MS[unit]) for number, unit in _PART.findall(words))
+    span_ms = sum(_part_ms(number, _UNITS_MS[word or letter]) for number, word, letter in _PART.findall(words))
     if span_ms > _MOST_MS:
         raise Usage(f"{what} {text!r} is longer than {_MOST_MS // DAY_MS:,} days".lstrip())
     return span_ms

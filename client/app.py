@@ -180,6 +180,8 @@ class StoredApp(Shown):
         if "@" in text or "/" in text:
             if text.partition("@")[0].partition("/")[0] != self._name:
                 raise Usage(f"{text} is a moment of another app; expected one of {self._name!r}")
+            if stage:
+                raise Usage(f"{text} is a whole ref, and stage {stage!r} beside it says something else; leave one out")
             return text
         return f"{self._name}/{stage}@{text}" if stage else f"{self._name}@{text}"
 

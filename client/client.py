@@ -1,6 +1,7 @@
 """Where a notebook begins: a store, the apps in it, and what all of them are reached with."""
 
 from collections.abc import Callable
+from threading import Event
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -43,13 +44,20 @@ class Client(Shown):
         store: the objects under the store root.
         cache: where SSTs of a remote store come to lie on this machine.
         channels: the topics between stages; gives None when nothing says where Kafka is.
+        closed: set once it is closed; clients that share a cache share it.
     """
 
-    def __init__(self, store: ObjectStore, cache: SstCache, channels: Callable[[], Kafka | None]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        channels: Callable[[], Kafka | None],
+        closed: Event | None = None,
+    ) -> None:
         self._store = store
         self._cache = cache
         self._channels = channels
-        self._closed = False
+        self._closed = closed or Event()
 
     @property
     def root(self) -> str:
@@ -79,13 +87,13 @@ class Client(Shown):
 
     def close(self) -> None:
         """Close the local cache's files. Results that were given out stay; asking for more raises `Usage`."""
-        self._closed = True
+        self._closed.set()
         self._cache.close()
 
     @property
     def store(self) -> ObjectStore:
         """The objects under the root. Raises `Usage` once the client is closed."""
-        if self._closed:
+        if self._closed.is_set():
             raise Usage("this client is closed", hint="sw.open() opens another")
         return self._store
 
@@ -100,7 +108,7 @@ class Client(Shown):
 
     def beside(self, store: ObjectStore) -> "Client":
         """A client of another store, which is closed with this one."""
-        return Client(store, self._cache, self._channels)
+        return Client(store, self._cache, self._channels, self._closed)
 
     def __enter__(self) -> Self:
         return self
@@ -111,4 +119,4 @@ class Client(Shown):
         self.close()
 
     def _view(self) -> View:
-        return View(f"slackwater store {self.root}{' (closed)' if self._closed else ''}")
+        return View(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}")

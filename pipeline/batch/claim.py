@@ -44,11 +44,6 @@ class Checked:
     starts: Mapping[str, StartPosition]
     offsets: Mapping[str, Bounds]
 
-    @property
-    def version(self) -> int:
-        """The head's; 0 for a new stage."""
-        return self.head.version if self.head is not None else 0
-
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
@@ -92,10 +87,10 @@ class Claimer:
         _agreed(stage, shape.table, checked.head)
         log_unseen(stage.name, checked.starts)
 
-    def claim(self, stage: Stage, shape: Shape, now_ms: int, checked: Checked | None = None) -> Manifest:
+    def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
         """Commit a claim of the stage and return it. Raises as `check` and `check_shape` do.
 
-        Kafka is asked again only where `checked` is of another version than the one that the claim follows.
+        Kafka is asked again: retention may have taken records since the check, while Spark started.
         """
         if bring_back(self.store, self.app.name, stage.name, by=self.by):
             _log.warning("stage %s/%s was retired and is back: it goes on where it stopped", self.app.name, stage.name)
@@ -103,9 +98,8 @@ class Claimer:
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
             table = _agreed(stage, shape.table, known)
-            offsets = dict(checked.offsets) if checked is not None and checked.version == draft.version - 1 else {}
             return replace(
-                start_at(self.store, draft, self._starts(stage, known, offsets), self.by),
+                start_at(self.store, draft, self._starts(stage, known, {}), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},

@@ -49,7 +49,9 @@ class Places:
         A worker is reused from batch to batch, and with it what it has open, whatever credentials a batch brings.
         """
         place, cache = take(self.s3), self.cache_here()
-        return _open(_Storage(self.app, self.stage, self.spool, self.store, place, self.patience_s, cache))
+        return _open(
+            _Storage(self.app, self.stage, self.spool, self.store, place, self.s3_settings, self.patience_s, cache)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class _Storage:
     spool: str
     root: str
     place: S3Place | None
+    s3_settings: S3Settings | None
     patience_s: float
     cache: tuple[str, int, int]
 
@@ -76,5 +79,5 @@ def _open(storage: _Storage) -> tuple[CountingStore, ObjectStore, SstCache]:
 @lru_cache(maxsize=8)
 def _open_for_all(storage: _Storage) -> tuple[ObjectStore, SstCache]:
     folder, max_bytes, hot_bytes = storage.cache
-    opened = open_store(storage.root, patience_s=storage.patience_s, place=storage.place)
+    opened = open_store(storage.root, patience_s=storage.patience_s, settings=storage.s3_settings, place=storage.place)
     return opened, SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)

@@ -58,7 +58,9 @@ class Backpressure:
         for reader, max_records in self._max_records.items():
             inputs = self._tips[reader].inputs if reader in self._tips else {}
             for name, at in inputs.items():
-                if at.upstream in self._heads and _backlog(self._heads[at.upstream].outputs[name], at) > max_records:
+                writer = self._heads.get(at.upstream)
+                # Who wrote the channel may not do so any more.
+                if writer is not None and name in writer.outputs and _backlog(writer.outputs[name], at) > max_records:
                     yield at.upstream
 
 

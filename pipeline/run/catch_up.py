@@ -35,6 +35,12 @@ class CatchUp:
         Raises:
             Unavailable: Storage did not answer.
         """
+        elsewhere = {
+            at.upstream for head in heads.values() for at in head.inputs.values() if at.upstream
+        } - heads.keys()
+        for writer in elsewhere - self._done.keys():
+            found = history.head(self._store, self._app, writer)
+            self._done[writer] = found.version if found is not None else 0
         for stage, head in heads.items():
             if stage not in self._done and all(self._has_read(name, at, heads) for name, at in head.inputs.items()):
                 self._done[stage] = head.version
@@ -43,9 +49,6 @@ class CatchUp:
     def _has_read(self, name: str, at: Input, heads: Mapping[str, Manifest]) -> bool:
         if not at.upstream:
             return all(read >= end for read, end in zip_longest(at.offsets, self._ends[at.topic], fillvalue=0))
-        if at.upstream not in heads and at.upstream not in self._done:
-            head = history.head(self._store, self._app, at.upstream)
-            self._done[at.upstream] = head.version if head is not None else 0
         if at.upstream not in self._done:
             return False
         left = max(0, self._done[at.upstream] - at.version)

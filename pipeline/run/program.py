@@ -65,7 +65,9 @@ def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]
     """Run an app that this process declares. Raises as `runner.run` does."""
     on_path(options.py_files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
-        _send_by_value(sys.modules[name])
+        # A module that was loaded by hand need not be known by its name.
+        if (module := sys.modules.get(name)) is not None:
+            _send_by_value(module)
     run(app, options, on_commit)
 
 

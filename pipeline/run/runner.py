@@ -106,10 +106,7 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
         # From its identity on an app is there for everybody.
         apps.ensure_app(start.store, AppInfo(start.app.name, _now_ms()))
     start.claimer.create_channels(start.stages)
-    return {
-        stage.name: start.claimer_of(stage).claim(stage, known[stage.name], _now_ms(), start.checked[stage.name])
-        for stage in start.stages
-    }
+    return {stage.name: start.claimer_of(stage).claim(stage, known[stage.name], _now_ms()) for stage in start.stages}
 
 
 def _build(

@@ -81,7 +81,7 @@ class Supervisor:
                 self._announcer.announce_moved(self._positions())
                 self._news.doing("waiting for the snapshot under way to be written")
             if not self._stop.is_set():
-                self._raise_failures()
+                self._raise_failures(halted=True)
             self._complete_snapshots()
 
     def _start(self) -> None:
@@ -165,9 +165,11 @@ class Supervisor:
                     return
                 thread.join(_LOOK_S / 2)
 
-    def _raise_failures(self) -> None:
+    def _raise_failures(self, *, halted: bool = False) -> None:
+        """Raise what has stopped a stage; of queries that were halted, only what their runners say."""
         for runner, query in zip(self._runners, self._queries, strict=False):
-            failed = None if query.isActive else query.exception()
+            # All that was to be read is committed by then, and a batch on later records may die of being halted.
+            failed = None if halted or query.isActive else query.exception()
             if runner.error is None and failed is None:
                 continue
             if isinstance(runner.error, SlackwaterError):

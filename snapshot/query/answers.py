@@ -75,5 +75,8 @@ def answer(
 
 
 def as_relation(rows: pa.Table) -> duckdb.DuckDBPyRelation:
-    """Rows as a DuckDB relation on a connection of its own, which lives as long as the relation and knows no store."""
-    return duckdb.connect().from_arrow(rows)
+    """Rows as a DuckDB relation on a connection of its own, which lives as long as the relation.
+
+    SQL upon it can neither read nor write files.
+    """
+    return duckdb.connect(config={"enable_external_access": False, "lock_configuration": True}).from_arrow(rows)

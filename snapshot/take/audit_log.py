@@ -59,7 +59,7 @@ def find_operation(
     store: ObjectStore, app: str, verb: str, is_meant: Callable[[str], bool], *, since_ms: int = 0
 ) -> Operation | None:
     """The newest operation of that verb, since that time, whose detail is meant. One listing, and a read for each."""
-    since = takewhile(lambda done: done.time_ms >= since_ms, _newest_first(store, app))
+    since = _newest_first(store, app, since_ms)
     return next((done for done in since if done.verb == verb and is_meant(done.detail)), None)
 
 
@@ -68,9 +68,18 @@ def list_operations(store: ObjectStore, app: str, limit: int = 0) -> tuple[Opera
     return tuple(islice(_newest_first(store, app), min(limit, sys.maxsize) or None))
 
 
-def _newest_first(store: ObjectStore, app: str) -> Iterator[Operation]:
+def _newest_first(store: ObjectStore, app: str, since_ms: int = 0) -> Iterator[Operation]:
     listed = sorted(documents(store, keys.operations(app)), key=lambda info: info.key, reverse=True)
-    return read_documents(store, listed, Operation, lambda done: keys.operation(app, done.id))
+    # By their keys: what is older is not read, be it damaged.
+    since = takewhile(lambda info: _time_ms(info.key) >= since_ms, listed)
+    return read_documents(store, since, Operation, lambda done: keys.operation(app, done.id))
+
+
+def _time_ms(key: str) -> int:
+    try:
+        return ULID.from_str(key.rpartition("/")[2].removesuffix(".json")).milliseconds
+    except ValueError:
+        return 0
 
 
 def whoami() -> str:

@@ -178,6 +178,10 @@ def _open_cut(store: ObjectStore, at: Ref | Cut, found: list[Checked]) -> tuple[
             stages_of(store, at.app, "" if isinstance(at, Cut) else at.stage)
             snapshot = read_snapshot(store, at.app, name)
             versions = snapshot.stages
+            if isinstance(at, Cut) and versions != at.versions:
+                raise NotFound(
+                    f"snapshot of app {at.app!r}", name, found="it was removed, and taken again at another moment"
+                )
         elif isinstance(at, Cut):
             versions, thinned = at.versions, at.thinned
         else:

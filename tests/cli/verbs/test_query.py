@@ -99,7 +99,7 @@ def test_a_query_of_a_local_store_loads_nothing_that_it_does_not_use() -> None:
         "sys.argv[1:] = ['query', 'flights', 'FROM carriers']\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code, end.code\n"
-        "heavy = {'boto3', 'botocore', 'confluent_kafka', 'pandas', 'pyspark'} & sys.modules.keys()\n"
+        "heavy = {'boto3', 'botocore', 'confluent_kafka', 'pyspark'} & sys.modules.keys()\n"
         "print(*sorted(heavy), file=sys.stderr)"
     )
     # How long it takes is measured by `make bench`; what it must not wait for is this.
