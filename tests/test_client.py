@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
 import pytest
 import slackwater as sw
 from slackwater.client import Client, StoredApp
 from slackwater.client.shown import Shown, View
 from slackwater.snapshot.bisect.verdict import Step
-from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.take.audit_log import list_operations, record, record_once
+from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import keys
 
 from .support.histories import START_MS, Clock, Flight, FlightsApp, Kafka, flights
 
@@ -92,6 +95,46 @@ def test_a_moment_is_asked_for_as_behind_the_at_of_a_ref(app: StoredApp, history
 def test_what_is_no_moment_of_the_app_is_refused(app: StoredApp, text: str) -> None:
     with pytest.raises(sw.errors.Usage):
         app.at(text)
+
+
+def test_a_whole_ref_and_a_stage_beside_it_are_refused(app: StoredApp) -> None:
+    with pytest.raises(sw.errors.Usage, match="leave one out"):
+        app.at("flights/carriers@v2", stage="aircraft")
+
+
+def test_a_snapshot_that_was_taken_again_meanwhile_is_not_verified_in_its_place(
+    app: StoredApp, history: FlightsApp
+) -> None:
+    pin(history.store, app.at()._cut, "again", by="ada@host")
+    then = app.at("again")
+    remove(history.store, "flights", "again")
+    history.run(flights(10))
+    pin(history.store, app.at()._cut, "again", by="ada@host")
+    with pytest.raises(sw.errors.NotFound, match="taken again at another moment"):
+        then.verify()
+    assert app.at("again").verify().consistent
+
+
+def test_nothing_that_is_done_to_a_relation_writes_a_file(app: StoredApp, tmp_path: Path) -> None:
+    relation = app.at().query("FROM carriers")
+    with pytest.raises(duckdb.Error):
+        relation.query("rows", f"COPY rows TO '{tmp_path / 'rows.csv'}'")
+    assert not (tmp_path / "rows.csv").exists()
+
+
+def test_clients_that_share_a_cache_are_closed_together(client: Client, tmp_path: Path) -> None:
+    other = client.beside(LocalStore(tmp_path / "other"))
+    client.close()
+    with pytest.raises(sw.errors.Usage, match="closed"):
+        _ = other.apps
+
+
+def test_an_older_entry_of_the_log_that_is_damaged_does_not_stop_a_verb(app: StoredApp, history: FlightsApp) -> None:
+    old = record(history.store, "flights", "clone", "x", "ada@host")
+    history.store.put(keys.operation("flights", old.id), b"{")
+    record_once(history.store, "flights", "snapshot rm", "y", "ada@host", since_ms=old.time_ms + 1)
+    with pytest.raises(sw.errors.Corruption):
+        list_operations(history.store, "flights")
 
 
 def test_a_moment_stays_what_it_is_while_the_app_goes_on(app: StoredApp, history: FlightsApp) -> None:

@@ -149,9 +149,7 @@ def test_a_retired_stage_comes_back_unless_what_it_has_to_read_was_collected(
         claimer.check(reader)
 
 
-def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(
-    kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
+def test_a_claim_asks_kafka_again_since_time_has_passed_since_the_check(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     client = {"bootstrap.servers": kafka.bootstrap}
     app = sw.App(f"a{uuid4().hex[:8]}")
     events = f"events-{app.name}"
