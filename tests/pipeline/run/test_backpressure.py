@@ -58,3 +58,9 @@ def test_what_a_reader_has_read_and_not_committed_yet_holds_nobody(backpressure:
     # What a writer has not committed is not there to be read.
     backpressure.move(writer(500), writer(900))
     assert not backpressure.flag("w").exists()
+
+
+def test_a_channel_that_has_another_writer_by_now_holds_nobody(backpressure: Backpressure) -> None:
+    moved = Manifest("a", "w", 1, 1, "x", 1, "batch")
+    look(backpressure, {"w": moved, "r": reader(0)})
+    assert not backpressure.flag("w").exists()
