@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slackwater.pipeline.batch import stage_runner
 from slackwater.pipeline.run.spool_folder import beside
 from slackwater.store.compaction import merge
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Manifest
 
-_commit = stage_runner.commit.commit
+_commit = commit.commit
 _merge = merge.run
 _stage, _, _when = os.environ["SABOTAGE"].partition(" ")
 
@@ -66,4 +66,4 @@ def _runs_ahead(manifest: Manifest) -> bool:
 if _when == "merges":
     merge.run = _merge_late
 else:
-    stage_runner.commit.commit = _die_before
+    commit.commit = _die_before
