@@ -11,7 +11,6 @@ from urllib.request import urlopen
 
 import boto3
 import psutil
-import pyspark
 import pytest
 from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -69,7 +68,7 @@ class Guarded(Ledger):
         return {
             **super().environment(),
             # On the one machine that all these are, the Python of local masters will do; it starts sooner.
-            "PYSPARK_PYTHON": _script(self.folder, Path(pyspark.__file__).parent),
+            "PYSPARK_PYTHON": _script(self.folder),
             "SLACKWATER_KAFKA": self.guarded,
             **{f"SLACKWATER_KAFKA_PROPERTIES_{name}": value for name, value in properties.items()},
         }
