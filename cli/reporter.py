@@ -158,7 +158,7 @@ def reporting(output: Output, *, quiet: bool) -> Iterator[Reporter]:
             reporter.tick()
 
     ticking = threading.Thread(target=go_on, name="reporter", daemon=True)
-    log, handler = logging.getLogger("slackwater"), terminal.Lines(reporter.note)
+    log, handler = logging.getLogger("slackwater"), terminal.Lines(reporter.note, quoting=False)
     if not quiet:
         ticking.start()
         log.addHandler(handler)

@@ -102,24 +102,25 @@ def silence() -> None:
 
 def handle_everything() -> None:
     """From here on, what nobody else handles comes out here: log records, warnings, errors of threads."""
-    logging.lastResort = Lines(print_note)
+    logging.lastResort = Lines(print_note, quoting=True)
     warnings.showwarning = lambda message, category, *_: print_note(f"{category.__name__}: {message}")
     sys.excepthook = _uncaught
     threading.excepthook = lambda args: None if args.exc_value is None else print_traceback(args.exc_value)
 
 
 class Lines(logging.Handler):
-    """Warnings and errors of the log as lines, by `note`; tracebacks are quoted under them."""
+    """Warnings and errors of the log as lines, by `note`; with `quoting`, tracebacks are quoted under them."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], *, quoting: bool) -> None:
         super().__init__(logging.WARNING)
         self._note = note
+        self._quoting = quoting
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print it."""
         try:
             self._note(record.getMessage())
-            if record.exc_info and record.exc_info[1] is not None:
+            if self._quoting and record.exc_info and record.exc_info[1] is not None:
                 print_traceback(record.exc_info[1])
         except Exception:
             # What cannot be shown must not end what it is about.

@@ -152,7 +152,7 @@ def test_rich_finds_no_markup_in_data() -> None:
 
 
 def test_log_records_and_lines_of_spark_are_shown_like_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = terminal.Lines(terminal.print_note)
+    handler = terminal.Lines(terminal.print_note, quoting=True)
     logger = logging.Logger("strangers")
     logger.addHandler(handler)
     logger.warning("topic %s is away", FORGED)
