@@ -17,20 +17,20 @@ from pyspark import TaskContext
 
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
-from ...store.read import multi_get
 from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
 from ...store.read.version_stats import looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
-from ...store.sst.hashing import hash_keys, normalise_keys, partition_of, same_keys, sort_keys
+from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Sst, Table
 from ..api.app import Repartition
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..source.worker import configure_worker
+from ..state.merge import Base, merge
 from ..state.multi_input import apart
-from ..state.protocol import BoundState, Groups
+from ..state.protocol import BoundState
 from .places import Places
 
 RESULT_SCHEMA = "result binary"
@@ -148,7 +148,6 @@ class StateTask:
         if rows is None:
             return
         attempt = _attempt(self.writer, self.version)
-        key = [column.name for column in self.table.key]
         reads = Reads()
         counted, store, cache = self.places.open()
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
@@ -158,7 +157,7 @@ class StateTask:
         # One partition a task is what Spark's plan gives; correct for any number of them.
         for partition in np.unique(partitions).tolist():
             mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
-            made, out, latest = self._merge(mine, key, partition, store, cache, reads)
+            made, out, latest = self._merge(mine, partition, store, cache, reads)
             written += [made] if made else []
             emitted += [out] if out else []
             event_ms += [latest] if latest is not None else []
@@ -179,35 +178,14 @@ class StateTask:
         )
 
     def _merge(
-        self, rows: pa.Table, key: list[str], partition: int, store: ObjectStore, cache: SstCache, reads: Reads
+        self, rows: pa.Table, partition: int, store: ObjectStore, cache: SstCache, reads: Reads
     ) -> tuple[Sst | None, tuple[pa.Table, ...], int | None]:
         """Merge the rows of one state partition: the SST, what is emitted, and the largest event time written."""
-        rows, groups = group(rows, key)
-        starts = pa.array(groups.starts)
-        hashes = rows["_hash"].take(starts).combine_chunks()
-        keys = rows.select(key).take(starts)
         ssts = sorted_runs.touching(self.ssts, partition, self.table.partitions)
-        old, found = multi_get.multi_get(
-            store, cache, ssts, self.table, hashes.to_numpy(), keys, reads, clock_ms=self.clock_ms
-        )
-        merged = self.state.merge(rows.select([*key, *self.state.needs]), groups, keys, old)
-        deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
-        # Nothing to remember of a key that was not there and is deleted.
-        write = ~(deleted & ~found) if merged.changed is None else merged.changed & ~(deleted & ~found)
-        new = pa.table(
-            [
-                hashes,
-                *keys.columns,
-                *merged.values.columns,
-                pa.repeat(pa.scalar(self.version, pa.int64()), groups.num),
-                pa.array(deleted.astype(np.uint8)),
-            ],
-            names=["_hash", *key, *merged.values.column_names, "_seq", "_op"],
-        )
-        if not write.all():
-            new = new.filter(pa.array(write))
+        base = Base(self.table, ssts, self.clock_ms)
+        new, emitted = merge(rows, base, self.state, self.version, store, cache, reads)
         if new.num_rows == 0:
-            return None, merged.emitted, None
+            return None, emitted, None
         new = expiry.with_expiry(new, self.table, self.clock_ms)
         made = sst.write(
             store,
@@ -218,32 +196,4 @@ class StateTask:
             partition=partition,
             rows=new,
         )
-        return made, merged.emitted, expiry.latest_event_ms(new, self.table.ttl)
-
-
-def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:
-    """Sort rows by (`_hash`, key) and tell which belong together. Keys are normalised: -0.0 is 0.0, NaN is one."""
-    rows = normalise_keys(rows, key)
-    hashes = rows["_hash"].to_numpy()
-    order = np.argsort(hashes, kind="stable")
-    rows = rows.take(pa.array(order)).combine_chunks()
-    hashes = hashes[order]
-    same_hash = hashes[1:] == hashes[:-1]
-    same_key = _same_as_before(rows, key, np.flatnonzero(same_hash) + 1)
-    if not same_key.all():
-        # Two keys share a hash somewhere: rare enough to sort all rows again, by the key too.
-        rows = rows.take(pa.array(sort_keys(hashes, rows.select(list(key)))[0]))
-        candidates = np.flatnonzero(same_hash) + 1
-        same_key = _same_as_before(rows, key, candidates)
-        begins = np.ones(rows.num_rows, bool)
-        begins[candidates[same_key]] = False
-    else:
-        begins = np.concatenate(([True], ~same_hash))
-    ids = (np.cumsum(begins) - 1).astype(np.int32)
-    return rows, Groups(ids, np.flatnonzero(begins))
-
-
-def _same_as_before(rows: pa.Table, key: Sequence[str], at: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Whether the rows at these positions have the key of the row before."""
-    keys = rows.select(list(key))
-    return same_keys(keys.take(pa.array(at)), keys.take(pa.array(at - 1)), key)
+        return made, emitted, expiry.latest_event_ms(new, self.table.ttl)
