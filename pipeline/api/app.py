@@ -135,6 +135,8 @@ class App:
 
     name: str
     stages: dict[str, Stage] = field(default_factory=dict)
+    file: Path | None = None
+    """The file that declares it, where it was loaded from one."""
 
     def __post_init__(self) -> None:
         check_name("app", self.name)

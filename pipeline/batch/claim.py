@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import xxhash
 from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
@@ -15,7 +16,7 @@ from ...snapshot.maintain.retire import bring_back
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
-from ...store.versions.manifest import Manifest, Output, Table
+from ...store.versions.manifest import Manifest, Output, Program, Table
 from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST, StartingOffsets
@@ -103,6 +104,7 @@ class Claimer:
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
+                program=_program(self.app),
             )
 
         return commit.claim(
@@ -171,6 +173,12 @@ class Claimer:
                     nothing = (0,) * channel.partitions
                     return nothing, nothing
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+
+
+def _program(app: App) -> Program | None:
+    if app.file is None:
+        return None
+    return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
 
 
 def _check_declared(stage: Stage, key: tuple[str, ...], stored: Table | None) -> None:

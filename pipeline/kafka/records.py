@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Message
 
@@ -36,6 +37,31 @@ def read_range(
     """
     with clients(kafka).consumer() as consumer:
         yield from _Range(consumer, kafka, topic, partition, end, gone).read(start, patience_s)
+
+
+def message_at(
+    kafka: Kafka, topic: str, partition: int, offset: int, *, patience_s: float
+) -> tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...]]:
+    """Key, value, timestamp in ms and headers of one message. Raises as `read_range` does."""
+    for (message,) in read_range(kafka, topic, partition, offset, offset + 1, patience_s=patience_s):
+        headers = tuple((name, value) for name, value in message.headers() or ())
+        return message.key(), message.value(), message.timestamp()[1], headers
+    raise Gone(f"there is no message at {topic}[{partition}]@{offset} any more")
+
+
+def topic_columns(messages: Sequence[Message]) -> list[pa.Array]:
+    """The columns of Structured Streaming's Kafka source, in its order, a row for each message of one partition."""
+    stamps = [message.timestamp() for message in messages]
+    return [
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        pa.repeat(pa.scalar(messages[0].topic(), pa.string()), len(messages)),
+        pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), len(messages)),
+        pa.array([message.offset() for message in messages], pa.int64()),
+        pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
+        # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
+        pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

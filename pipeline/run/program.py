@@ -58,7 +58,7 @@ def load_app(path: str, *, name: str | None = None) -> App:
         names = ", ".join(repr(app.name) for app in found.values()) or "none"
         raise Usage(f"{path} declares {len(found)} apps ({names}); expected exactly one slackwater.App(...)")
     (app,) = found.values()
-    return app if name is None else replace(app, name=name)
+    return replace(app, name=name or app.name, file=file)
 
 
 def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:

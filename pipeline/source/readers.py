@@ -25,7 +25,7 @@ from ...store.objects.shared_counts import SharedCounts
 from ..kafka.clients import server
 from ..kafka.messages import decode, read_rows
 from ..kafka.patience import Patience
-from ..kafka.records import read_range
+from ..kafka.records import read_range, topic_columns
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
@@ -129,18 +129,7 @@ class TopicReader(_Reader):
         schema = to_arrow_schema(self._schema, timezone="UTC")
         where = (partition.topic, partition.partition, partition.start, partition.end)
         for messages in read_range(self._private.kafka, *where, patience_s=self._options.patience_s):
-            stamps = [message.timestamp() for message in messages]
-            columns = [
-                pa.array([message.key() for message in messages], pa.binary()),
-                pa.array([message.value() for message in messages], pa.binary()),
-                pa.repeat(pa.scalar(partition.topic), len(messages)),
-                pa.repeat(pa.scalar(partition.partition, pa.int32()), len(messages)),
-                pa.array([message.offset() for message in messages], pa.int64()),
-                pa.array([stamp for _, stamp in stamps], pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")),
-                # librdkafka counts the kinds from "not available" = 0, Kafka and Spark from CreateTime = 0.
-                pa.array([kind - 1 for kind, _ in stamps], pa.int32()),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(topic_columns(messages), schema=schema)
 
 
 class ChannelReader(_Reader):

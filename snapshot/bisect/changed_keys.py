@@ -16,7 +16,7 @@ from ...store.read.multi_get import multi_get
 from ...store.sst import expiry, ttl
 from ...store.sst.hashing import hash_keys, normalise_keys, sort_keys
 from ...store.sst.python_values import python_rows
-from ...store.sst.types import SEQ, arrow_schema
+from ...store.sst.types import SEQ, arrow_schema, sst_schema
 from ...store.versions.manifest import Manifest, Table
 from ..query.columns import visible_schema
 
@@ -112,7 +112,8 @@ def changed_keys(
     named = keys is not None
     if keys is None:
         expired = _expired_keys(store, cache, before, after, table)
-        keys = _in_order(pa.concat_tables([_written_keys(store, cache, after, table), expired]))
+        written = written_rows(store, cache, after, table).select(expired.schema.names)
+        keys = _in_order(pa.concat_tables([written, expired]))
     order, repeats = sort_keys(hash_keys(keys, keys.schema.names), keys)
     keys = keys.take(pa.array(np.sort(order[~repeats])))  # each once, in the order in which they come first
     earlier, was = _values(store, cache, before, table, keys)
@@ -133,16 +134,20 @@ def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:
         return None
 
 
-def _written_keys(store: ObjectStore, cache: SstCache, manifest: Manifest, table: Table) -> pa.Table:
-    """The keys of the rows that this version wrote, tombstones included."""
-    schema = arrow_schema(table.key)
+def written_rows(store: ObjectStore, cache: SstCache, manifest: Manifest, table: Table) -> pa.Table:
+    """The rows that this version wrote, as SSTs hold them: internal columns and tombstones included.
+
+    Raises:
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
     written = [
-        rows.filter(pc.equal(rows.column(SEQ), manifest.row_seq)).select(schema.names)
+        rows.filter(pc.equal(rows.column(SEQ), manifest.row_seq))
         for sst in manifest.ssts
         if sst.seq_min <= manifest.row_seq <= sst.seq_max
         for rows in [cache.open(store, sst, table).table]
     ]
-    return pa.concat_tables(written) if written else schema.empty_table()
+    return pa.concat_tables(written) if written else sst_schema(table).empty_table()
 
 
 def _expired_keys(

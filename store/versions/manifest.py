@@ -175,6 +175,14 @@ class Span(Struct, frozen=True):
     up_to: fits.Seq
 
 
+class Program(Struct, frozen=True):
+    """The file that declared a stage when it was claimed, on the claimer's machine."""
+
+    path: fits.Line
+    checksum: fits.Checksum
+    """xxh3_128 of its bytes, hexadecimal."""
+
+
 class Manifest(Struct, frozen=True):
     """One committed version of one stage."""
 
@@ -208,6 +216,8 @@ class Manifest(Struct, frozen=True):
     """From the batch's plan to this commit."""
     by: fits.Line = ""
     """host:pid of the writer, for messages to people."""
+    program: Program | None = None
+    """What declares the stage, as its last claim found it; None where that was no file. A replay looks there."""
     seq: fits.Seq = 0
     """`_seq` of the rows that this version wrote, where it is not the version's own number: 0 where it is. A batch that
     lost its number to a compaction is committed under a later one, and its SSTs are written by then."""

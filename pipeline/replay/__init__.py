@@ -1,0 +1,6 @@
+"""Running one batch of history again, whole or in part, on a Spark of this machine: nothing of the app is touched.
+
+What to run next is decided without Spark in `snapshot/bisect/`.
+"""
+
+__all__ = ["function", "inputs", "program", "record", "stage_replay"]

@@ -1,0 +1,162 @@
+"""What one version read, record by record, from Kafka: each record with its address and its time.
+
+Of a user's topic a record is a message; of a repartition topic it is a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import Refused
+from ...snapshot.cut.stored import ADDRESS
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history
+from ...store.versions.manifest import Input, Manifest
+from ..kafka.clients import Kafka
+from ..kafka.messages import decode_addressed, header_of, read_rows
+from ..kafka.records import Message, read_range, topic_columns
+
+_TIME = "_time"
+_VERSION = "_version"
+_PLACE = pa.schema(
+    [*zip(ADDRESS, (pa.int32(), pa.int64(), pa.int32()), strict=True), (_TIME, pa.int64()), (_VERSION, pa.int64())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """The records that one version read on one input, in the order of Kafka's partitions and offsets.
+
+    Attributes:
+        topic: The Kafka topic.
+        upstream: The stage that wrote them; empty for a user's topic.
+        rows: As the stage's function gets them.
+        place: Of each record: its `ADDRESS` (of a message, the row is 0), the time of its message in ms, and the
+            version of the upstream stage that sent it (0 for a user's topic).
+    """
+
+    topic: str
+    upstream: str
+    rows: pa.Table
+    place: pa.Table
+
+    def column(self, name: str) -> npt.NDArray[np.int64]:
+        """A column of `place`."""
+        return np.asarray(self.place[name].to_numpy(), np.int64)
+
+    @property
+    def times_ms(self) -> npt.NDArray[np.int64]:
+        """When the records' messages were made, by their timestamps."""
+        return self.column(_TIME)
+
+    @property
+    def versions(self) -> npt.NDArray[np.int64]:
+        """The upstream versions that sent them."""
+        return self.column(_VERSION)
+
+
+def read_inputs(
+    kafka: Kafka,
+    store: ObjectStore,
+    before: Manifest | None,
+    after: Manifest,
+    schemas: Mapping[str, pa.Schema],
+    *,
+    patience_s: float,
+) -> dict[str, Records]:
+    """What a version read, by the input's declared name.
+
+    Args:
+        kafka: librdkafka client properties.
+        store: The store of the app.
+        before: The version before it.
+        after: The version.
+        schemas: The columns that the stage's function gets, by the input's declared name.
+        patience_s: How long the broker may be away.
+
+    Raises:
+        Gone: Kafka does not have all of it any more.
+        Corruption: A repartition topic holds something else than its writer's manifests say.
+        NotFound: A manifest upstream was collected.
+        Refused: The program reads other columns than were sent; or a topic cannot be read.
+        Unavailable: The broker has been away for longer than `patience_s`.
+    """
+    found = {}
+    for name, schema in schemas.items():
+        end = after.inputs[name]
+        start = before.inputs.get(name) if before is not None else None
+        reader = _Reader(kafka, name, schema, start, end, patience_s)
+        found[name] = reader.channel(store, after.app) if end.upstream else reader.topic()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one input from where one version stood to where the next did."""
+
+    kafka: Kafka
+    name: str
+    schema: pa.Schema
+    start: Input | None
+    end: Input
+    patience_s: float
+
+    def topic(self) -> Records:
+        """The records of a user's topic."""
+        chunks = [
+            pa.Table.from_arrays(topic_columns(messages), schema=self.schema)
+            for where in self._ranges()
+            for messages in read_range(self.kafka, self.end.topic, *where, patience_s=self.patience_s)
+        ]
+        rows = pa.concat_tables(chunks) if chunks else self.schema.empty_table()
+        nothing = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
+        times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+        place = [rows["partition"], rows["offset"], nothing.cast(pa.int32()), times, nothing]
+        return Records(self.end.topic, "", rows, pa.table(place, schema=_PLACE))
+
+    def channel(self, store: ObjectStore, app: str) -> Records:
+        """The rows of a repartition topic."""
+        after = self.start.version if self.start is not None else 0
+        senders = {
+            attempt: version
+            for version in range(after + 1, self.end.version + 1)
+            for attempt in history.read(store, app, self.end.upstream, version).outputs[self.name].attempts
+        }
+
+        def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:
+            for message in messages:
+                for rows in decode_addressed([message], frozenset(senders)):
+                    for name, value in ((_TIME, message.timestamp()[1]), (_VERSION, senders[header_of(message)])):
+                        rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.int64()), rows.num_rows))
+                    yield rows
+
+        passed = zip_longest(self.start.passed if self.start is not None else (), self.end.passed, fillvalue=0)
+        counts = [to - at for at, to in passed] if self.end.passed else None
+        chunks = [
+            rows
+            for where in self._ranges()
+            for sent in (counts[where[0]] if counts else None,)
+            for rows in read_rows(self.kafka, self.end.topic, *where, sent, decoded, patience_s=self.patience_s)
+        ]
+        found = pa.concat_tables(chunks) if chunks else pa.schema([*self.schema, *_PLACE]).empty_table()
+        rows = found.drop_columns(_PLACE.names)
+        if rows.schema.names != self.schema.names or rows.schema.types != self.schema.types:
+            raise Refused(
+                f"the program's {self.name!r} has columns ({self.schema.to_string()}), and others were sent "
+                f"({rows.schema.to_string()})",
+                hint="replay with the program that ran then",
+            )
+        return Records(self.end.topic, self.end.upstream, rows.cast(self.schema), found.select(_PLACE.names))
+
+    def _ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Partition, first offset, and the offset after the last, where there is anything."""
+        starts = self.start.offsets if self.start is not None else ()
+        for partition, (first, last) in enumerate(zip_longest(starts, self.end.offsets, fillvalue=0)):
+            if first < last:
+                yield partition, first, last

@@ -1,0 +1,225 @@
+"""One version of one stage, run again with any of the records that it read. The app sees nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from msgspec.structs import replace
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from ...errors import NotFound, Refused
+from ...snapshot.bisect.record import Address
+from ...store.read.read_stats import Reads
+from ...store.sst import expiry, ttl
+from ...store.sst import writer as sst
+from ...store.sst.hashing import partition_of
+from ...store.versions import history
+from ...store.versions.manifest import Manifest, Table
+from ..api.app import Stage
+from ..batch.schemas import Shape
+from ..spark.provenance import RECORD
+from ..state.merge import Base, merge
+from .function import function_rows
+from .inputs import Records, read_inputs
+from .program import Program
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StageReplay:
+    """A batch of history, and the records that it read, numbered from 0 in the order of their time.
+
+    Of one time, they are in the order of inputs, partitions and offsets.
+    """
+
+    program: Program
+    before: Manifest
+    """The version before it."""
+    after: Manifest
+    """The version that it committed."""
+    output: str = ""
+    """The output whose rows are wanted, of a stage without state."""
+
+    @classmethod
+    def of(cls, program: Program, after: Manifest, output: str = "") -> StageReplay:
+        """The replay of a version. `output` is the channel that is asked about, of a stage without state.
+
+        Raises:
+            NotFound: The version before it was collected, or the program has no such stage.
+            Refused: The version is not that of a batch; or the program is not the one that made it.
+        """
+        if after.kind != "batch":
+            raise Refused(f"{after.stage}@v{after.version} is a {after.kind}, which reads no records")
+        if after.stage not in program.app.stages:
+            raise NotFound("stage of the program", after.stage, program.app.stages)
+        before = history.read(program.store, after.app, after.stage, after.version - 1)
+        replay = cls(program, before, after, output)
+        if _meaning(replay.shape.table) != _meaning(before.table):
+            raise Refused(f"the program declares stage {after.stage!r} with another table than it had then")
+        return replay
+
+    @property
+    def stage(self) -> Stage:
+        """As the program declares it."""
+        return self.program.app.stages[self.after.stage]
+
+    @property
+    def shape(self) -> Shape:
+        """The stage's schemas."""
+        return self.program.shapes[self.after.stage]
+
+    @cached_property
+    def records(self) -> dict[str, Records]:
+        """What it read, by the input's declared name. Raises as `read_inputs` does."""
+        program = self.program
+        schemas = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+        return read_inputs(
+            program.kafka, program.store, self.before, self.after, schemas, patience_s=program.patience_s
+        )
+
+    @cached_property
+    def _order(self) -> tuple[Numbers, Numbers]:
+        """Of each record, the place of its input and of its row there."""
+        each = list(self.records.values())
+        inputs = np.concatenate([np.full(one.rows.num_rows, at, np.int64) for at, one in enumerate(each)])
+        rows = np.concatenate([np.arange(one.rows.num_rows, dtype=np.int64) for one in each])
+        times = np.concatenate([one.times_ms for one in each])
+        order = np.argsort(times, kind="stable")
+        return inputs[order], rows[order]
+
+    @property
+    def count(self) -> int:
+        """How many records it read."""
+        return len(self._order[0])
+
+    def address(self, number: int) -> Address:
+        """Where a record is in Kafka."""
+        records, at = self._at(number)
+        partition, offset, row = (int(records.place[name][at].as_py()) for name in records.place.column_names[:3])
+        return Address(records.topic, partition, offset, row if records.upstream else None)
+
+    def sender(self, number: int) -> tuple[str, str, int]:
+        """The input of a record, the stage that wrote it and its version; empty and 0 for a user's topic."""
+        records, at = self._at(number)
+        name = list(self.records)[int(self._order[0][number])]
+        return name, records.upstream, int(records.versions[at])
+
+    def row(self, number: int) -> pa.Table:
+        """A record as the function gets it."""
+        records, at = self._at(number)
+        return records.rows.slice(at, 1)
+
+    def numbers_of(self, name: str, version: int) -> Numbers:
+        """The records that a version sent on an input."""
+        place = list(self.records).index(name)
+        sent = np.flatnonzero(self._order[0] == place)
+        return sent[self.records[name].versions[self._order[1][sent]] == version]
+
+    def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
+        """Some records, by number, as the function gets them."""
+        inputs, rows = (each[chosen] for each in self._order)
+        return {
+            name: records.rows.take(pa.array(rows[inputs == at]))
+            for at, (name, records) in enumerate(self.records.items())
+        }
+
+    @cached_property
+    def _all(self) -> tuple[pa.Table, bool]:
+        inputs, rows = self._order
+        numbers = {}
+        for at, (name, records) in enumerate(self.records.items()):
+            mine = numbers[name] = np.empty(records.rows.num_rows, np.int64)
+            chosen = np.flatnonzero(inputs == at)
+            mine[rows[chosen]] = chosen
+        return self._function({name: records.rows for name, records in self.records.items()}, numbers)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is known which record each of the function's rows comes from."""
+        return self._all[1]
+
+    def record_of(self, rows: pa.Table) -> Numbers:
+        """The record of each of the function's rows; where it is known."""
+        return np.asarray(rows[RECORD].to_numpy(), np.int64)
+
+    def rows(self, chosen: Numbers | None = None) -> pa.Table:
+        """What the function makes of these records, of all by default. A Spark job, where they are not known apart."""
+        made, apart = self._all
+        if chosen is None:
+            return made
+        if not apart:
+            return self.run(self.inputs(chosen))
+        return made.filter(pa.array(np.isin(self.record_of(made), chosen)))
+
+    def run(self, inputs: Mapping[str, pa.Table]) -> pa.Table:
+        """What the function makes of records that it need not have read: one Spark job."""
+        numbers = {name: np.zeros(rows.num_rows, np.int64) for name, rows in inputs.items()}
+        return self._function(inputs, numbers)[0]
+
+    def manifest(self, rows: pa.Table) -> Manifest:
+        """The version that the stage would have committed with these rows of its function."""
+        new, _ = self.merged(rows)
+        table, program = self.before.table, self.program
+        assert table is not None  # noqa: S101  a stage without a table has no rows of one
+        clock_ms = self._clock_ms
+        written = []
+        if new.num_rows:
+            new = expiry.with_expiry(new, table, clock_ms)
+            latest = expiry.latest_event_ms(new, table.ttl)
+            clock_ms = clock_ms if latest is None else max(clock_ms, latest)
+            partitions = partition_of(new["_hash"].to_numpy(), table.partitions)
+            written = [
+                replace(
+                    sst.write(
+                        program.scratch,
+                        None,
+                        app=self.after.app,
+                        stage=self.after.stage,
+                        table=table,
+                        partition=partition,
+                        rows=new.filter(pa.array(partitions == partition)),
+                    ),
+                    root=program.scratch.url,
+                )
+                for partition in np.unique(partitions).tolist()
+            ]
+        return replace(self.after, table=table, ssts=(*self.before.ssts, *written), clock_ms=clock_ms)
+
+    def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+        """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
+        bound, table, program = self.shape.bound, self.before.table, self.program
+        assert bound is not None  # noqa: S101
+        assert table is not None  # noqa: S101
+        if not rows.num_rows:
+            return pa.table({"_hash": pa.array([], pa.int64())}), tuple(kind.empty_table() for kind in bound.emits)
+        base = Base(table, self.before.ssts, self._clock_ms)
+        return merge(rows, base, bound, self.after.row_seq, program.store, program.cache, Reads())
+
+    def sent(self, rows: pa.Table, channel: str) -> pa.Table:
+        """What the stage sends on a channel with these rows of its function."""
+        if self.shape.bound is None:
+            return rows
+        emitted = self.merged(rows)[1]
+        names = [one.name for one in self.stage.writes]
+        return emitted[names.index(channel)] if len(emitted) > 1 else emitted[0]
+
+    @property
+    def _clock_ms(self) -> int:
+        return ttl.batch_clock_ms(self.before, self.after.clock_ms)
+
+    def _at(self, number: int) -> tuple[Records, int]:
+        inputs, rows = self._order
+        return list(self.records.values())[int(inputs[number])], int(rows[number])
+
+    def _function(self, inputs: Mapping[str, pa.Table], numbers: Mapping[str, Numbers]) -> tuple[pa.Table, bool]:
+        return function_rows(self.program.spark, self.stage, self.shape, inputs, numbers, output=self.output)
+
+
+def _meaning(table: Table | None) -> tuple[object, ...]:
+    return (table.key, table.values, table.state) if table is not None else ()

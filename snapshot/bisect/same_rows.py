@@ -1,0 +1,30 @@
+"""Whether rows are the same, whatever their types: DuckDB compares them. NaN is NaN, null is null, -0.0 is 0.0."""
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """The rows that one table has more often than the other, in any order; the columns are the same."""
+    with duckdb.connect() as con:
+        con.register("ours", ours)
+        con.register("theirs", theirs.select(ours.column_names))
+        return con.sql(
+            "(FROM ours EXCEPT ALL FROM theirs) UNION ALL (FROM theirs EXCEPT ALL FROM ours)"
+        ).to_arrow_table()
+
+
+def places_of(row: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Where in `rows` the one row of `row` stands, ascending. The columns of `row` are compared."""
+    tests = [f"r.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)}" for name in row.column_names]
+    with duckdb.connect() as con:
+        con.register("o", row)
+        con.register("r", rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
+        found = con.sql(f"SELECT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
+    return np.asarray(found["_place"].to_numpy(), np.int64)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,111 @@
+"""From a bad commit to the input record: planted faults, replayed on the real broker and Spark."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.record import find_record
+from slackwater.pipeline.run.program import load_app
+from slackwater.snapshot.bisect.record import Guilty, Hop
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.query.answers import answer
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+
+from tests.support.running import Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+BRANCHES = "SELECT branch FROM branches WHERE total > 1000000"
+
+
+def plant(ledger: Ledger, amount: int, *, account: str = "a7", branch: int = 3) -> str:
+    """Send one record with a header, and tell its address."""
+    producer = Producer(ledger.kafka)
+    places: list[str] = []
+    entry = {"seq": ledger.sent, "account": account, "branch": branch, "amount": amount}
+    producer.produce(
+        ledger.topic,
+        json.dumps(entry).encode(),
+        key=b"planted",
+        partition=1,
+        headers=[("origin", b"test")],
+        on_delivery=lambda _error, message: places.append(
+            f"{message.topic()}[{message.partition()}]@{message.offset()}"
+        ),
+    )
+    assert producer.flush(30) == 0
+    ledger.sent += 1
+    return places[0]
+
+
+def guilty(ledger: Ledger, where: str, *, variant: str = "", replayed: str | None = None) -> Guilty:
+    """What the search finds; `replayed` is the program's variant then, by default that which ran."""
+    store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
+    ledger.catch_up(max_records=300, variant=variant)
+    verdict = bisect(store, cache, ledger.app, where)
+    os.environ["LEDGER_VARIANT"] = variant if replayed is None else replayed
+    app = load_app(str(ledger.program), name=ledger.app)
+    hops: list[Hop] = []
+    with open_program(app, store, cache, ledger.kafka) as program:
+        found = find_record(
+            program, verdict, lambda cut, most: answer(store, cache, cut, where, max_rows=most), hops.append
+        )
+    assert tuple(hops) == found.hops
+    return found
+
+
+@pytest.mark.parametrize("variant", ["", "whole batches"])
+def test_a_row_of_the_last_table_leads_through_all_stages_to_the_record(
+    kafka: EmbeddedKafka, tmp_path: Path, variant: str
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(1_000)
+    planted = plant(ledger, 5_000_000)
+    ledger.send(1_000)
+    began = time.time()
+    found = guilty(ledger, BRANCHES, variant=variant)
+    assert found.message is not None, found.reason
+    assert str(found.message.address) == planted
+    assert [hop.stage for hop in found.hops] == ["branches", "accounts", "entries"]
+    assert all(hop.alone for hop in found.hops)
+    assert found.message.key == b"planted"
+    assert found.message.headers == (("origin", b"test"),)
+    assert abs(found.message.time_ms / 1000 - began) < 60
+    assert found.keys is not None
+    (key,) = found.keys
+    assert key.key == {"branch": 3}
+    assert key.before is not None
+    assert key.after is not None
+    assert key.after["total"] - key.before["total"] == 5_000_000  # type: ignore[operator]
+    assert key.after["n"] - key.before["n"] == 1  # type: ignore[operator]
+
+
+def test_the_record_that_is_too_much_is_found_where_none_is_wrong_by_itself(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(300)
+    places = [plant(ledger, 400_000) for _ in range(4)]
+    ledger.send(300)
+    found = guilty(ledger, BRANCHES)
+    assert found.message is not None, found.reason
+    assert str(found.message.address) == places[2]
+    assert not found.hops[0].alone
+
+
+def test_a_changed_program_is_told_and_proves_nothing(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(100)
+    plant(ledger, 5_000_000)
+    found = guilty(ledger, BRANCHES, replayed="books double")
+    assert [hop.stage for hop in found.hops] == ["branches"]
+    assert found.message is None
+    assert "accounts@v" in found.reason
+    assert "Has the code changed" in found.reason
+    assert found.windows[0].end - found.windows[0].start == 1
