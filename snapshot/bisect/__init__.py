@@ -1,3 +1,3 @@
 """Finding the commit that made something wrong: the search, its lattice of cuts, the keys that changed."""
 
-__all__ = ["changed_keys", "ends", "judge", "lattice", "search", "verdict"]
+__all__ = ["changed_keys", "ends", "judge", "lattice", "predicate", "search", "verdict"]

@@ -1,6 +1,5 @@
 """The two ends of a search: from refs to prefixes of the app's line, and whether they can be the ends of one."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -12,10 +11,9 @@ from ..cut.line import Line
 from ..cut.moments import line_of, with_retired
 from ..cut.refs import parse
 from ..cut.resolve import resolve
-from ..query.channel_tables import names_channels
-from ..query.sql import named_tables
 from .judge import Judge, ref_of
 from .lattice import Between
+from .predicate import Predicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,9 @@ class Ends:
         return f"{ref}, the moment of the app's line next to {text}"
 
 
-def find_ends(store: ObjectStore, app: str, where: str, good: str | None, bad: str | None, now_ms: int) -> Ends:
+def find_ends(
+    store: ObjectStore, app: str, predicate: Predicate, good: str | None, bad: str | None, now_ms: int
+) -> Ends:
     """The stretch of the app's line between two refs. An end that is no prefix of it is moved to the next one that is.
 
     Raises:
@@ -90,9 +90,9 @@ def find_ends(store: ObjectStore, app: str, where: str, good: str | None, bad: s
     begin = line.beginning()
     low = line.within(asked[good]) if good else begin
     high = line.around(asked[bad]) if bad else line.heads
-    asks = names_channels(where)
-    watched = frozenset(line.heads.stages) if asks else named_tables(where, line.heads)
-    _check_not_retired(where, high, bad or app)
+    asks = predicate.channels
+    watched = frozenset(line.heads.stages) if asks else predicate.tables(line.heads)
+    _check_not_retired(predicate, high, bad or app)
     if thinned and not Between(line, begin, low, watched, asks).ordered():
         low = begin  # the prefix within a snapshot may lie where history is not whole
     between = Between(line, low, high, watched, asks)
@@ -121,10 +121,10 @@ def _thinned(store: ObjectStore, line: Line, asked: Mapping[str, Cut]) -> bool:
     return bool(lost)
 
 
-def _check_not_retired(where: str, high: Cut, bad: str) -> None:
+def _check_not_retired(predicate: Predicate, high: Cut, bad: str) -> None:
     """Raise `Refused` when the predicate names the table of a stage that is retired at the bad end."""
     for stage, last in high.tables.items():
-        if last.retired and re.search(rf"\b{re.escape(stage)}\b", where, re.IGNORECASE):
+        if last.retired and predicate.names(stage):
             raise Refused(
                 f"the predicate names the table {stage}, whose stage is not part of {bad}: it was retired",
                 hint=f"search up to a moment that has it: --bad {high.app}/{stage}@v{last.version - 1}",

@@ -3,17 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import duckdb
 import pyarrow as pa
 
-from ...errors import Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..query.answers import answer
 from ..take.capture import ChannelReader
 from .lattice import Between
+from .predicate import At, Predicate
 from .verdict import Step
 
 
@@ -23,8 +21,7 @@ class Judge:
 
     store: ObjectStore
     cache: SstCache
-    where: str
-    """The predicate: SQL that returns rows when something is wrong."""
+    predicate: Predicate
     between: Between
     """The stretch that is searched; says what decides the predicate."""
     on_step: Callable[[Step], None] | None
@@ -51,14 +48,7 @@ class Judge:
     def rows(self, cut: Cut, max_rows: int) -> pa.Table:
         """What the predicate returns at a cut. Tables without a version yet are empty."""
         later, only = self.between.whole.heads.stages, self.between.watched
-        try:
-            return answer(
-                self.store, self.cache, cut, self.where, later=later, only=only, reader=self.reader, max_rows=max_rows
-            )
-        except Usage as error:
-            if isinstance(error.__cause__, duckdb.ParserException) and _is_condition(self.where):
-                error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.where.strip()}"
-            raise
+        return self.predicate.rows(At(self.store, self.cache, cut, later, only, self.reader), max_rows)
 
     def ref(self, cut: Cut) -> str:
         """A ref to a prefix, empty for the empty one."""
@@ -68,13 +58,3 @@ class Judge:
 def ref_of(commit: Manifest | None) -> str:
     """The ref of the prefix that ends with a commit; empty without one."""
     return f"{commit.app}/{commit.stage}@v{commit.version}" if commit is not None else ""
-
-
-def _is_condition(text: str) -> bool:
-    """Whether the text, which is no query, is what stands behind a query's WHERE."""
-    with duckdb.connect() as con:
-        try:
-            con.extract_statements(f"SELECT 1 WHERE {text}")
-        except duckdb.Error:
-            return False
-    return True

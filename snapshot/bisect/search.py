@@ -21,6 +21,7 @@ from .changed_keys import changed_keys
 from .ends import find_ends
 from .judge import Judge, ref_of
 from .lattice import Between
+from .predicate import Predicate, Where
 from .verdict import MAX_ROWS, Step, Verdict
 
 _PROBES = 2
@@ -31,7 +32,7 @@ def bisect(
     store: ObjectStore,
     cache: SstCache,
     app: str,
-    where: str,
+    predicate: Predicate | str,
     *,
     good: str | None = None,
     bad: str | None = None,
@@ -39,10 +40,10 @@ def bisect(
     now_ms: int | None = None,
     reader: ChannelReader | None = None,
 ) -> Verdict:
-    """The first commit of the app's line, between two moments, at which `where` returns rows.
+    """The first commit of the app's line, between two moments, at which a predicate says that something is wrong.
 
     Tables that had no version yet at a moment are empty there. Versions whose tables hold the same rows are not
-    evaluated twice, nor those of tables that `where` does not name, so there are O(log versions) evaluations
+    evaluated twice, nor those of tables that the predicate does not name, so there are O(log versions) evaluations
     per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
     back, the bad one forward.
 
@@ -50,12 +51,12 @@ def bisect(
         store: where the app lives.
         cache: where SSTs of a remote store come to lie.
         app: name of the app.
-        where: SQL over the app's tables that returns rows when something is wrong.
+        predicate: what is wrong; SQL alone is short for `Where`, a query that returns rows then.
         good: ref of a moment where it returns none; default the beginning of the app's history.
         bad: ref of a moment where it returns rows; default now.
         on_step: told of each evaluation.
         now_ms: what relative refs count from; default the wall clock.
-        reader: reads records in flight, which `where` may ask for as `inflight('channel')`.
+        reader: reads records in flight, which SQL may ask for as `inflight('channel')`.
 
     Raises:
         Usage: a ref or the SQL is malformed, or it asks for records in flight without a `reader`.
@@ -64,9 +65,10 @@ def bisect(
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    ends = find_ends(store, app, where, good, bad, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+    predicate = Where(predicate) if isinstance(predicate, str) else predicate
+    ends = find_ends(store, app, predicate, good, bad, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
     between = ends.between
-    judge = Judge(store, cache, where, between, on_step, reader)
+    judge = Judge(store, cache, predicate, between, on_step, reader)
     ends.check(judge, _halvings(between))
     # Prefixes known to be good, and to be bad, each nearer to the verdict than the one before it.
     known_good, known_bad = [between.low], [between.high]
@@ -88,7 +90,7 @@ def bisect(
     before, previous = last_good.stages.get(commit.stage), between.whole.last(last_good)
     return Verdict(
         app=app,
-        where=where,
+        predicate=predicate,
         stage=commit.stage,
         good=last_good,
         bad=first_bad,

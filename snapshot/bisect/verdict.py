@@ -8,6 +8,7 @@ import pyarrow as pa
 from ..cut.graph import Cut
 from ..cut.lineage import Lineage
 from .changed_keys import ChangedKeys
+from .predicate import Predicate
 
 MAX_ROWS = 1_000_000
 """Rows of the predicate's result that are held, and told of, when the commit is found."""
@@ -29,10 +30,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The first commit of the line at which the predicate returns rows."""
+    """The first commit of the line at which the predicate says that something is wrong."""
 
     app: str
-    where: str
+    predicate: Predicate
     stage: str
     """The stage whose commit made it bad."""
     good: Cut
@@ -68,6 +69,11 @@ class Verdict:
     """What the refs to both ends resolve to, where they were given."""
     begins: str = ""
     """The ref from which on was searched, where older history was thinned out."""
+
+    @property
+    def where(self) -> str:
+        """SQL that returns rows when something is wrong; empty where code decides that."""
+        return self.predicate.sql
 
     @property
     def evaluations(self) -> int:
