@@ -61,6 +61,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """What the store takes: S3's prices for those that the file does not set."""
     s3: Any = S3Settings()
     """How S3 is talked to."""
+    programs: Annotated[dict[str, str], Meta(description="a table of files, by app")] = {}
+    """The Python file that declares an app, by the app's name: what is replayed when nothing else is said."""
 
     def __repr__(self) -> str:
         return f"Settings(store={self.store!r}, kafka={self.brokers!r})"
@@ -161,6 +163,9 @@ def _read(path: Path, environ: Mapping[str, str]) -> Settings:
         given["prices"] = Prices(**_checked(path, "prices", given["prices"], Prices, "price"))
     if "retention" in given:
         given["retention"] = _retention(path, given["retention"])
+    given["programs"] = {
+        app: str((path.parent / Path(file).expanduser()).resolve()) for app, file in given.get("programs", {}).items()
+    }
     given["s3"] = settings_in(environ, _table(path, "s3", given.get("s3", {})), f"{path}: s3.")
     given["kafka_properties"] = dict(_properties(path, "", given.get("kafka_properties", {})))
     return Settings(**given)

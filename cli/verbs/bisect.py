@@ -1,28 +1,28 @@
 """`slackwater bisect`: find the commit, and its input, that made the state wrong."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from itertools import chain, count, islice
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Usage
 from .. import formats, options
 from ..output import Progress
+from ..replaying import replayed
 from ..session import Session, verb
 from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
+    from ...snapshot.bisect.changed_keys import ChangedKeys
+    from ...snapshot.bisect.record import Guilty
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
 
 _BAR_WIDTH = 40
-_MAX_KEYS = 10
-"""Keys that are printed for people."""
 
 
 @verb(
@@ -38,12 +38,17 @@ def bisect(
     good: str | None = options.option("REF", "A moment without rows. Default: the beginning."),
     bad: str | None = options.option("REF", "A moment with rows. Default: now."),
     out: Path | None = options.option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
+    code: Path | None = options.option(
+        "FILE", "The program that ran, to replay the commit. Default: [programs] of slackwater.toml."
+    ),
+    no_replay: bool = options.flag("--no-replay", "Stop at the commit; do not look for the input record."),
 ) -> None:
     """Find the first commit at which a query returns rows.
 
     The commits of all stages are searched in the order in which `log` shows them, as few as a binary search takes;
     each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
-    offsets read between them, and the keys that turned bad.
+    offsets read between them, and the keys that turned bad. Then the batch is replayed here, on a Spark and a store of
+    its own, by the stage's own code, until the input record is found that turned it bad.
     """
     from ...snapshot.bisect import search
     from ...snapshot.bisect.verdict import MAX_ROWS
@@ -70,6 +75,7 @@ def bisect(
             on_step=_steps(progress, app_name),
             reader=session.settings.open_channels() if names_channels(where) else None,
         )
+        guilty = None if no_replay else replayed(session, verdict, cache, code, progress)
     for ref, cut in verdict.asked.items():
         session.note_thinned(ref, cut.thinned)
     if verdict.begins:
@@ -80,7 +86,7 @@ def bisect(
         values.write(verdict.keys.flat(), out)
     elif out is not None:
         session.note(f"note: {verdict.stage} keeps no table, so no key turned bad, and {out} is not written")
-    session.show(_data(verdict, out), *_parts(verdict, out, opened, session.flags))
+    session.show(_data(verdict, out, guilty), *_parts(verdict, out, guilty, opened, session.flags))
     if verdict.more_rows:
         session.note(
             f"note: the query returns more than {formats.count(MAX_ROWS)} rows at {verdict.bad_ref}; "
@@ -108,8 +114,9 @@ def _word(is_bad: bool) -> str:
     return "bad" if is_bad else "good"
 
 
-def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
+def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict[str, Any]:
     from .. import values
+    from ..bisect_tables import record_data
 
     def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:
         return [{"ref": step.ref, "cut": step.cut.versions, "bad": step.bad} for step in steps]
@@ -144,10 +151,15 @@ def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
         "non_monotone": data_of(verdict.non_monotone),
         "thinned_out": {ref: cut.thinned for ref, cut in verdict.asked.items() if cut.thinned is not None},
         "begins": verdict.begins or None,
+        "record": record_data(guilty) if guilty is not None else None,
     }
 
 
-def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: str) -> Iterator[Part]:
+def _parts(
+    verdict: "Verdict", out: Path | None, guilty: "Guilty | None", store: "ObjectStore", flags: str
+) -> Iterator[Part]:
+    from ..bisect_tables import record_parts
+
     yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
     good = (verdict.good_ref, formats.when(verdict.good_time_ms), verdict.good.ref)
     yield Grid.of(
@@ -168,6 +180,8 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
         yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
     if verdict.keys:
         yield from _keys(verdict.keys, out)
+    if guilty is not None:
+        yield from record_parts(guilty)
     yield ""
     yield f"found with {formats.plural(verdict.evaluations, 'evaluation')}; to go on:"
     if verdict.good_ref:
@@ -179,18 +193,17 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
 
 def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
     """The first keys, with a line for each value that changed."""
-    from ..values import word
+    from ..bisect_tables import MAX_KEYS, changes
 
     # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
     shown = keys.changed() or keys
     yield ""
     if not keys.named:
         yield "the query names no key of this table; keys that this commit changed:"
-    headings = (*keys.keys.column_names, "column", ">before", ">after")
-    yield Grid.of(headings, (line for key in islice(shown, _MAX_KEYS) for line in _changes(key, word)))
+    yield changes(shown)
     where = "" if out is None else f"; all are in {out}"
-    if len(shown) > _MAX_KEYS:
-        yield f"and {formats.count(len(shown) - _MAX_KEYS)} more{where or '; --json and --out FILE give all'}"
+    if len(shown) > MAX_KEYS:
+        yield f"and {formats.count(len(shown) - MAX_KEYS)} more{where or '; --json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(keys), 'key')} in {out}"
 
@@ -206,15 +219,3 @@ def _free_name(store: "ObjectStore", app_name: str) -> str:
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:
     return ((str(window), formats.count(window.end - window.start)) for window in windows)
-
-
-def _changes(change: "KeyChange", word: Callable[[object], str]) -> Iterator[tuple[str, ...]]:
-    """A line for each value that changed; for a key that did not change, one for each value."""
-    for name in change.after or change.before or {}:
-        before, after = _value(change.before, name, word), _value(change.after, name, word)
-        if before != after or change.before == change.after:
-            yield (*map(word, change.key.values()), name, before, after)
-
-
-def _value(row: Mapping[str, object] | None, name: str, word: Callable[[object], str]) -> str:
-    return "(no row)" if row is None else word(row.get(name))

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from ...errors import Corruption, NotFound, Refused
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys, written_rows
 from ...snapshot.bisect.delta import turning_point
+from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.record import Address, CannotProve, Guilty, Hop, Message
 from ...snapshot.bisect.same_rows import differing, places_of
 from ...snapshot.bisect.verdict import MAX_ROWS, Verdict
@@ -29,9 +30,6 @@ from ...store.versions import history
 from ..kafka.records import message_at
 from .program import Program
 from .stage_replay import Numbers, StageReplay
-
-Ask = Callable[[Cut, int], pa.Table]
-"""The rows of the predicate at a cut, at most so many: there are some where it is bad."""
 
 
 @dataclass
@@ -74,13 +72,15 @@ class _Level:
         return Hop(made.stage, made.version, address, self.replay.count, size, self.replays, alone)
 
 
-def find_record(program: Program, verdict: Verdict, ask: Ask, on_hop: Callable[[Hop], None]) -> Guilty:
+def find_record(
+    program: Program, verdict: Verdict, predicate: Predicate, on_hop: Callable[[Hop], None] = lambda _hop: None
+) -> Guilty:
     """The record behind a verdict, as far as replays prove it.
 
     Args:
         program: What is replayed.
         verdict: The commit that bisect found.
-        ask: The predicate.
+        predicate: What it was found with.
         on_hop: Told of each record that is found on the way.
 
     Raises:
@@ -89,8 +89,8 @@ def find_record(program: Program, verdict: Verdict, ask: Ask, on_hop: Callable[[
     hops: list[Hop] = []
     windows, keys = verdict.lineage.direct, None
     try:
-        level, hop = _first(program, verdict, ask)
-        keys = _what_it_did(level, verdict, ask)
+        level, hop = _first(program, verdict, predicate)
+        keys = _what_it_did(level, verdict, predicate)
         while True:
             hops.append(hop)
             on_hop(hop)
@@ -102,17 +102,19 @@ def find_record(program: Program, verdict: Verdict, ask: Ask, on_hop: Callable[[
         return Guilty(tuple(hops), None, error.message, windows, keys)
 
 
-def _first(program: Program, verdict: Verdict, ask: Ask) -> tuple[_Level, Hop]:
+def _first(program: Program, verdict: Verdict, predicate: Predicate) -> tuple[_Level, Hop]:
     """The record of the bad commit itself."""
     after = verdict.bad.stages[verdict.stage]
+    if predicate.channels:
+        raise CannotProve("the predicate asks for records in flight, which a replay does not have")
     if after.table is None:
-        raise CannotProve(f"stage {after.stage!r} keeps no table, and records in flight are not replayed")
+        raise CannotProve(f"stage {after.stage!r} keeps no table")
     replay = StageReplay.of(program, after)
     every = replay.rows()
     _check_committed(replay, every)
 
     def is_bad(rows: pa.Table) -> bool:
-        return ask(_cut(verdict, replay, rows), 1).num_rows > 0
+        return predicate.rows(At(program.store, program.cache, _cut(verdict, replay, rows)), 1).num_rows > 0
 
     for candidates in _candidates(replay, every, verdict.keys):
         level = _Level(replay, is_bad, candidates)
@@ -151,12 +153,12 @@ def _candidates(replay: StageReplay, every: pa.Table, keys: ChangedKeys | None) 
     yield np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
 
 
-def _what_it_did(level: _Level, verdict: Verdict, ask: Ask) -> ChangedKeys | None:
+def _what_it_did(level: _Level, verdict: Verdict, predicate: Predicate) -> ChangedKeys | None:
     """The keys of the bad commit's table right before the guilty record and with it."""
     program, replay = level.replay.program, level.replay
     before = replay.manifest(replay.rows(level.earlier))
     cut = _cut(verdict, replay, replay.rows(level.candidates[: level.found + 1]))
-    rows = ask(cut, MAX_ROWS)
+    rows = predicate.rows(At(program.store, program.cache, cut), MAX_ROWS)
     keys = changed_keys(program.store, program.cache, before, cut.stages[verdict.stage], rows)
     return keys.changed() if keys is not None else None
 

@@ -11,9 +11,9 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
 from slackwater.pipeline.replay.record import find_record
 from slackwater.pipeline.run.program import load_app
+from slackwater.snapshot.bisect.predicate import Where
 from slackwater.snapshot.bisect.record import Guilty, Hop
 from slackwater.snapshot.bisect.search import bisect
-from slackwater.snapshot.query.answers import answer
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 
@@ -53,9 +53,7 @@ def guilty(ledger: Ledger, where: str, *, variant: str = "", replayed: str | Non
     app = load_app(str(ledger.program), name=ledger.app)
     hops: list[Hop] = []
     with open_program(app, store, cache, ledger.kafka) as program:
-        found = find_record(
-            program, verdict, lambda cut, most: answer(store, cache, cut, where, max_rows=most), hops.append
-        )
+        found = find_record(program, verdict, Where(where), hops.append)
     assert tuple(hops) == found.hops
     return found
 

@@ -1,0 +1,115 @@
+"""What bisect shows of keys that changed, and of the record behind a bad commit."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from . import formats
+from .tables import Grid, Title
+from .terminal import Part
+from .values import stream, word
+
+if TYPE_CHECKING:
+    from ..snapshot.bisect.changed_keys import ChangedKeys, KeyChange
+    from ..snapshot.bisect.record import Guilty, Message
+
+MAX_KEYS = 10
+"""Keys that are printed for people."""
+_MAX_TEXT = 2_000
+"""Characters of a record's value that are printed for people."""
+
+
+def changes(keys: "ChangedKeys") -> Grid:
+    """The first keys, with a line for each value that changed."""
+    headings = (*keys.keys.column_names, "column", ">before", ">after")
+    return Grid.of(headings, (line for key in islice(keys, MAX_KEYS) for line in _lines(key)))
+
+
+def record_parts(guilty: "Guilty") -> Iterator[Part]:
+    """The record, the way to it, and what it did; or why there is none."""
+    if guilty.message is not None:
+        yield ""
+        yield Title(f"{guilty.message.address} is the record behind it")
+        yield Grid.of(("", ""), _message(guilty.message))
+    if guilty.hops:
+        yield ""
+        yield Grid.of(
+            ("stage", "version", "turned bad with", ">of", ">replays"),
+            (
+                (hop.stage, f"v{hop.version}", str(hop.record), formats.count(hop.records), formats.count(hop.replays))
+                for hop in guilty.hops
+            ),
+        )
+    if guilty.hops and not guilty.hops[0].alone:
+        yield "by itself it does not make the query return rows: it does so with records before it"
+    if guilty.keys:
+        yield ""
+        yield "what it did:"
+        yield changes(guilty.keys)
+    if guilty.reason:
+        yield ""
+        yield f"the record behind it cannot be told: {guilty.reason}"
+
+
+def record_data(guilty: "Guilty") -> dict[str, Any]:
+    """The same for machines; bytes are hexadecimal."""
+    message = guilty.message
+    return {
+        "address": str(message.address) if message else None,
+        "topic": message.address.topic if message else None,
+        "partition": message.address.partition if message else None,
+        "offset": message.address.offset if message else None,
+        "time_ms": message.time_ms if message else None,
+        "key": _hexadecimal(message.key) if message else None,
+        "value": _hexadecimal(message.value) if message else None,
+        "headers": [{"name": name, "value": _hexadecimal(value)} for name, value in message.headers] if message else [],
+        "hops": [
+            {
+                "stage": hop.stage,
+                "version": hop.version,
+                "record": str(hop.record),
+                "records": hop.records,
+                "candidates": hop.candidates,
+                "replays": hop.replays,
+                "alone": hop.alone,
+            }
+            for hop in guilty.hops
+        ],
+        "keys": stream({"key": key.key, "before": key.before, "after": key.after} for key in guilty.keys or ()),
+        "windows": guilty.windows,
+        "reason": guilty.reason or None,
+    }
+
+
+def _message(message: "Message") -> Iterator[tuple[str, str]]:
+    yield "sent", formats.when(message.time_ms)
+    if message.key is not None:
+        yield "key", _text(message.key)
+    for name, value in message.headers:
+        yield f"header {name}", "NULL" if value is None else _text(value)
+    yield "value", "NULL" if message.value is None else _text(message.value)
+
+
+def _text(data: bytes) -> str:
+    """Bytes as the text that they are, else hexadecimal; not all of what is long."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.hex()
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… ({formats.count(len(data))} bytes)"
+
+
+def _hexadecimal(data: bytes | None) -> str | None:
+    return None if data is None else data.hex()
+
+
+def _lines(change: "KeyChange") -> Iterator[tuple[str, ...]]:
+    """A line for each value that changed; for a key that did not change, one for each value."""
+    for name in change.after or change.before or {}:
+        before, after = _value(change.before, name), _value(change.after, name)
+        if before != after or change.before == change.after:
+            yield (*map(word, change.key.values()), name, before, after)
+
+
+def _value(row: Mapping[str, object] | None, name: str) -> str:
+    return "(no row)" if row is None else word(row.get(name))

@@ -1,0 +1,50 @@
+"""Replays as verbs start them: with which program, and what is said while they go on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SlackwaterError
+from .output import Progress
+from .session import Session
+
+if TYPE_CHECKING:
+    from ..snapshot.bisect.record import Guilty, Hop
+    from ..snapshot.bisect.verdict import Verdict
+    from ..store.read.cache import SstCache
+
+
+def replayed(
+    session: Session, verdict: "Verdict", cache: "SstCache", code: Path | None, progress: Progress
+) -> "Guilty | None":
+    """The record behind a verdict; None, and a note why, where nothing can be replayed here."""
+    settings = session.settings
+    ran = verdict.bad.stages[verdict.stage].program
+    file = str(code) if code is not None else settings.programs.get(verdict.app)
+    if file is None:
+        session.note(
+            f"note: which input record it was, a replay tells: add --code {ran.path if ran else 'FILE'}, the program "
+            "that ran"
+        )
+        return None
+    if not settings.brokers:
+        session.note("note: nothing is replayed, as nothing says where Kafka is: add --kafka HOST:PORT")
+        return None
+
+    def on_hop(hop: "Hop") -> None:
+        progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays")
+
+    progress("starting Spark for the replay")
+    # Spark's Python side takes a second or two.
+    from ..pipeline.replay.program import open_program
+    from ..pipeline.replay.record import find_record
+    from ..pipeline.run.program import load_app
+    from ..snapshot.bisect.predicate import Where
+
+    try:
+        app = load_app(file, name=verdict.app)
+        with open_program(app, session.store, cache, settings.kafka()) as program:
+            return find_record(program, verdict, Where(verdict.where), on_hop)
+    except SlackwaterError as error:
+        # What is found already is not lost.
+        session.note(f"note: the commit is found, but nothing is replayed: {error.message}")
+        return None
