@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import duckdb
@@ -29,7 +28,7 @@ class At:
     cache: SstCache
     cut: Cut
     """Any consistent cut, also one that was never committed."""
-    later: Mapping[str, Manifest] = MappingProxyType({})
+    later: Mapping[str, Manifest] = field(default_factory=dict)
     """Later versions of stages: the tables and channels that only they have are shown without rows."""
     only: Collection[str] | None = None
     """The tables to open; None for those that the predicate names."""
