@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -32,17 +33,23 @@ from .program import Program
 from .stage_replay import Numbers, StageReplay
 
 
+_WHY = "Has the code changed, or does it give another result each time?"
+
+
 @dataclass
 class _Level:
-    """One version of a stage on the way, and how to tell whether what its function makes is bad."""
+    """One version of a stage on the way up from the bad commit."""
 
     replay: StageReplay
-    is_bad: Callable[[pa.Table], bool]
-    """Of rows of the function: whether the predicate comes out bad below."""
+    commit: Callable[[pa.Table], Cut]
+    """What the bad moment would be, had the stage's function made these rows only."""
+    is_bad: Callable[[Cut], bool]
     candidates: Numbers
     """The records that may be guilty, in the order of time."""
     found: int = field(default=0, init=False)
     """Where among these the guilty one is."""
+    alone: bool = field(default=True, init=False)
+    """Whether it is bad without those before it."""
     replays: int = field(default=0, init=False)
 
     @property
@@ -55,21 +62,25 @@ class _Level:
         """The candidates before it."""
         return self.candidates[: self.found]
 
+    @property
+    def hop(self) -> Hop:
+        """What is told of it."""
+        made, address = self.replay.after, self.replay.address(self.number)
+        return Hop(made.stage, made.version, address, self.replay.count, len(self.candidates), self.replays, self.alone)
+
     def bad(self, chosen: Numbers) -> bool:
         """Whether these records are bad."""
         self.replays += 1
-        return self.is_bad(self.replay.rows(chosen))
+        return self.is_bad(self.commit(self.replay.rows(chosen)))
 
-    def search(self) -> Hop:
-        """The record with which it turns bad. All candidates together are bad, which is not asked again."""
+    def search(self) -> None:
+        """Find the record with which it turns bad. All candidates together are bad, which is not asked again."""
         self.found = turning_point(len(self.candidates), lambda count: self.bad(self.candidates[:count]))
-        return self.hop(alone=self.found == 0 or self.bad(self.candidates[self.found : self.found + 1]))
+        self.alone = self.found == 0 or self.bad(self.candidates[self.found : self.found + 1])
 
-    def hop(self, *, alone: bool) -> Hop:
-        """What is told of the record that was found."""
-        made = self.replay.after
-        address, size = self.replay.address(self.number), len(self.candidates)
-        return Hop(made.stage, made.version, address, self.replay.count, size, self.replays, alone)
+    def around(self) -> tuple[pa.Table, pa.Table]:
+        """The function's rows right before the guilty record, and with it."""
+        return self.replay.rows(self.earlier), self.replay.rows(self.candidates[: self.found + 1])
 
 
 def find_record(
@@ -81,28 +92,34 @@ def find_record(
         program: What is replayed.
         verdict: The commit that bisect found.
         predicate: What it was found with.
-        on_hop: Told of each record that is found on the way.
+        on_hop: Told of each record that is found on the way up.
 
     Raises:
-        Unavailable: The store or Kafka did not answer. Others as the user's program raises.
+        Unavailable: The store or Kafka did not answer. Others as Spark raises where the user's function fails in it.
     """
-    hops: list[Hop] = []
-    windows, keys = verdict.lineage.direct, None
+    levels: list[_Level] = []
+    reason, message = "", None
     try:
-        level, hop = _first(program, verdict, predicate)
-        keys = _what_it_did(level, verdict, predicate)
+        level = _first(program, verdict, predicate)
         while True:
-            hops.append(hop)
-            on_hop(hop)
-            windows = (_window(hop.record),)
-            if hop.record.row is None:
-                return Guilty(tuple(hops), _message(program, hop.record), "", windows, keys)
-            level, hop = _above(program, level)
+            levels.append(level)
+            on_hop(level.hop)
+            if level.hop.record.row is None:
+                break
+            level = _above(program, level)
+        message = _message(program, level.hop.record)
     except (Refused, NotFound, Corruption) as error:
-        return Guilty(tuple(hops), None, error.message, windows, keys)
+        reason = error.message
+    if not levels:
+        return Guilty((), None, reason, verdict.lineage.direct, None)
+    for upper, lower in pairwise(reversed(levels)):
+        _follow_down(upper, lower)
+    hops = tuple(level.hop for level in levels)
+    keys = _what_it_did(levels[-1], verdict, predicate)
+    return Guilty(hops, message, reason, (_window(hops[-1].record),), keys)
 
 
-def _first(program: Program, verdict: Verdict, predicate: Predicate) -> tuple[_Level, Hop]:
+def _first(program: Program, verdict: Verdict, predicate: Predicate) -> _Level:
     """The record of the bad commit itself."""
     after = verdict.bad.stages[verdict.stage]
     if predicate.channels:
@@ -113,19 +130,18 @@ def _first(program: Program, verdict: Verdict, predicate: Predicate) -> tuple[_L
     every = replay.rows()
     _check_committed(replay, every)
 
-    def is_bad(rows: pa.Table) -> bool:
-        return predicate.rows(At(program.store, program.cache, _cut(verdict, replay, rows)), 1).num_rows > 0
+    def commit(rows: pa.Table) -> Cut:
+        return dataclasses.replace(verdict.bad, stages={**verdict.bad.stages, verdict.stage: replay.manifest(rows)})
+
+    def is_bad(cut: Cut) -> bool:
+        return bool(predicate.rows(At(program.store, program.cache, cut), 1).num_rows)
 
     for candidates in _candidates(replay, every, verdict.keys):
-        level = _Level(replay, is_bad, candidates)
+        level = _Level(replay, commit, is_bad, candidates)
         if level.bad(candidates):
-            return level, level.search()
+            level.search()
+            return level
     raise CannotProve(f"a replay of {after.stage}@v{after.version} does not come out bad")
-
-
-def _cut(verdict: Verdict, replay: StageReplay, rows: pa.Table) -> Cut:
-    """The bad moment, had the stage's function made these rows only."""
-    return dataclasses.replace(verdict.bad, stages={**verdict.bad.stages, verdict.stage: replay.manifest(rows)})
 
 
 def _check_committed(replay: StageReplay, every: pa.Table) -> None:
@@ -137,10 +153,10 @@ def _check_committed(replay: StageReplay, every: pa.Table) -> None:
     stored = written_rows(replay.program.store, replay.program.cache, after, table).select([*columns, "_op"])
     wrong = differing(stored, made.select(stored.column_names).cast(stored.schema))
     if wrong.num_rows:
-        keys = len({*zip(*(wrong[column.name].to_pylist() for column in table.key), strict=True)})
+        keys = wrong.select([column.name for column in table.key])
         raise CannotProve(
-            f"a replay of {after.stage}@v{after.version} does not give what was committed: {keys} of "
-            f"{stored.num_rows} keys are different. Has the code changed, or does it give another result each time?"
+            f"a replay of {after.stage}@v{after.version} does not give what was committed: "
+            f"{keys.group_by(keys.column_names).aggregate([]).num_rows} of {stored.num_rows} keys are different. {_WHY}"
         )
 
 
@@ -150,56 +166,76 @@ def _candidates(replay: StageReplay, every: pa.Table, keys: ChangedKeys | None) 
         changed = keys.changed().keys
         hashes = pa.array(hash_keys(changed, changed.column_names))
         yield np.unique(replay.record_of(every.filter(pc.is_in(every["_hash"], hashes))))
-    yield np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
+    yield _makers(replay, every)
+
+
+def _makers(replay: StageReplay, every: pa.Table) -> Numbers:
+    """The records of which the function makes rows, where that is known; else all."""
+    return np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
+
+
+def _above(program: Program, below: _Level) -> _Level:
+    """The record that the version upstream made the guilty row of."""
+    name, stage, version = below.replay.sender(below.number)
+    replay = StageReplay.of(program, history.read(program.store, below.replay.after.app, stage, version), name)
+    every, mine = replay.rows(), below.replay.numbers_of(name, version)
+    received = below.replay.inputs(mine)[name]
+    if differing(received, _sent(replay, every, received)).num_rows:
+        raise CannotProve(f"a replay of {stage}@v{version} does not send what it sent then. {_WHY}")
+    guilty = below.replay.row(below.number)
+    # Of rows that are the same, the record is found that sent as many of them.
+    twins = int(np.searchsorted(mine[places_of(guilty, received)], below.number))
+    rest = below.replay.inputs(np.setdiff1d(below.earlier, mine))
+
+    def commit(rows: pa.Table) -> Cut:
+        read = {**rest, name: pa.concat_tables([rest[name], _sent(replay, rows, received)])}
+        return below.commit(below.replay.run(read))
+
+    level = _Level(replay, commit, below.is_bad, _makers(replay, every))
+    if replay.shape.bound is None and replay.apart:
+        # Each row comes of one record: nothing has to be tried.
+        makers = np.sort(replay.record_of(every)[places_of(guilty, every)])
+        level.found = int(np.searchsorted(level.candidates, makers[twins]))
+    elif replay.shape.bound is not None and level.bad(level.candidates):
+        level.search()
+    else:
+        # What it sent as a whole is not bad with what came before: then the row itself is looked for.
+        level.found = turning_point(
+            len(level.candidates),
+            lambda count: len(places_of(guilty, replay.sent(replay.rows(level.candidates[:count])))) > twins,
+        )
+    return level
+
+
+def _sent(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:
+    """What a stage sends of its function's rows, with the columns with which it was received."""
+    return replay.sent(rows).select(received.column_names).cast(received.schema)
+
+
+def _follow_down(upper: _Level, lower: _Level) -> None:
+    """Let the guilty record below be a row that the one above made: of several bad ones, another may have come first.
+
+    Rows of one message have one time. So where the stage above read them in another order, the first of them there is
+    the first in time.
+    """
+    name, _, version = lower.replay.sender(lower.number)
+    mine = lower.replay.numbers_of(name, version)
+    received = lower.replay.inputs(mine)[name]
+    made = differing(*(_sent(upper.replay, rows, received) for rows in upper.around()))
+    places = {int(place) for at in range(made.num_rows) for place in places_of(made.slice(at, 1), received)}
+    known = np.intersect1d(mine[sorted(places)], lower.candidates)
+    if len(known) and lower.number not in known:
+        lower.found = int(np.searchsorted(lower.candidates, known[0]))
 
 
 def _what_it_did(level: _Level, verdict: Verdict, predicate: Predicate) -> ChangedKeys | None:
     """The keys of the bad commit's table right before the guilty record and with it."""
-    program, replay = level.replay.program, level.replay
-    before = replay.manifest(replay.rows(level.earlier))
-    cut = _cut(verdict, replay, replay.rows(level.candidates[: level.found + 1]))
+    program = level.replay.program
+    before, cut = (level.commit(rows) for rows in level.around())
     rows = predicate.rows(At(program.store, program.cache, cut), MAX_ROWS)
-    keys = changed_keys(program.store, program.cache, before, cut.stages[verdict.stage], rows)
+    stage = verdict.stage
+    keys = changed_keys(program.store, program.cache, before.stages[stage], cut.stages[stage], rows)
     return keys.changed() if keys is not None else None
-
-
-def _above(program: Program, below: _Level) -> tuple[_Level, Hop]:
-    """The record that the version upstream made the guilty row of."""
-    name, stage, version = below.replay.sender(below.number)
-    app = below.replay.after.app
-    replay = StageReplay.of(program, history.read(program.store, app, stage, version), name)
-    every, mine = replay.rows(), below.replay.numbers_of(name, version)
-    received = below.replay.inputs(mine)[name]
-    sent = replay.sent(every, name)
-    if differing(received, sent.select(received.column_names).cast(received.schema)).num_rows:
-        raise CannotProve(
-            f"a replay of {stage}@v{version} does not send what it sent then. Has the code changed, or does it give "
-            "another result each time?"
-        )
-    guilty = below.replay.row(below.number)
-    twin = int(np.searchsorted(mine[places_of(guilty, received)], below.number))
-    rest = below.replay.inputs(np.setdiff1d(below.earlier, mine))
-
-    def is_bad(rows: pa.Table) -> bool:
-        made = replay.sent(rows, name).select(received.column_names).cast(received.schema)
-        return below.is_bad(below.replay.run({**rest, name: pa.concat_tables([rest[name], made])}))
-
-    def sends_it(rows: pa.Table) -> bool:
-        return len(places_of(guilty, replay.sent(rows, name))) > twin
-
-    candidates = np.unique(replay.record_of(every)) if replay.apart else np.arange(replay.count)
-    level = _Level(replay, is_bad, candidates)
-    if replay.shape.bound is None and replay.apart:
-        # Each row comes of one record: nothing has to be tried.
-        makers = np.sort(replay.record_of(every)[places_of(guilty, every)])
-        level.found = int(np.searchsorted(candidates, makers[twin]))
-        return level, level.hop(alone=True)
-    if replay.shape.bound is None or not level.bad(candidates):
-        level = _Level(replay, sends_it, candidates)
-        hop = level.search()
-        level.is_bad = is_bad
-        return level, hop
-    return level, level.search()
 
 
 def _window(address: Address) -> Window:

@@ -44,11 +44,11 @@ class StageReplay:
     after: Manifest
     """The version that it committed."""
     output: str = ""
-    """The output whose rows are wanted, of a stage without state."""
+    """The channel that is asked about; empty where the table is."""
 
     @classmethod
     def of(cls, program: Program, after: Manifest, output: str = "") -> StageReplay:
-        """The replay of a version. `output` is the channel that is asked about, of a stage without state.
+        """The replay of a version. `output` is the channel that is asked about, if it is not the table.
 
         Raises:
             NotFound: The version before it was collected, or the program has no such stage.
@@ -119,7 +119,8 @@ class StageReplay:
         """The records that a version sent on an input."""
         place = list(self.records).index(name)
         sent = np.flatnonzero(self._order[0] == place)
-        return sent[self.records[name].versions[self._order[1][sent]] == version]
+        is_its = self.records[name].versions[self._order[1][sent]] == version
+        return np.asarray(sent[is_its], np.int64)
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
         """Some records, by number, as the function gets them."""
@@ -201,13 +202,13 @@ class StageReplay:
         base = Base(table, self.before.ssts, self._clock_ms)
         return merge(rows, base, bound, self.after.row_seq, program.store, program.cache, Reads())
 
-    def sent(self, rows: pa.Table, channel: str) -> pa.Table:
-        """What the stage sends on a channel with these rows of its function."""
+    def sent(self, rows: pa.Table) -> pa.Table:
+        """What the stage sends on `output` with these rows of its function."""
         if self.shape.bound is None:
             return rows
         emitted = self.merged(rows)[1]
         names = [one.name for one in self.stage.writes]
-        return emitted[names.index(channel)] if len(emitted) > 1 else emitted[0]
+        return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     @property
     def _clock_ms(self) -> int:
