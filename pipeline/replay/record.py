@@ -32,7 +32,6 @@ from ..kafka.records import message_at
 from .program import Program
 from .stage_replay import Numbers, StageReplay
 
-
 _WHY = "Has the code changed, or does it give another result each time?"
 
 
@@ -51,6 +50,8 @@ class _Level:
     alone: bool = field(default=True, init=False)
     """Whether it is bad without those before it."""
     replays: int = field(default=0, init=False)
+    tried: bool = field(default=False, init=False)
+    """Whether it was found by trying what is bad; else it is known what made the guilty row below."""
 
     @property
     def number(self) -> int:
@@ -75,6 +76,7 @@ class _Level:
 
     def search(self) -> None:
         """Find the record with which it turns bad. All candidates together are bad, which is not asked again."""
+        self.tried = True
         self.found = turning_point(len(self.candidates), lambda count: self.bad(self.candidates[:count]))
         self.alone = self.found == 0 or self.bad(self.candidates[self.found : self.found + 1])
 
@@ -113,9 +115,10 @@ def find_record(
     if not levels:
         return Guilty((), None, reason, verdict.lineage.direct, None)
     for upper, lower in pairwise(reversed(levels)):
-        _follow_down(upper, lower)
+        if upper.tried:
+            _follow_down(upper, lower)
     hops = tuple(level.hop for level in levels)
-    keys = _what_it_did(levels[-1], verdict, predicate)
+    keys = _what_it_did([level for level in levels if level.tried][-1], verdict, predicate)
     return Guilty(hops, message, reason, (_window(hops[-1].record),), keys)
 
 
