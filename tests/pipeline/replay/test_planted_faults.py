@@ -1,0 +1,174 @@
+"""Planted faults of many kinds in one history that is compacted, rescaled and thinned out: each leads to its record."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from confluent_kafka import Message, Producer
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.record import find_record
+from slackwater.pipeline.run.program import load_app
+from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+
+from tests.support.running import Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+PHASES = 3
+ENTRIES = 300
+"""Of each phase."""
+HUGE = 10**9
+
+
+def hash_of(account: object) -> int:
+    """The same in every process."""
+    return sum(str(account).encode())
+
+
+@dataclass
+class Fault:
+    """One fault: where it shows, and the record that brings it."""
+
+    where: str
+    address: str = ""
+
+
+@dataclass
+class History:
+    """Entries in the order in which they are sent, and the faults among them, each with an account of its own."""
+
+    random: np.random.Generator
+    ledger: Ledger
+    faults: list[Fault] = field(default_factory=list)
+    seq: int = 0
+
+    def send(self, count: int) -> None:
+        """Ordinary entries, and one of each kind of fault somewhere among them."""
+        kinds: list[Callable[[int], Iterator[tuple[dict[str, object], Fault | None]]]] = [
+            self._outlier,
+            self._straw,
+            self._from_here_on,
+            self._future,
+            self._in_the_account,
+            self._twice,
+            self._wrong_branch,
+        ]
+        entries: list[list[tuple[dict[str, object], Fault | None]]] = [[] for _ in range(count)]
+        for kind in kinds:
+            self.faults.append(Fault(""))
+            made = list(kind(len(self.faults)))
+            places = np.sort(self.random.choice(count, len(made), replace=len(made) > count))
+            for place, each in zip(places.tolist(), made, strict=True):
+                entries[place].append(each)
+        producer = Producer(self.ledger.kafka)
+        for others in entries:
+            amount = int(self.random.integers(-100, 100))
+            for entry, fault in [
+                (self._entry(f"a{self.random.integers(200)}", int(self.random.integers(7)), amount), None),
+                *others,
+            ]:
+                entry = {**entry, "seq": entry.get("seq", self.seq)}
+                self.seq += 1
+
+                def delivered(_error: object, message: Message, fault: Fault | None = fault) -> None:
+                    if fault is not None:
+                        fault.address = f"{message.topic()}[{message.partition()}]@{message.offset()}"
+
+                producer.produce(
+                    self.ledger.topic,
+                    json.dumps(entry).encode(),
+                    # Entries of one account come in the order in which they were sent.
+                    partition=hash_of(entry["account"]) % 3,
+                    on_delivery=delivered,
+                )
+                # Each record has a time of its own: of one millisecond, nobody could say which was first.
+                producer.flush()
+        self.ledger.sent = self.seq
+
+    def _entry(self, account: str, branch: int, amount: int) -> dict[str, object]:
+        return {"account": account, "branch": branch, "amount": amount}
+
+    def _outlier(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        fault = self.faults[-1]
+        fault.where = f"SELECT branch FROM branches WHERE branch = {100 + number} AND total > {HUGE}"
+        for _ in range(3):
+            yield self._entry(f"p{number}", 100 + number, 5), None
+        yield self._entry(f"p{number}", 100 + number, 2 * HUGE), fault
+        yield self._entry(f"p{number}", 100 + number, 5), None
+
+    def _straw(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        fault = self.faults[-1]
+        fault.where = f"SELECT branch, total FROM branches WHERE branch = {100 + number} AND total >= 30"
+        for at in range(6):
+            yield self._entry(f"p{number}", 100 + number, 10), fault if at == 2 else None
+
+    def _from_here_on(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        fault = self.faults[-1]
+        fault.where = f"SELECT * FROM branches WHERE branch = {100 + number} AND low < 0"
+        for at in range(12):
+            yield self._entry(f"p{number}", 100 + number, 10 if at < 6 else -10), fault if at == 6 else None
+
+    def _future(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        fault = self.faults[-1]
+        fault.where = f"SELECT account FROM latest WHERE account = 'p{number}' AND seq > {HUGE}"
+        yield self._entry(f"p{number}", 1, 1), None
+        yield {**self._entry(f"p{number}", 1, 1), "seq": 2 * HUGE}, fault
+        yield self._entry(f"p{number}", 1, 1), None
+
+    def _in_the_account(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        fault = self.faults[-1]
+        fault.where = f"SELECT account, balance FROM accounts WHERE account = 'p{number}' AND balance < 0"
+        for amount in (50, 20, -500, 10):
+            yield self._entry(f"p{number}", 2, amount), fault if amount == -500 else None
+
+    def _twice(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        fault = self.faults[-1]
+        fault.where = f"SELECT account FROM accounts WHERE account = 'p{number}' AND n > 1"
+        yield self._entry(f"p{number}", 3, 1), None
+        yield self._entry(f"p{number}", 3, 1), fault
+
+    def _wrong_branch(self, number: int) -> Iterator[tuple[dict[str, object], Fault | None]]:
+        # The predicate names no key, and asks two tables.
+        fault = self.faults[-1]
+        fault.where = f"SELECT 1 FROM branches b, accounts a WHERE a.account = 'p{number}' AND b.branch = {-number}"
+        yield self._entry(f"p{number}", 4, 1), None
+        yield self._entry(f"p{number}", -number, 1), fault
+
+
+def check(ledger: Ledger, seed: int, phases: int = PHASES) -> int:
+    """Every fault of a history leads to its record; how many there were."""
+    history = History(np.random.default_rng(seed), ledger)
+    for phase in range(phases):
+        history.send(ENTRIES)
+        ledger.catch_up(max_records=100)
+        if phase == 0:
+            ledger.slackwater("compact", ledger.app)
+            ledger.slackwater("rescale", f"{ledger.app}/branches", "--partitions", "3")
+    store, cache = open_store(ledger.store), SstCache(ledger.folder / "cache" / "query", 1 << 30)
+    os.environ["LEDGER_VARIANT"] = ""
+    app = load_app(str(ledger.program), name=ledger.app)
+    with open_program(app, store, cache, ledger.kafka) as program:
+        for fault in history.faults:
+            found = find_record(program, bisect(store, cache, ledger.app, fault.where), Where(fault.where))
+            assert found.message is not None, (fault, found.reason)
+            assert str(found.message.address) == fault.address, (fault, found)
+            assert found.hops[0].replays <= 20
+    return len(history.faults)
+
+
+def test_every_planted_fault_leads_to_its_record(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    assert check(Ledger(kafka.bootstrap, tmp_path), 1) >= 20
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2, 11))
+def test_so_does_every_fault_of_many_histories(kafka: EmbeddedKafka, tmp_path: Path, seed: int) -> None:
+    check(Ledger(kafka.bootstrap, tmp_path), seed)
