@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from .. import instants
 from . import formats
 from .tables import Grid, Title
 from .terminal import Part
@@ -37,7 +38,7 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
 
 
 def _title(each: "AppOverview") -> str:
-    words = [f"{each.app}  created {formats.when(each.created_ms)}"]
+    words = [f"{each.app}  created {instants.when(each.created_ms)}"]
     if each.origin:
         words.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
     if each.requested:
@@ -53,7 +54,7 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
         "?" if stage.runner is None else "yes" if stage.runner else "no",
         f"v{stage.version}",
         str(stage.epoch),
-        formats.age(stage.time_ms),
+        instants.age(stage.time_ms),
         formats.count(stage.rows),
         keys,
         str(stage.ssts) if has_table else "-",

@@ -7,6 +7,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import instants
 from ...errors import Usage
 from .. import formats, options
 from ..output import Progress
@@ -149,12 +150,12 @@ def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
 
 def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: str) -> Iterator[Part]:
     yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
-    good = (verdict.good_ref, formats.when(verdict.good_time_ms), verdict.good.ref)
+    good = (verdict.good_ref, instants.when(verdict.good_time_ms), verdict.good.ref)
     yield Grid.of(
         ("", "", "committed", "the whole app"),
         (
             ("last good", *(good if verdict.good_ref else ("-", "before the first commit", ""))),
-            ("first bad", verdict.bad_ref, formats.when(verdict.bad_time_ms), verdict.bad.ref),
+            ("first bad", verdict.bad_ref, instants.when(verdict.bad_time_ms), verdict.bad.ref),
         ),
     )
     yield ""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ... import instants
 from ...errors import NotFound, Usage
 from .. import formats, options
 from ..session import Session, store_flag, verb
@@ -100,7 +101,7 @@ def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Part]:
     since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
     yield (
         f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
-        f"the moment of {formats.when(plan.source.time_ms)}, begun {formats.age(plan.info.created_ms)}"
+        f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
     )
     if runs:
         yield "it has run on since; another clone of that moment needs another name"
@@ -116,7 +117,7 @@ def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterato
             (
                 manifest.stage,
                 f"v{manifest.version}",
-                formats.moment(manifest.time_ms),
+                instants.iso(manifest.time_ms),
                 formats.size(sum(sst.bytes for sst in manifest.ssts)) if manifest.table else "-",
                 formats.windows(
                     f"{plan.topics[name]}[{partition}] {offset}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
+from ... import instants
 from ...errors import Unavailable, Usage
 from .. import formats, options
 from ..session import Session, verb
@@ -65,7 +66,7 @@ def compact(
             wanted,
             by=by,
             threads=threads,
-            now_ms=formats.now_ms,
+            now_ms=instants.now_ms,
             stop=stop,
         )
         if watch:
@@ -116,7 +117,7 @@ def _line(done: "Compacted") -> str:
 
 def _parts(app_name: str, done: "list[Compacted]", earlier: "tuple[Manifest, ...]") -> Iterator[Part]:
     if earlier:
-        merged = (f"{each.stage} by v{each.version}, {formats.age(each.time_ms)}" for each in earlier)
+        merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
         yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
         return
     if not done:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, group, verb
 from ..tables import Grid
@@ -115,7 +116,7 @@ def _row(each: "ServerStatus") -> tuple[str, ...]:
         each.state,
         each.address or "-",
         str(each.pid or "-"),
-        formats.age(each.started_ms, formats.now_ms()) if each.started_ms else "-",
+        instants.age(each.started_ms) if each.started_ms else "-",
         formats.size(each.data_bytes),
         _short(each.data),
     )

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid
@@ -51,7 +52,7 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
         ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", "read"),
         (
             (
-                formats.when(entry.time_ms),
+                instants.when(entry.time_ms),
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
@@ -89,5 +90,5 @@ def _operations(done: "tuple[Operation, ...]", app_name: str) -> Part:
         return f"nothing was done to {app_name} from the command line yet"
     return Grid.of(
         ("done", "what", "detail", "by"),
-        ((formats.when(each.time_ms), each.verb, each.detail, each.by) for each in done),
+        ((instants.when(each.time_ms), each.verb, each.detail, each.by) for each in done),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ... import instants
 from ...errors import Usage
 from .. import formats, options
 from ..session import Session, verb
@@ -104,7 +105,7 @@ def _tables(session: Session, ref: str) -> tuple[object, Part]:
     from ...snapshot.cut.resolve import resolve
     from ...snapshot.query.columns import columns
 
-    cut = resolve(session.store, ref, now_ms=formats.now_ms())
+    cut = resolve(session.store, ref, now_ms=instants.now_ms())
     session.note_thinned(ref, cut.thinned)
     found = [
         {

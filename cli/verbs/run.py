@@ -4,6 +4,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ... import instants
 from ...durations import format_ms
 from .. import formats, options
 from ..reporter import reporting
@@ -136,7 +137,7 @@ def _run(session: Session, file: str, *, app: str | None, options: "Options", me
 def _line(commit: "BatchReport") -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     words = (
-        formats.moment(commit.time_ms),
+        instants.iso(commit.time_ms),
         f"{commit.stage} v{commit.version}",
         formats.plural(commit.rows_in, "row"),
         f"{formats.plural(commit.keys, 'key')} written" if commit.keys else "",

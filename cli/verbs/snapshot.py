@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, group, verb
 from ..tables import Grid
@@ -55,12 +56,12 @@ def take(
     from ...snapshot.take.waiting import take as take_and_wait
 
     opened, reader, by = session.store, session.settings.open_channels(), whoami()
-    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", formats.now_ms()
+    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
     # A call that was interrupted is typed again: it finds what that one took, or its request.
     if not (wait or instant or taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms)):
         own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
-        when = f" already, {formats.age(asked.created_ms)}" if own else ""
+        when = f" already, {instants.age(asked.created_ms)}" if own else ""
         session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
     with session.output.progress() as progress:
@@ -134,7 +135,7 @@ def rm(
         if earlier is not None:
             if not dry_run:
                 remove.remove_records(opened, app_name, name)
-            when = f"{formats.when(earlier.time_ms)} by {earlier.by}"
+            when = f"{instants.when(earlier.time_ms)} by {earlier.by}"
             data = {"removed": None, "dry_run": dry_run, "done_already": True}
             session.show(data, f"done already: {app_name}@{name} was removed {when}")
             return
@@ -158,7 +159,7 @@ def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]
     took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if is_earlier:
-        done = f"is the one that you took {formats.age(snapshot.completed_ms)}"
+        done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
     begin = "done already: " if is_earlier else ""
     yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
@@ -167,8 +168,8 @@ def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]
 
 
 def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:
-    rows: list[tuple[str, ...]] = [(s.name, formats.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
-    rows += [(r.name, formats.when(r.created_ms), "asked for", "…", r.by) for r in asked]
+    rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
+    rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
     if rows:
         yield Grid.of(("name", "taken", "kind", "versions", "by"), rows)
     else:
@@ -177,7 +178,7 @@ def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request,
 
 def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Part]:
     by = f" by {snapshot.by}" if snapshot.by else ""
-    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {formats.when(snapshot.completed_ms)}{by}"
+    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {instants.when(snapshot.completed_ms)}{by}"
     if snapshot.clone:
         yield f"kept for the clone {snapshot.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
@@ -187,7 +188,7 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
             (
                 m.stage,
                 f"v{m.version}",
-                formats.moment(m.time_ms),
+                instants.iso(m.time_ms),
                 m.stage if m.table else "-",
                 formats.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
             )

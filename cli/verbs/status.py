@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ... import instants
 from ...durations import HOUR_MS, format_ms
 from ...errors import SlackwaterError, Usage
-from .. import formats, options
+from .. import options
 from ..session import Session, verb
 from ..status_tables import cost_parts, overview_parts
 from ..waiting import waiting_for
@@ -78,7 +79,7 @@ def _show_cost(session: Session, app_name: str | None, span_ms: int) -> None:
     from ...snapshot.status.cost import cost_of
     from ...store.versions.apps import list_apps
 
-    names, since_ms = (app_name,) if app_name else list_apps(session.store), formats.now_ms() - span_ms
+    names, since_ms = (app_name,) if app_name else list_apps(session.store), instants.now_ms() - span_ms
     costs = tuple(cost_of(session.store, name, since_ms, session.settings.prices) for name in names)
     session.show(costs, *(cost_parts(costs, format_ms(span_ms)) if costs else (_empty(session.store),)))
 

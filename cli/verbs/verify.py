@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid, Title
@@ -42,7 +43,7 @@ def verify(
 
     opened, reader = session.store, session.settings.open_channels() if deep else None
     with session.output.progress() as progress:
-        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
+        report = prove(opened, ref, now_ms=instants.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
     session.note_thinned(ref, report.thinned_out)
     ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
     session.show({"consistent": report.consistent, **asdict(report), "ledger": ledger}, *_parts(report))

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from ... import instants
 from ...errors import CommitConflict, Fenced, Refused
 from ...store.compaction.plan import Done
 from ...store.compaction.rebase import rebase
@@ -211,7 +212,7 @@ class Committer:
                 self.head = compactions[-1]
             if other is not None and other.epoch > self.head.epoch:
                 # The commit that loses says it best.
-                head, now_ms = self.head, time.time_ns() // 1_000_000
+                head, now_ms = self.head, instants.now_ms()
                 late = commit.successor(
                     head, kind="batch", epoch=head.epoch, writer=head.writer, by=head.by, now_ms=now_ms
                 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ... import instants
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.protocol import ObjectStore
@@ -275,7 +276,7 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        clock_ms = ttl.batch_clock_ms(base, _now_ms())
+        clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
         results = self._compute(rows, merged, clock_ms) if with_rows else ()
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
@@ -288,7 +289,7 @@ class StageRunner:
             markers=markers,
             merges=merges,
             clock_ms=clock_ms,
-            now_ms=_now_ms(),
+            now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
         )
         # Its SSTs are there, and when it is not committed nothing will be.
@@ -326,7 +327,3 @@ class StageRunner:
     def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:
         output = self.head.outputs[channel.name]
         return channel, output.topic, len(output.ends)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

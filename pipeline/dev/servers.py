@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from ... import instants
 from ...errors import Refused, Unavailable
 from . import ports, process
 from .jars import Tell, quiet
@@ -250,9 +251,7 @@ class DevServers:
             return None
 
     def _remember(self, server: EmbeddedServer, pid: int) -> None:
-        memory = _Memory(
-            pid=pid, mark=server.mark, port=server.port, started_ms=time.time_ns() // 1_000_000 if pid else 0
-        )
+        memory = _Memory(pid=pid, mark=server.mark, port=server.port, started_ms=instants.now_ms() if pid else 0)
         _write(self._control / f"{server.folder.name}.json", msgspec.json.encode(memory))
 
     def _make_folder(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ... import instants
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.status import roster
 from ...snapshot.status.lag import StageLag, input_lag
@@ -89,7 +90,7 @@ class LagReporter:
     def _refresh_others(self) -> None:
         """What stages are that run elsewhere, or nowhere."""
         try:
-            self._alive = roster.beats(self._store, self._app, time.time_ns() // 1_000_000)
+            self._alive = roster.beats(self._store, self._app, instants.now_ms())
             names = set(history.list_stages(self._store, self._app)) - self._beat.stages.keys()
             found = {}
             for stage in sorted(names):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from ... import instants
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App, Stage
@@ -104,9 +104,11 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
         start.claimer_of(stage).check_shape(stage, known[stage.name], start.checked[stage.name])
     if start.new:
         # From its identity on an app is there for everybody.
-        apps.ensure_app(start.store, AppInfo(start.app.name, _now_ms()))
+        apps.ensure_app(start.store, AppInfo(start.app.name, instants.now_ms()))
     start.claimer.create_channels(start.stages)
-    return {stage.name: start.claimer_of(stage).claim(stage, known[stage.name], _now_ms()) for stage in start.stages}
+    return {
+        stage.name: start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms()) for stage in start.stages
+    }
 
 
 def _build(
@@ -170,7 +172,3 @@ def _build(
         return runner
 
     return tuple(build(stage) for stage in stages)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,12 +1,12 @@
 """The first version of each stage of a clone: it shares the SSTs of the source, and has channels of its own."""
 
-import time
 from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
+from ... import instants
 from ...errors import CommitConflict, ObjectExists, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
@@ -117,7 +117,7 @@ def _first_version(
         app=info.name,
         epoch=1,
         writer=str(ULID()),
-        time_ms=max(time.time_ns() // 1_000_000, source.time_ms),
+        time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={
             name: carried_input(read, stage, name, info.name, cut, carried)

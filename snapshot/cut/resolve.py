@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 
+from ... import instants
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
@@ -168,5 +168,4 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
 
 def _shown(time_ms: int) -> str:
     """A time as a ref takes it: to the millisecond, so that the very moment is found."""
-    shown = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
+    return instants.iso(time_ms, "milliseconds")

@@ -5,7 +5,6 @@ is seen to be named; heads are read before snapshots, because a stage remembers 
 written.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ... import instants
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, codec, history, horizon, keys
@@ -83,7 +83,7 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int |
         Unavailable: storage did not answer.
     """
     apps.read_app(store, app)
-    clock_ms = time.time_ns() // 1_000_000 if dry_run else storage_clock_ms(store, app)
+    clock_ms = instants.now_ms() if dry_run else storage_clock_ms(store, app)
     counted_from_ms = clock_ms if now_ms is None else now_ms
     try:
         return _list_all(store, app, clock_ms, counted_from_ms)

@@ -17,11 +17,11 @@ stays can be answered for as long as it stays.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 
 from msgspec.structs import replace
 
+from ... import instants
 from ...errors import Corruption, NotFound
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
@@ -149,7 +149,7 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
     for time_ms, rule in retention.moments(known.now_ms, whole_ms):
         versions = _cut(known, time_ms, read)
         if any(version < starts[stage] for stage, version in versions.items()):
-            shown = datetime.fromtimestamp((time_ms + 1) // 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+            shown = instants.iso(time_ms + 1, "minutes")
             kept.append(_keep(found, versions, Reason(rule, f"the app as it was at {shown}, kept {rule}"), read))
     before = (one for one in kept if any(version < starts[stage] for stage, version in one.stages.items()))
     unique = {tuple(sorted(one.stages.items())): one for one in before}

@@ -4,12 +4,12 @@ Each stage carries the version it recorded, and the channels whose marker it awa
 request is gone. So whoever completes the snapshot needs one look at each head, and anybody may.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ulid import ULID
 
+from ... import instants
 from ...chandy_lamport.errors import ProtocolError
 from ...chandy_lamport.network import Ports, completed
 from ...errors import Corruption, Refused
@@ -155,7 +155,7 @@ def _write(
         id=request.id,
         app=app,
         created_ms=request.created_ms,
-        completed_ms=time.time_ns() // 1_000_000,
+        completed_ms=instants.now_ms(),
         kind="markers",
         stages=dict(versions),
         by=request.by,

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
+from ... import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ..cut.requests import Request, cancel, open_requests, own_request
@@ -72,7 +73,7 @@ def take(
         Corruption: records in flight are not what was written.
         Unavailable: a stage has not answered in time, and is named; or storage or Kafka did not.
     """
-    now_ms = _now_ms()
+    now_ms = instants.now_ms()
     kind: SnapshotKind = "instant" if instant else "markers"
     found = earlier = taken_already(store, app, name, kind, by=by, now_ms=now_ms)
     if found is None and instant:
@@ -171,7 +172,7 @@ def _failed(store: ObjectStore, app: str, name: str) -> Refused:
 
 def _unanswered(app: str, name: str, found: Mapping[str, Answer], timeout_s: float) -> Unavailable:
     silent = [
-        f"{stage} (last commit {_ago(_now_ms() - answer.head_ms)})"
+        f"{stage} (last commit {instants.when(answer.head_ms)})"
         for stage, answer in found.items()
         if answer.version is None
     ]
@@ -187,14 +188,3 @@ def _unanswered(app: str, name: str, found: Mapping[str, Answer], timeout_s: flo
         "--timeout waits longer, --instant needs no running app"
         + (f"; {ask_whether_gone(app, asked)}" if asked else ""),
     )
-
-
-def _ago(span_ms: int) -> str:
-    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
-        if span_ms >= unit_ms:
-            return f"{span_ms // unit_ms} {unit} ago"
-    return f"{max(span_ms, 0) // 1_000} s ago"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
