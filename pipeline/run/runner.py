@@ -130,8 +130,10 @@ def _build(
     bounded = {name: limits.max_records for name, limits in start.limits.items() if limits.max_records is not None}
     backpressure = Backpressure(scratch / "held", bounded)
 
+    names: dict[str, str] = {}
+
     def report(batch: BatchReport) -> None:
-        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots)))
+        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots, names)))
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
