@@ -191,11 +191,12 @@ class Committer:
                 behind = len(self._unflushed) - 1
                 change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
             except BaseException as error:
+                # First: whoever waits for the last version looks for errors once this is over.
+                self._failed(error)
                 # It is raised where the next batch ends, too.
                 with self._moved:
                     self._failure = error
                     self._moved.notify_all()
-                self._failed(error)
                 return
             with self._moved:
                 self._unflushed.popleft()
