@@ -122,7 +122,7 @@ def limits_of(stage: Stage, options: Options) -> Limits:
     declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
-        declared_ms if options.trigger is None else parse_ms("trigger", options.trigger),
+        declared_ms if options.trigger_ms is None else options.trigger_ms,
         Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
     )
