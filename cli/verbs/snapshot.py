@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -122,37 +122,21 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ...snapshot.cut import requests
-    from ...snapshot.cut.stored import find_snapshot
-    from ...snapshot.take import remove
-    from ...snapshot.take.audit_log import find_operation, record_once, whoami
+    from ...snapshot.cut.stored import Snapshot
+    from ...snapshot.take.audit_log import Operation, whoami
+    from ...snapshot.take.remove import remove_or_withdraw
 
-    opened = session.store
-    asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
-    found = find_snapshot(opened, app_name, name)
-    if found is None and not asked:
-        earlier = find_operation(opened, app_name, "snapshot rm", name.__eq__)
-        if earlier is not None:
-            if not dry_run:
-                remove.remove_records(opened, app_name, name)
-            when = f"{instants.when(earlier.time_ms)} by {earlier.by}"
-            data = {"removed": None, "dry_run": dry_run, "done_already": True}
-            session.show(data, f"done already: {app_name}@{name} was removed {when}")
-            return
-    if found is not None or not asked:
-        found = remove.check_removable(opened, app_name, name, force=force)
-    gone: Any = found if found is not None else asked[0]
-    if not dry_run:
-        # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
-        record_once(opened, app_name, "snapshot rm", name, whoami(), since_ms=gone.created_ms)
-        for each in asked:
-            requests.cancel(opened, app_name, each)
-        if found is not None:
-            remove.remove(opened, app_name, name, force=force)
-    what = f"{'the request for ' if found is None else ''}{app_name}@{name}"
-    done = "would remove" if dry_run else "removed"
-    data = {"removed": gone, "dry_run": dry_run, "done_already": False}
-    session.show(data, f"{done} {what}{'' if found is None else f' ({_versions(found)})'}")
+    gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
+    what, done = f"{app_name}@{name}", "would remove" if dry_run else "removed"
+    match gone:
+        case Operation():
+            line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
+        case Snapshot():
+            line = f"{done} {what} ({_versions(gone)})"
+        case _:
+            line = f"{done} the request for {what}"
+    earlier = isinstance(gone, Operation)
+    session.show({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
 
 
 def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
