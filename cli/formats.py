@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from ..durations import rounded
 
 
-def count(number: int) -> str:
-    """1234567 as `1,234,567`."""
-    return f"{number:,}"
+def count(number: int | None) -> str:
+    """1234567 as `1,234,567`; `?` for a number that is not known."""
+    return "?" if number is None else f"{number:,}"
 
 
 def plural(number: int, noun: str) -> str:
