@@ -116,20 +116,17 @@ def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifes
         yield f"nothing to merge in {app_name}"
         return
     yield Title(f"compacted {app_name}")
-    yield Grid.of(
-        ("stage", ">version", ">merges", ">SSTs before", ">after", ">read", ">written"),
-        (
-            (
-                each.stage,
-                f"v{each.version}",
-                formats.count(each.merges),
-                formats.count(each.inputs),
-                formats.count(each.outputs),
-                formats.size(each.bytes_read),
-                formats.size(each.bytes_written),
-            )
-            for each in done
-        ),
+    yield Grid.each(
+        done,
+        {
+            "stage": lambda each: each.stage,
+            ">version": lambda each: f"v{each.version}",
+            ">merges": lambda each: formats.count(each.merges),
+            ">SSTs before": lambda each: formats.count(each.inputs),
+            ">after": lambda each: formats.count(each.outputs),
+            ">read": lambda each: formats.size(each.bytes_read),
+            ">written": lambda each: formats.size(each.bytes_written),
+        },
     )
 
 
@@ -138,18 +135,15 @@ def _planned(app_name: str, due: "tuple[Merge, ...]") -> Iterator[Part]:
         yield f"nothing to merge in {app_name}"
         return
     yield Title(f"would merge in {app_name}")
-    yield Grid.of(
-        ("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""),
-        (
-            (
-                each.stage,
-                str(each.partition),
-                formats.count(each.inputs),
-                formats.size(each.bytes),
-                ", ".join(map(str, each.levels)),
-                str(each.level),
-                "moved, not rewritten" if each.moves else "",
-            )
-            for each in due
-        ),
+    yield Grid.each(
+        due,
+        {
+            "stage": lambda each: each.stage,
+            ">partition": lambda each: str(each.partition),
+            ">SSTs": lambda each: formats.count(each.inputs),
+            ">size": lambda each: formats.size(each.bytes),
+            "of levels": lambda each: ", ".join(map(str, each.levels)),
+            "into level": lambda each: str(each.level),
+            "": lambda each: "moved, not rewritten" if each.moves else "",
+        },
     )

@@ -166,18 +166,17 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     if snapshot.clone:
         yield f"kept for the clone {snapshot.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
-    yield Grid.of(
-        ("stage", ">version", "committed", "table", "read up to"),
-        (
-            (
-                m.stage,
-                f"v{m.version}",
-                instants.iso(m.time_ms),
-                m.stage if m.table else "-",
-                formats.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
-            )
-            for m in manifests
-        ),
+    yield Grid.each(
+        manifests,
+        {
+            "stage": lambda m: m.stage,
+            ">version": lambda m: f"v{m.version}",
+            "committed": lambda m: instants.iso(m.time_ms),
+            "table": lambda m: m.stage if m.table else "-",
+            "read up to": lambda m: formats.windows(
+                f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)
+            ),
+        },
     )
     if not flights:
         yield "nothing was on the way between stages"
@@ -185,13 +184,11 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     yield ""
     yield Grid.of(
         ("on the way", "from", "to", ">rows", "offsets"),
-        ((f.channel, f.sender, f.receiver or "-", formats.count(f.rows), _windows(f)) for f in flights),
+        (
+            (f.channel, f.sender, f.receiver or "-", formats.count(f.rows), formats.between(f.topic, f.starts, f.ends))
+            for f in flights
+        ),
     )
-
-
-def _windows(flight: "InFlight") -> str:
-    partitions = enumerate(zip(flight.starts, flight.ends, strict=True))
-    return formats.windows(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
 
 
 def _versions(snapshot: "Snapshot") -> str:
