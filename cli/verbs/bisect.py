@@ -18,6 +18,7 @@ from ..terminal import Part
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
     from ...snapshot.bisect.verdict import Step, Verdict
+    from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
 
@@ -117,23 +118,16 @@ def _data(verdict: "Verdict", out: Path | None) -> dict[str, Any]:
     def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:
         return [{"ref": step.ref, "cut": step.cut.versions, "bad": step.bad} for step in steps]
 
+    def moment(ref: str, version: int, time_ms: int, cut: "Cut") -> dict[str, Any]:
+        return {"ref": ref, "version": version, "time_ms": time_ms, "cut": cut.versions}
+
     keys = verdict.keys
     return {
         "app": verdict.app,
         "where": verdict.where,
         "stage": verdict.stage,
-        "last_good": {
-            "ref": verdict.good_ref,
-            "version": verdict.good_version,
-            "time_ms": verdict.good_time_ms,
-            "cut": verdict.good.versions,
-        },
-        "first_bad": {
-            "ref": verdict.bad_ref,
-            "version": verdict.bad_version,
-            "time_ms": verdict.bad_time_ms,
-            "cut": verdict.bad.versions,
-        },
+        "last_good": moment(verdict.good_ref, verdict.good_version, verdict.good_time_ms, verdict.good),
+        "first_bad": moment(verdict.bad_ref, verdict.bad_version, verdict.bad_time_ms, verdict.bad),
         "windows": verdict.lineage.direct,
         "source_windows": verdict.lineage.sources,
         "lost_windows": verdict.lineage.lost,

@@ -94,7 +94,6 @@ class Committer:
     """Commits the versions of one claimed stage. Changes come from one thread; anything else may be asked from any.
 
     Args:
-        store: Where manifests go.
         claimed: The claim's manifest, the head.
         meter: Counts what the stage takes, for its versions to tell; None when nobody does.
         spool: Where the SSTs of changes wait; None when they are in the store already.

@@ -24,7 +24,7 @@ from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.manifest import Input, Manifest, Output
-from ..api.app import Repartition, Stage
+from ..api.app import Stage
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
@@ -86,10 +86,7 @@ class StageRunner:
     """Runs one claimed stage. Batches come on Spark's thread; everything else may be called from any other.
 
     Args:
-        config: What does not change while it runs.
         claimed: The claim's manifest, the head.
-        store: Where manifests go.
-        meter: Counts what the stage takes of the store.
         access: How workers get to the store, asked before each batch: credentials may be temporary.
         on_commit: Told of each committed batch.
         on_move: Gets the newest committed and the newest acknowledged version when one of them is another.
@@ -315,7 +312,8 @@ class StageRunner:
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
     def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int) -> tuple[Result, ...]:
-        targets = tuple(self._target(channel) for channel in self.stage.writes)
+        outputs = [(channel, base.outputs[channel.name]) for channel in self.stage.writes]
+        targets = tuple((channel, output.topic, len(output.ends)) for channel, output in outputs)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or base.table is None:
@@ -323,7 +321,3 @@ class StageRunner:
         places = dataclasses.replace(self._places, s3=self._access())
         task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
         return run_state(rows, task)
-
-    def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:
-        output = self.head.outputs[channel.name]
-        return channel, output.topic, len(output.ends)

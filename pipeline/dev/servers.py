@@ -129,22 +129,14 @@ class DevServers:
         return tuple(server.name for server in new)
 
     def down(self, *, patience_s: float = STOP_PATIENCE_S) -> tuple[str, ...]:
-        """Stop both servers and wait until they are gone; the data stays.
-
-        Returns:
-            Names of the servers that were stopped.
-        """
+        """Stop both servers and wait until they are gone; the data stays. Returns the names of those that ran."""
         if not self._control.exists():
             return ()
         with self._locked():
             return self._stop(self._servers(), patience_s)
 
     def purge(self) -> tuple[Purged, ...]:
-        """Stop both servers, and delete their data and everything that is known of them.
-
-        Returns:
-            What was deleted.
-        """
+        """Stop both servers, and delete their data and everything that is known of them. Returns what was deleted."""
         if not self.folder.exists():
             return ()
         self._control.mkdir(exist_ok=True)

@@ -55,5 +55,5 @@ class Announcer:
 def delete_groups(kafka: Kafka, groups: Sequence[str]) -> None:
     """Remove consumer groups that are there and that Kafka lets us remove. Raises `Unavailable`."""
     if groups:
-        asked = clients(kafka).admin().delete_consumer_groups(list(groups), request_timeout=10)
+        asked = clients(kafka).admin.delete_consumer_groups(list(groups), request_timeout=10)
         tuple(failures(kafka, asked, ()))

@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 def partition_counts(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
     """Number of partitions by name of topic. Raises `Unavailable`."""
     try:
-        listed = clients(kafka).admin().list_topics(timeout=timeout_s).topics
+        listed = clients(kafka).admin.list_topics(timeout=timeout_s).topics
     except KafkaException as error:
         raise unavailable(kafka, error) from None
     return {name: len(meta.partitions) for name, meta in listed.items()}
@@ -107,7 +107,7 @@ def _until_led(kafka: Kafka, ask: Callable[[float], _Answer], timeout_s: float) 
 
 def _count(kafka: Kafka, topic: str, timeout_s: float) -> int:
     """The topic's number of partitions. Raises `NotFound`, or `Refused` where the broker does not let us look."""
-    meta = clients(kafka).admin().list_topics(topic, timeout=timeout_s).topics.get(topic)
+    meta = clients(kafka).admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
     if meta is not None and (refused := lacking(kafka, meta.error, "Describe", topic)):
         raise refused
     if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in GONE):
@@ -118,7 +118,7 @@ def _count(kafka: Kafka, topic: str, timeout_s: float) -> int:
 def _list(kafka: Kafka, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[int, ...]:
     """The offset that each partition's spec asks for."""
     places = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
-    admin, committed = clients(kafka).admin(), IsolationLevel.READ_COMMITTED
+    admin, committed = clients(kafka).admin, IsolationLevel.READ_COMMITTED
     asked = admin.list_offsets(places, isolation_level=committed, request_timeout=timeout_s)
     return tuple(asked[place].result().offset for place in places)
 
@@ -141,7 +141,7 @@ def create_topics(
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
     large = {"max.message.bytes": "8388608"}
     new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
-    asked = clients(kafka).admin().create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
+    asked = clients(kafka).admin.create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
     for topic, error in failures(kafka, asked, (KafkaError.TOPIC_ALREADY_EXISTS,)):
         refused = Refused(f"{server(kafka)} refuses to create topic {topic!r}: {error.str()}")
         raise lacking(kafka, error, "Create", topic) or refused
@@ -157,7 +157,7 @@ def delete_topics(kafka: Kafka, names: Sequence[str]) -> tuple[str, ...]:
     """Remove topics that are there; returns those that Kafka does not let us remove. Raises `Unavailable`."""
     if not names:
         return ()
-    asked = clients(kafka).admin().delete_topics(list(names), request_timeout=30)
+    asked = clients(kafka).admin.delete_topics(list(names), request_timeout=30)
     return tuple(name for name, _ in failures(kafka, asked, GONE))
 
 
