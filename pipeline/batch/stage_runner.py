@@ -114,7 +114,8 @@ class StageRunner:
         self._on_move = on_move
         self._busy = threading.Lock()
         self._stopping = self._settled = False
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What ended the stage, unless it was stopped."""
         self._closed_snapshots: frozenset[str] = frozenset()
         self._batch_s = 0.0
         """What the batch before took."""
@@ -145,11 +146,6 @@ class StageRunner:
     def positions(self) -> dict[str, Input]:
         """How far it has read, by the input's declared name."""
         return {name: self.head.inputs[name] for name in self.stage.inputs}
-
-    @property
-    def error(self) -> BaseException | None:
-        """What ended the stage, unless it was stopped."""
-        return self._error
 
     def forget(self, snapshots: frozenset[str]) -> None:
         """Have the next version forget these recorded snapshots, as nobody asks for them any more."""
@@ -215,13 +211,8 @@ class StageRunner:
             if compactor.doing == "nothing":
                 compactor.consider(self._committer.tip)
 
-        return Stall(
-            f"stage {self.head.app}/{self.head.stage}",
-            self._limits.stall,
-            l0,
-            lambda: compactor.doing,
-            begin,
-        )
+        name = f"stage {self.head.app}/{self.head.stage}"
+        return Stall(name, self._limits.stall, l0, lambda: compactor.doing, begin)
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
@@ -256,7 +247,7 @@ class StageRunner:
 
     def _fail(self, error: BaseException) -> None:
         if not self._settled:
-            self._error = self._error or error
+            self.error = self.error or error
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         checkpoint = self._config.checkpoint

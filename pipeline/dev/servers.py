@@ -89,10 +89,7 @@ class DevServers:
         """Start whichever server does not run, and wait until both answer.
 
         Without a port a server listens where it did last, else on its usual port, else on any free one.
-        After an error or Ctrl-C, what this call started is stopped again.
-
-        Returns:
-            Names of the servers that were started.
+        After an error or Ctrl-C, what this call started is stopped again. Returns the names of what it started.
 
         Raises:
             Refused: a port is taken, a server runs already on another port than the one asked for, or the

@@ -150,11 +150,7 @@ def _known_master(options: Options) -> str | None:
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
-    """See that stages which run ahead of the store have their executors where the SSTs wait.
-
-    Raises:
-        Refused: Executors may be on other machines.
-    """
+    """Raise `Refused` where executors of stages that run ahead of the store may not be where their SSTs wait."""
     ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
     if ahead and not master.startswith("local"):
         raise Refused(

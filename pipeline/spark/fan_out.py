@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from .plans import children, frame_of, plan_of, rebuilt
+from .plans import children, first_column, frame_of, plan_of, rebuilt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -52,8 +52,7 @@ def _partings(plans: Sequence[Any]) -> list[Any]:
     ways: dict[int, list[list[Any]]] = {}
     for plan in plans:
         for way in _ways(plan):
-            # A stream is known by its first column.
-            ways.setdefault(int(way[0].output().head().exprId().id()), []).append(way)
+            ways.setdefault(first_column(way[0]), []).append(way)
     found: list[Any] = []
     for used in ways.values():
         if len(used) > 1:
