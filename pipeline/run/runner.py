@@ -47,12 +47,8 @@ def run(
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
-    Args:
-        app: The program.
-        options: How to run it.
-        on_commit: Told of each committed batch.
-        news: Told of all else.
-        stop: Set when it is to stop; None to hear the signals here.
+    `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
+    signals are heard here.
 
     Raises:
         StopRequested: `stop`, which somebody else looks after, was set before the first batch.

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """The same rows; united into one DataFrame, these read each stream once.
 
-    Args:
-        frames: Each uses a stream at most once. What they share, they have by using the same DataFrame.
+    Each of them uses a stream at most once. What they share, they have by using the same DataFrame.
     """
     plans = [plan_of(frame) for frame in frames]
     parting = _partings(plans)
