@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store, take
@@ -48,8 +49,8 @@ class Places:
 
         A worker is reused from batch to batch, and with it what it has open, whatever credentials a batch brings.
         """
-        opened, cache = _open(self.store, take(self.s3), self.s3_settings, self.patience_s, self.cache_here())
-        counted = _counting(self.app, self.stage, opened)
+        storage = (self.store, take(self.s3), self.s3_settings, self.patience_s, self.cache_here())
+        counted, cache = _counting(self.app, self.stage, *storage)
         return counted, SpooledStore(counted, Path(self.spool)) if self.spool else counted, cache
 
 
@@ -63,6 +64,7 @@ def _open(
 
 
 @lru_cache(maxsize=64)
-def _counting(_app: str, _stage: str, opened: ObjectStore) -> CountingStore:
+def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
     """A worker serves all stages, and each is counted by itself."""
-    return CountingStore(opened)
+    opened, cache = _open(*storage)
+    return CountingStore(opened), cache
