@@ -1,13 +1,13 @@
 """How numbers, spans of time and windows of offsets are written, short enough for the columns of a table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..durations import rounded
 
 
-def count(number: int) -> str:
-    """1234567 as `1,234,567`."""
-    return f"{number:,}"
+def count(number: int | None) -> str:
+    """1234567 as `1,234,567`; `?` for a number that is not known."""
+    return "?" if number is None else f"{number:,}"
 
 
 def plural(number: int, noun: str) -> str:
@@ -38,6 +38,12 @@ def windows(texts: Iterable[str]) -> str:
         shown.append(text if topic != last else bracket + rest)
         last = topic
     return ", ".join(shown)
+
+
+def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
+    """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
+    offsets = enumerate(zip(starts, ends, strict=False))
+    return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in offsets if start < end)
 
 
 def listed(*counted: tuple[int, str]) -> str:

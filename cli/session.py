@@ -20,14 +20,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for.
-
-    Args:
-        output: where results go.
-        store: `--store`, or None.
-        kafka: `--kafka`, or None.
-        as_json: whether the output is for machines.
-    """
+    """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for."""
 
     def __init__(self, output: Output, store: str | None, kafka: str | None, as_json: bool) -> None:
         self.output = output

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -122,37 +122,21 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ...snapshot.cut import requests
-    from ...snapshot.cut.stored import find_snapshot
-    from ...snapshot.take import remove
-    from ...snapshot.take.audit_log import find_operation, record_once, whoami
+    from ...snapshot.cut.stored import Snapshot
+    from ...snapshot.take.audit_log import Operation, whoami
+    from ...snapshot.take.remove import remove_or_withdraw
 
-    opened = session.store
-    asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
-    found = find_snapshot(opened, app_name, name)
-    if found is None and not asked:
-        earlier = find_operation(opened, app_name, "snapshot rm", name.__eq__)
-        if earlier is not None:
-            if not dry_run:
-                remove.remove_records(opened, app_name, name)
-            when = f"{instants.when(earlier.time_ms)} by {earlier.by}"
-            data = {"removed": None, "dry_run": dry_run, "done_already": True}
-            session.show(data, f"done already: {app_name}@{name} was removed {when}")
-            return
-    if found is not None or not asked:
-        found = remove.check_removable(opened, app_name, name, force=force)
-    gone: Any = found if found is not None else asked[0]
-    if not dry_run:
-        # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
-        record_once(opened, app_name, "snapshot rm", name, whoami(), since_ms=gone.created_ms)
-        for each in asked:
-            requests.cancel(opened, app_name, each)
-        if found is not None:
-            remove.remove(opened, app_name, name, force=force)
-    what = f"{'the request for ' if found is None else ''}{app_name}@{name}"
-    done = "would remove" if dry_run else "removed"
-    data = {"removed": gone, "dry_run": dry_run, "done_already": False}
-    session.show(data, f"{done} {what}{'' if found is None else f' ({_versions(found)})'}")
+    gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
+    what, done = f"{app_name}@{name}", "would remove" if dry_run else "removed"
+    match gone:
+        case Operation():
+            line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
+        case Snapshot():
+            line = f"{done} {what} ({_versions(gone)})"
+        case _:
+            line = f"{done} the request for {what}"
+    earlier = isinstance(gone, Operation)
+    session.show({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
 
 
 def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
@@ -182,18 +166,17 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     if snapshot.clone:
         yield f"kept for the clone {snapshot.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
-    yield Grid.of(
-        ("stage", ">version", "committed", "table", "read up to"),
-        (
-            (
-                m.stage,
-                f"v{m.version}",
-                instants.iso(m.time_ms),
-                m.stage if m.table else "-",
-                formats.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
-            )
-            for m in manifests
-        ),
+    yield Grid.each(
+        manifests,
+        {
+            "stage": lambda m: m.stage,
+            ">version": lambda m: f"v{m.version}",
+            "committed": lambda m: instants.iso(m.time_ms),
+            "table": lambda m: m.stage if m.table else "-",
+            "read up to": lambda m: formats.windows(
+                f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)
+            ),
+        },
     )
     if not flights:
         yield "nothing was on the way between stages"
@@ -201,13 +184,11 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     yield ""
     yield Grid.of(
         ("on the way", "from", "to", ">rows", "offsets"),
-        ((f.channel, f.sender, f.receiver or "-", formats.count(f.rows), _windows(f)) for f in flights),
+        (
+            (f.channel, f.sender, f.receiver or "-", formats.count(f.rows), formats.between(f.topic, f.starts, f.ends))
+            for f in flights
+        ),
     )
-
-
-def _windows(flight: "InFlight") -> str:
-    partitions = enumerate(zip(flight.starts, flight.ends, strict=True))
-    return formats.windows(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
 
 
 def _versions(snapshot: "Snapshot") -> str:

@@ -115,12 +115,8 @@ def _lines(entry: "Entry", *, lossy: bool) -> Iterator[tuple[str, ...]]:
     sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
     where = f"{counted.where} (not re-read)" if counted.where and counted.not_reread else counted.where or "not re-read"
     lost = (sum(entry.lost),) if lossy else ()
-    yield (*place, "all", *map(_number, (sent, consumed, *lost, counted.rows, entry.difference)), where)
+    yield (*place, "all", *map(formats.count, (sent, consumed, *lost, counted.rows, entry.difference)), where)
     for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
         if difference:
             numbers = (*passed, *((gone,) if lossy else ()), rows, difference)
-            yield ("", "", "", str(partition), *map(_number, numbers), "")
-
-
-def _number(number: int | None) -> str:
-    return "?" if number is None else formats.count(number)
+            yield ("", "", "", str(partition), *map(formats.count, numbers), "")

@@ -89,10 +89,7 @@ class DevServers:
         """Start whichever server does not run, and wait until both answer.
 
         Without a port a server listens where it did last, else on its usual port, else on any free one.
-        After an error or Ctrl-C, what this call started is stopped again.
-
-        Returns:
-            Names of the servers that were started.
+        After an error or Ctrl-C, what this call started is stopped again. Returns the names of what it started.
 
         Raises:
             Refused: a port is taken, a server runs already on another port than the one asked for, or the
@@ -129,22 +126,14 @@ class DevServers:
         return tuple(server.name for server in new)
 
     def down(self, *, patience_s: float = STOP_PATIENCE_S) -> tuple[str, ...]:
-        """Stop both servers and wait until they are gone; the data stays.
-
-        Returns:
-            Names of the servers that were stopped.
-        """
+        """Stop both servers and wait until they are gone; the data stays. Returns the names of those that ran."""
         if not self._control.exists():
             return ()
         with self._locked():
             return self._stop(self._servers(), patience_s)
 
     def purge(self) -> tuple[Purged, ...]:
-        """Stop both servers, and delete their data and everything that is known of them.
-
-        Returns:
-            What was deleted.
-        """
+        """Stop both servers, and delete their data and everything that is known of them. Returns what was deleted."""
         if not self.folder.exists():
             return ()
         self._control.mkdir(exist_ok=True)

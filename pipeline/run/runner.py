@@ -47,12 +47,8 @@ def run(
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
-    Args:
-        app: The program.
-        options: How to run it.
-        on_commit: Told of each committed batch.
-        news: Told of all else.
-        stop: Set when it is to stop; None to hear the signals here.
+    `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
+    signals are heard here.
 
     Raises:
         StopRequested: `stop`, which somebody else looks after, was set before the first batch.
@@ -130,8 +126,10 @@ def _build(
     bounded = {name: limits.max_records for name, limits in start.limits.items() if limits.max_records is not None}
     backpressure = Backpressure(scratch / "held", bounded)
 
+    names: dict[str, str] = {}
+
     def report(batch: BatchReport) -> None:
-        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots)))
+        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots, names)))
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]

@@ -11,6 +11,7 @@ from ...store.read.cache import SstCache
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Manifest
 from ..cut.moments import heads_of, stages_of
+from ..take.audit_log import record
 from .stage_compactor import Compacted, StageCompactor
 
 
@@ -92,6 +93,43 @@ class AppCompactor:
     """Once it is set, merges under way are given up."""
     _stages: dict[str, StageCompactor] = field(default_factory=dict, init=False)
     _without_table: set[str] = field(default_factory=set, init=False)
+
+    def once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
+        """Merge until nothing is due; the versions, which the log of operations names. Raises as `merge_due` does."""
+        done = []
+        for each in self.merge_due(full=full):
+            done.append(each)
+            on_version(each)
+        if done:
+            versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
+            record(self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by)
+        return tuple(done)
+
+    def watch(
+        self,
+        every_s: float,
+        *,
+        on_version: Callable[[Compacted], None],
+        failed: Callable[[str, Exception], None],
+        away: Callable[[Unavailable], None],
+    ) -> None:
+        """Merge what becomes due, until `stop`. Raises as `plan` does, at the start.
+
+        Args:
+            every_s: how often is looked for it.
+            on_version: told of each version as it is committed.
+            failed: as of `merge_due`.
+            away: told when the store does not answer. It will be there again, and nothing is lost meanwhile.
+        """
+        plan(self.store, self.app, self.wanted)  # refuses what there is nothing to watch of
+        record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
+        while not self.stop.is_set():
+            try:
+                for each in self.merge_due(failed=failed):
+                    on_version(each)
+            except Unavailable as error:
+                away(error)
+            self.stop.wait(every_s)
 
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
