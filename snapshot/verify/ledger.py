@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ...chandy_lamport import cut as protocol
+from ...chandy_lamport import global_state as protocol
 from ...chandy_lamport.errors import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
@@ -182,6 +182,6 @@ def _judge(entry: Entry, *counts: tuple[int, ...]) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
         channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
-        return protocol.violations(protocol.Cut(versions, (channel,)))
+        return protocol.violations(protocol.GlobalState(versions, (channel,)))
     except ProtocolError as error:
         return (str(error),)
