@@ -54,7 +54,7 @@ def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, M
     return raise_senders(found, partial(history.read, store, app)) if len(stages) > 1 else found
 
 
-def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], asked: str) -> Cut:
+def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], asked: str = "") -> Cut:
     """The newest version of every stage that is not retired, made consistent.
 
     If `asked`, a stage, is retired: the cut with which it ended.

@@ -89,13 +89,8 @@ def entries(
 ) -> Iterator[Entry]:
     """The books, senders upstream first. What damage does to them is in `Counted.wrong`.
 
-    Args:
-        cut: the cut.
-        states: its channels.
-        captured: what the cut's snapshot keeps, by channel and receiver.
-        recounts: of these, what was found in the objects themselves.
-        reader: Kafka, None when nothing says where it is.
-        deep: whether to count the records themselves.
+    By channel and receiver, `captured` is what the cut's snapshot keeps, and `recounts` what was found of that in the
+    objects themselves. Only with `deep` the records in Kafka are counted, if there is a `reader`.
     """
     for state in states:
         channel = state.channel
