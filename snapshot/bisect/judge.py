@@ -43,7 +43,8 @@ class Judge:
         if content not in self.judged:
             is_bad = self.rows(cut, 1).num_rows > 0
             number = len(self.judged) + 1
-            step = self.judged[content] = Step(number, number + to_come, self.ref(cut), cut, is_bad)
+            ref = ref_of(self.between.whole.last(cut))
+            step = self.judged[content] = Step(number, number + to_come, ref, cut, is_bad)
             if self.on_step is not None:
                 self.on_step(step)
         return self.judged[content]
@@ -59,10 +60,6 @@ class Judge:
             if isinstance(error.__cause__, duckdb.ParserException) and _is_condition(self.where):
                 error.hint = f"write a query that returns rows: SELECT KEY FROM TABLE WHERE {self.where.strip()}"
             raise
-
-    def ref(self, cut: Cut) -> str:
-        """A ref to a prefix, empty for the empty one."""
-        return ref_of(self.between.whole.last(cut))
 
 
 def ref_of(commit: Manifest | None) -> str:

@@ -58,8 +58,7 @@ def clone(
         NotFound: there is no such app, moment or topic.
         Refused: the name or one of its topics is taken, a topic does not hold the offsets, or records in
             flight are gone.
-        Unavailable: storage or Kafka did not answer; the clone may have been begun, the same call finishes
-            it.
+        Unavailable: storage or Kafka did not answer; the clone may have been begun, and the same call finishes it.
     """
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms

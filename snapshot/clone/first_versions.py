@@ -30,12 +30,7 @@ def finish_clone(
 ) -> tuple[str, ...]:
     """Give every stage of a clone its first version, as far as it has none; returns the stages that got one.
 
-    Args:
-        store: the source's store.
-        target: the clone's store.
-        info: the clone's identity.
-        channels: Kafka.
-        by: user@host.
+    The clone, `info`, lives in `target`, its source in `store`; `by` is user@host.
 
     Raises:
         NotFound: the source's snapshot, a manifest or a topic is gone.

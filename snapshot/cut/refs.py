@@ -98,11 +98,7 @@ def parse(text: str, *, now_ms: int) -> Ref:
 
 
 def check_snapshot_name(name: str) -> str:
-    """Return `name` if a snapshot may have it: a usable name that no other form of ref would take.
-
-    Raises:
-        Usage: it may not.
-    """
+    """Return `name` if a snapshot may have it: usable, and taken for no other form of ref. Else raise `Usage`."""
     check_name("snapshot", name)
     if name == "now" or _VERSION.fullmatch(name) or _DATE.match(name):
         raise Usage(

@@ -15,7 +15,7 @@ from ..cut.stored import Snapshot, SnapshotKind, find_snapshot
 from .audit_log import list_operations, record_once
 from .capture import ChannelReader
 from .snapshots import pin
-from .taking import Answer, answers, request, taken_already, try_complete
+from .taking import Answer, answers, find_written, request, taken_already, try_complete
 
 _POLL_S = 0.1
 _LOOKS_A_SECOND = 10
@@ -154,10 +154,8 @@ def _final(found: Mapping[str, Answer], snapshot: Snapshot) -> dict[str, Answer]
 
 
 def _withdrawn(store: ObjectStore, app: str, asked: Request) -> bool:
-    if any(other.id == asked.id for other in open_requests(store, app)):
-        return False
-    snapshot = find_snapshot(store, app, asked.name)
-    return snapshot is None or snapshot.id != asked.id
+    is_open = any(other.id == asked.id for other in open_requests(store, app))
+    return not is_open and find_written(store, app, asked) is None
 
 
 def _failed(store: ObjectStore, app: str, name: str) -> Refused:
