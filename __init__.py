@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from . import errors
     from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
@@ -59,8 +58,6 @@ def __getattr__(name: str) -> Any:
     # The command line imports this package too, and must not wait for Arrow.
     from importlib import import_module
 
-    if name == "errors":
-        return import_module(".errors", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -72,3 +72,11 @@ def format_ms(span_ms: int) -> str:
         number, span_ms = divmod(span_ms, unit_ms)
         parts.append(f"{number}{unit}" if number else "")
     return "".join(parts) or "0s"
+
+
+def rounded(span_ms: int) -> str:
+    """The span in the largest unit that it fills, the rest cut off: `3 min`, `85 ms`."""
+    for unit, unit_ms in (("d", DAY_MS), ("h", HOUR_MS), ("min", 60_000), ("s", 1_000)):
+        if span_ms >= unit_ms:
+            return f"{span_ms // unit_ms} {unit}"
+    return f"{span_ms} ms"

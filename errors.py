@@ -26,22 +26,16 @@ __all__ = [
 class SlackwaterError(Exception):
     """Base of all errors a user may see. `hint` is the next step, or empty.
 
-    `quoted` is text that belongs under the sentence, line by line and as it came: a query, the end of a log. `message`
-    is both together.
+    `quoted` is text that belongs under the `sentence`, line by line and as it came: a query, the end of a log.
+    `message` is both together.
     """
 
-    quoted = ""
-
-    def __init__(self, message: str, *, quoted: str = "", hint: str = "") -> None:
-        self.message = f"{message}\n{quoted}" if quoted else message
+    def __init__(self, sentence: str, *, quoted: str = "", hint: str = "") -> None:
+        self.message = f"{sentence}\n{quoted}" if quoted else sentence
         super().__init__(self.message)
+        self.sentence = sentence
         self.quoted = quoted
         self.hint = hint
-
-    @property
-    def sentence(self) -> str:
-        """The message without what it quotes."""
-        return self.message.removesuffix(f"\n{self.quoted}") if self.quoted else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders (Spark's workers) by value: keep the attributes.

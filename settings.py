@@ -20,6 +20,7 @@ from .validation import nearest
 
 if TYPE_CHECKING:
     from .pipeline.kafka.channels import KafkaChannels
+    from .pipeline.run.options import Options
     from .snapshot.gc.retention import Retention
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
@@ -111,6 +112,20 @@ class Settings(Struct, frozen=True, kw_only=True):
         from .pipeline.kafka.channels import KafkaChannels
 
         return KafkaChannels(self.kafka())
+
+    def run_options(self, kafka: Mapping[str, str] | None = None) -> "Options":
+        """How these settings have an app run; `kafka` are other client properties. Raises `Usage` as the parts do."""
+        from .pipeline.run.options import Options
+
+        return Options(
+            store=self.store_root(),
+            kafka=self.kafka() if kafka is None else kafka,
+            s3=self.s3,
+            cache_folder=Path(self.cache),
+            cache_bytes=self.cache_max_bytes,
+            cache_memory_bytes=self.cache_memory_bytes,
+            prefetch=self.prefetch,
+        )
 
 
 def load(

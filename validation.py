@@ -45,15 +45,14 @@ def whole(what: str, value: object, least: int, most: int | None = None) -> int:
     )
 
 
-def finite(what: str, value: object, least: float, most: float | None = None, *, or_more: bool = True) -> float:
-    """The value as a float, when it is a finite number of `least` or more (above `least`, unless `or_more`).
+def finite(what: str, value: object, least: float, most: float | None = None) -> float:
+    """The value as a float, when it is a finite number, not below `least` and not above `most`.
 
     Args:
         what: which number, in words: the message begins with them.
         value: an int or a float, or what stands for one, as numpy's do.
-        least: the smallest that could work, or what it must be above.
+        least: the smallest that could work.
         most: the largest that could; None for no limit.
-        or_more: whether `least` itself could work.
 
     Raises:
         Usage: it is something else, infinite, no number (NaN), too small or too large.
@@ -61,12 +60,9 @@ def finite(what: str, value: object, least: float, most: float | None = None, *,
     if isinstance(value, Real) and not isinstance(value, bool):
         with suppress(OverflowError):  # an int that no float can hold
             number = float(value)
-            large_enough = number >= least if or_more else number > least
-            if math.isfinite(number) and large_enough and (most is None or number <= most):
+            if math.isfinite(number) and number >= least and (most is None or number <= most):
                 return number
-    limit = f"{least:g} or more" if or_more else f"more than {least:g}"
-    if most is not None:
-        limit = f"{least:g} to {most:g}"
+    limit = f"{least:g} or more" if most is None else f"{least:g} to {most:g}"
     raise Usage(
         f"{what} is {value!r}; expected a finite number, {limit}",
         hint="for no limit, write a number that is never reached, such as 1e9" if value == math.inf else "",

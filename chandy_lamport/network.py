@@ -1,7 +1,7 @@
 """The network of all stages: whether markers can reach each of them, and when a snapshot is complete."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .errors import ProtocolError
@@ -47,8 +47,5 @@ def _check(network: Mapping[str, Ports]) -> None:
         reached |= new
         marked |= {channel for name in new for channel in network[name].outputs}
     if reached != network.keys():
-        raise ProtocolError(what, "no stage in or behind a circle of channels", _names(network.keys() - reached))
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names)))
+        found = ", ".join(map(repr, sorted(network.keys() - reached)))
+        raise ProtocolError(what, "no stage in or behind a circle of channels", found)

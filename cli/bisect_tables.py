@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from .. import instants
 from . import formats
 from .tables import Grid, Title
 from .terminal import Part
@@ -82,7 +83,7 @@ def record_data(guilty: "Guilty") -> dict[str, Any]:
 
 
 def _message(message: "Message") -> Iterator[tuple[str, str]]:
-    yield "sent", formats.when(message.time_ms)
+    yield "sent", instants.when(message.time_ms)
     if message.key is not None:
         yield "key", _text(message.key)
     for name, value in message.headers:

@@ -26,8 +26,7 @@ _PIPE_CLOSED = 141
 def guard(args: Sequence[str], *, debug: bool = False) -> Iterator[None]:
     """Run a verb's body. `args` are the words of the command line; `--json` among them makes errors JSON.
 
-    Raises:
-        typer.Exit: with the code that fits; nothing else leaves but what typer itself prints.
+    Raises `typer.Exit` with the code that fits; nothing else leaves but what typer itself prints.
     """
     output = output_for(json="--json" in args)
     try:

@@ -1,23 +1,13 @@
-"""How numbers, times and windows of offsets are written for people.
+"""How numbers, spans of time and windows of offsets are written, short enough for the columns of a table."""
 
-Short enough for columns of a table, and as a ref takes them back: humanize would write `930 Bytes` and `4 seconds ago`.
-"""
+from collections.abc import Iterable, Sequence
 
-import time
-from collections.abc import Iterable
-from datetime import UTC, datetime
-
-_AGES = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+from ..durations import rounded
 
 
-def now_ms() -> int:
-    """The present, in milliseconds since 1970 UTC."""
-    return time.time_ns() // 1_000_000
-
-
-def count(number: int) -> str:
-    """1234567 as `1,234,567`."""
-    return f"{number:,}"
+def count(number: int | None) -> str:
+    """1234567 as `1,234,567`; `?` for a number that is not known."""
+    return "?" if number is None else f"{number:,}"
 
 
 def plural(number: int, noun: str) -> str:
@@ -37,30 +27,7 @@ def size(num_bytes: int) -> str:
 
 def duration(milliseconds: int) -> str:
     """A span of time, rounded to what a person reads: `85 ms`, `2.4 s`, `3 min`."""
-    if milliseconds < 1000:
-        return f"{milliseconds} ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:.1f} s"
-    return _rounded(milliseconds)
-
-
-def age(time_ms: int, present_ms: int | None = None) -> str:
-    """How long ago, in the largest unit that fits: `4 s ago`; `now` for the last second and the future."""
-    elapsed_ms = (now_ms() if present_ms is None else present_ms) - time_ms
-    return "now" if elapsed_ms < 1000 else f"{_rounded(elapsed_ms)} ago"
-
-
-def _rounded(milliseconds: int) -> str:
-    for unit_ms, unit in _AGES:
-        if milliseconds >= unit_ms:
-            return f"{milliseconds // unit_ms} {unit}"
-    return f"{milliseconds} ms"
-
-
-def moment(time_ms: int, precision: str = "seconds") -> str:
-    """A time in UTC, as a ref takes it, in whole seconds or milliseconds: `2026-11-21T07:12:05Z`."""
-    time = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
-    return f"{time.isoformat(timespec=precision).removesuffix('+00:00')}Z"
+    return f"{milliseconds / 1000:.1f} s" if 1000 <= milliseconds < 60_000 else rounded(milliseconds)
 
 
 def windows(texts: Iterable[str]) -> str:
@@ -73,9 +40,10 @@ def windows(texts: Iterable[str]) -> str:
     return ", ".join(shown)
 
 
-def when(time_ms: int) -> str:
-    """A moment and how long ago it was."""
-    return f"{moment(time_ms)} ({age(time_ms)})"
+def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
+    """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
+    offsets = enumerate(zip(starts, ends, strict=False))
+    return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in offsets if start < end)
 
 
 def listed(*counted: tuple[int, str]) -> str:

@@ -59,14 +59,9 @@ def option(metavar: str | None, explanation: str, default: Any = None, *, name: 
 def span(
     explanation: str, default: int | None = None, *, name: str = "", least_ms: int = 0, bare_seconds: bool = False
 ) -> Any:
-    """An option that takes a span of time, for an argument in milliseconds.
+    """An option that takes a span of time of at least `least_ms`, for an argument in milliseconds.
 
-    Args:
-        explanation: what its help says; how a span is written is added.
-        default: where it is not given.
-        name: that of the option, where it is not its argument's.
-        least_ms: the shortest that could work.
-        bare_seconds: whether a number alone is taken, as seconds.
+    With `bare_seconds`, a number alone is taken, too, as seconds. The help says how spans are written.
     """
 
     def parsed(text: str | int) -> int:

@@ -29,9 +29,7 @@ _STOPPING_AGAIN_S = 2.0
 class Reporter(News):
     """Takes from any thread what goes on, and prints it from its own.
 
-    Args:
-        output: Where lines go.
-        live: Whether standard error is a terminal on which a line can be redrawn.
+    It is `live` where standard error is a terminal on which a line can be redrawn.
     """
 
     def __init__(self, output: Output, *, live: bool) -> None:

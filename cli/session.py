@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .. import instants
 from . import formats, options
 from .output import Output, output_for
 from .terminal import Part
@@ -19,14 +20,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for.
-
-    Args:
-        output: where results go.
-        store: `--store`, or None.
-        kafka: `--kafka`, or None.
-        as_json: whether the output is for machines.
-    """
+    """The options that verbs share, as what they stand for. Nothing is read or opened before it is asked for."""
 
     def __init__(self, output: Output, store: str | None, kafka: str | None, as_json: bool) -> None:
         self.output = output
@@ -67,7 +61,7 @@ class Session:
         how_far = f", {formats.duration(abs(moved_ms))} {'earlier' if moved_ms < 0 else 'later'}" if moved_ms else ""
         self.note(
             f"note: {ref}: history was thinned out by gc there; answering with the moment "
-            f"{formats.moment(thinned.answered_ms, 'milliseconds')}{how_far}"
+            f"{instants.iso(thinned.answered_ms, 'milliseconds')}{how_far}"
         )
 
     def cut_around(self, ref: str, done: str) -> "tuple[Cut, bool]":
@@ -77,7 +71,7 @@ class Session:
         """
         from ..snapshot.cut.resolve import resolve_around
 
-        cut, damage = resolve_around(self.store, ref, now_ms=formats.now_ms())
+        cut, damage = resolve_around(self.store, ref, now_ms=instants.now_ms())
         if damage is not None:
             self.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
         self.note_thinned(ref, cut.thinned)

@@ -1,8 +1,10 @@
 """Tables of what `slackwater status` shows: how far apps are, and what they cost."""
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from .. import instants
 from . import formats
 from .tables import Grid, Title
 from .terminal import Part
@@ -37,7 +39,7 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
 
 
 def _title(each: "AppOverview") -> str:
-    words = [f"{each.app}  created {formats.when(each.created_ms)}"]
+    words = [f"{each.app}  created {instants.when(each.created_ms)}"]
     if each.origin:
         words.append(f"clone of {each.origin.app}@{each.origin.snapshot}")
     if each.requested:
@@ -53,7 +55,7 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
         "?" if stage.runner is None else "yes" if stage.runner else "no",
         f"v{stage.version}",
         str(stage.epoch),
-        formats.age(stage.time_ms),
+        instants.age(stage.time_ms),
         formats.count(stage.rows),
         keys,
         str(stage.ssts) if has_table else "-",
@@ -65,9 +67,9 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
 def _lag(source: "InputLag") -> str:
     if not source.upstream:
         # A clone may read another topic than the program names.
-        return f"{source.topic} {_number(source.records)}"
+        return f"{source.topic} {formats.count(source.records)}"
     if source.lag == 0 or source.versions is None:
-        return f"{source.name} {_number(source.lag)}"
+        return f"{source.name} {formats.count(source.lag)}"
     rows = "? rows" if source.records is None else formats.plural(source.records, "row")
     return f"{source.name} {formats.plural(source.versions, 'version')}, {rows}"
 
@@ -93,23 +95,11 @@ def _ratio(value: float | None, shape: str) -> str:
 def _partitions(each: "AppOverview") -> Iterator[tuple[str, ...]]:
     for stage in each.stages:
         for source in () if stage.retired else stage.inputs:
-            ends = source.ends or ()
-            for partition in range(max(len(source.offsets), len(ends))):
+            for partition, (at, end) in enumerate(zip_longest(source.offsets, source.ends or ())):
                 # A partition added since the last commit has not been read at all.
-                offset = source.offsets[partition] if partition < len(source.offsets) else 0
-                end = ends[partition] if partition < len(ends) else None
-                lag = None if end is None else max(0, end - offset)
-                yield (
-                    stage.stage,
-                    f"{source.topic}[{partition}]",
-                    str(offset),
-                    "?" if end is None else str(end),
-                    _number(lag),
-                )
-
-
-def _number(lag: int | None) -> str:
-    return "?" if lag is None else formats.count(lag)
+                offset = at or 0
+                ends, lag = ("?", None) if end is None else (str(end), max(0, end - offset))
+                yield stage.stage, f"{source.topic}[{partition}]", str(offset), ends, formats.count(lag)
 
 
 def cost_parts(costs: "Sequence[AppCost]", since: str) -> Iterator[Part]:

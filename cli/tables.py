@@ -1,13 +1,15 @@
 """Tables of words, drawn for a terminal by rich or as plain aligned columns for a pipe."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_Item = TypeVar("_Item")
 
 _FOLDED = 20
 """Columns of the terminal that a value which does not fit shall have at least."""
@@ -28,6 +30,11 @@ class Grid:
     def of(cls, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> "Grid":
         """A grid of any rows."""
         return cls(tuple(map(printable, headings)), tuple(tuple(printable(cell) for cell in row) for row in rows))
+
+    @classmethod
+    def each(cls, items: Iterable[_Item], columns: Mapping[str, Callable[[_Item], str]]) -> "Grid":
+        """A row for each item, a column for each heading."""
+        return cls.of(tuple(columns), ([cell(item) for cell in columns.values()] for item in items))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from shutil import get_terminal_size
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from ..printable import escaped_in_json, printable
@@ -104,7 +103,7 @@ def handle_everything() -> None:
     """From here on, what nobody else handles comes out here: log records, warnings, errors of threads."""
     logging.lastResort = Lines(print_note, quoting=True)
     warnings.showwarning = lambda message, category, *_: print_note(f"{category.__name__}: {message}")
-    sys.excepthook = _uncaught
+    sys.excepthook = lambda _kind, error, _trace: print_traceback(error)
     threading.excepthook = lambda args: None if args.exc_value is None else print_traceback(args.exc_value)
 
 
@@ -125,10 +124,6 @@ class Lines(logging.Handler):
         except Exception:
             # What cannot be shown must not end what it is about.
             self.handleError(record)
-
-
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    print_traceback(error)
 
 
 def _stream(stderr: bool) -> TextIO:

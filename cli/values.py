@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -185,16 +186,11 @@ def _hexadecimal(value: object) -> object:
 
 def _unique(names: list[str]) -> list[str]:
     """Number the names that come again: `a`, `a_1`, `a_2`."""
-    taken: set[str] = set()
-    unique = []
+    unique: dict[str, None] = {}
     for name in names:
-        candidate, number = name, 0
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}_{number}"
-        taken.add(candidate)
-        unique.append(candidate)
-    return unique
+        candidates = chain([name], (f"{name}_{number}" for number in count(1)))
+        unique[next(each for each in candidates if each not in unique)] = None
+    return list(unique)
 
 
 def _is_number(kind: Any) -> bool:

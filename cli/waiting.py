@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from . import formats
+from .. import instants
 from .output import Progress
 from .tables import Grid
 
@@ -25,7 +25,7 @@ def progress_of_answers(progress: Progress, app_name: str, name: str) -> "Callab
         nonlocal before
         title = f"snapshot {name} of {app_name}" + ("" if look.complete else f": {look.waited_s:.1f} s")
         states = {stage: _state(answer) for stage, answer in look.answers.items()}
-        rows = [(stage, *state, formats.when(look.answers[stage].head_ms)) for stage, state in states.items()]
+        rows = [(stage, *state, instants.when(look.answers[stage].head_ms)) for stage, state in states.items()]
         news = [
             f"{stage} recorded v{answer.version}"
             + (f", awaits the marker on {', '.join(answer.awaited)}" if answer.awaited else "")
@@ -45,11 +45,11 @@ def waiting_for(store: "ObjectStore", app_name: str, asked: "Sequence[Request]")
     from ..snapshot.take.waiting import ask_whether_gone, silent_stages
 
     for request in asked:
-        if formats.now_ms() - request.created_ms < _ANSWERED_MS:
+        if instants.now_ms() - request.created_ms < _ANSWERED_MS:
             continue
         found = answers(store, app_name, request)
         if silent := silent_stages(found):
-            shown = ", ".join(f"{stage} (last commit {formats.when(found[stage].head_ms)})" for stage in silent)
+            shown = ", ".join(f"{stage} (last commit {instants.when(found[stage].head_ms)})" for stage in silent)
             yield (
                 f"snapshot {request.name} waits for {shown}, which {'does' if len(silent) == 1 else 'do'} not answer: "
                 f"{ask_whether_gone(app_name, silent)}"

@@ -1,10 +1,10 @@
 """An app as it is stored: its moments, its history, and what can be done to it."""
 
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from .. import instants
 from ..errors import Usage
 from ..snapshot.bisect.search import bisect as search
 from ..snapshot.bisect.verdict import Step
@@ -59,7 +59,7 @@ class StoredApp(Shown):
             Corruption: a manifest is damaged.
             Unavailable: the store did not answer.
         """
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = instants.now_ms()
         ref = self._ref(moment, stage)
         return Moment(self._client, ref, resolve(self._client.store, ref, now_ms=now_ms))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from threading import Event
-from types import TracebackType
 from typing import Protocol, Self
 
 from ..errors import Usage
@@ -113,9 +112,7 @@ class Client(Shown):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _view(self) -> View:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
+from .. import instants
 from ..errors import NotFound
 from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.resolve import telling_if_collected
@@ -16,7 +17,7 @@ from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
 from .results import Verification
-from .shown import Shown, View, instant
+from .shown import Shown, View
 
 if TYPE_CHECKING:
     from .client import Client
@@ -149,13 +150,13 @@ class Moment(Shown):
     def _view(self) -> View:
         thinned = "the history was thinned out by gc: this is the nearest moment that is left"
         return View(
-            f"{self._ref}, committed {instant(self._cut.time_ms)}",
+            f"{self._ref}, committed {instants.iso(self._cut.time_ms)}",
             ("stage", "version", "committed", "table"),
             tuple(
                 (
                     stage,
                     f"v{version}",
-                    instant(self._cut.stages[stage].time_ms),
+                    instants.iso(self._cut.stages[stage].time_ms),
                     stage if stage in self._cut.tables else "-",
                 )
                 for stage, version in self.versions.items()

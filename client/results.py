@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
+from .. import instants
 from ..snapshot.bisect.verdict import Verdict
 from ..snapshot.cut.lineage import Window
 from ..snapshot.query.answers import as_relation
 from ..snapshot.query.log import Entry
 from ..snapshot.verify.report import Difference
 from ..snapshot.verify.verify import Report
-from .shown import Shown, View, instant
+from .shown import Shown, View
 
 if TYPE_CHECKING:
     from .moment import Moment
@@ -32,7 +33,7 @@ class Log(Shown, tuple[Entry, ...]):
             ("committed", "stage", "version", "kind", "rows", "snapshots", "read"),
             tuple(
                 (
-                    instant(each.time_ms),
+                    instants.iso(each.time_ms),
                     each.stage,
                     f"v{each.version}",
                     each.kind,

@@ -3,7 +3,6 @@
 import html
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ..printable import printable
 
@@ -39,11 +38,6 @@ class Shown:
         table = f"<table><thead><tr>{_cells('th', view.headings)}</tr></thead><tbody>{lines}</tbody></table>"
         notes = "".join(f"<p>{_escaped(note)}</p>" for note in view.notes)
         return f"<div><b>{_escaped(view.title)}</b>{table if view.headings else ''}{notes}</div>"
-
-
-def instant(time_ms: int) -> str:
-    """A time in UTC, to the second, from milliseconds since 1970."""
-    return datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _cell(value: object) -> str:

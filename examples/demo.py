@@ -184,8 +184,8 @@ def main() -> None:
         say(
             "5  When did it go wrong, and by which records?",
             "No flight is a day late: where one is, something is wrong. That is the predicate; bisect evaluates it on "
-            "consistent cuts of all stages, in a logarithmic number of them. Then the batch is replayed on a Spark of its "
-            "own, and those upstream that it came from, down to the event.",
+            "consistent cuts of all stages, in a logarithmic number of them. Then the batch is replayed on a Spark of "
+            "its own, and those upstream that it came from, down to the event.",
         )
         run("slackwater", "bisect", "flights", "--where", DAY_LATE, "--code", str(HERE / "flights.py"))
 

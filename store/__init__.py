@@ -8,9 +8,4 @@ protocol (`chandy_lamport`). Importing this package loads none of boto3, pyarrow
 that needs them.
 """
 
-from ..errors import SlackwaterError
-from .objects.open import open_store
-from .objects.protocol import ObjectInfo, ObjectStore
-from .versions.manifest import AppInfo, Manifest
-
-__all__ = ["AppInfo", "Manifest", "ObjectInfo", "ObjectStore", "SlackwaterError", "open_store"]
+__all__ = ["compaction", "objects", "read", "sst", "versions"]

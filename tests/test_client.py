@@ -287,7 +287,8 @@ def test_a_running_app_is_waited_for(app: StoredApp, history: FlightsApp) -> Non
 
 
 def test_a_silent_app_is_named_and_the_request_withdrawn(app: StoredApp) -> None:
-    with pytest.raises(sw.errors.Unavailable, match=r"no answer from .*legs \(last commit \d+ \w+ ago\)"):
+    last_commit = r"legs \(last commit 20\S+Z \(\d+ \w+ ago\)\)"
+    with pytest.raises(sw.errors.Unavailable, match=f"no answer from .*{last_commit}"):
         app.snapshot("in-vain", timeout_s=0.2)
     assert app.snapshots == ()
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ... import instants
 from ...errors import Refused
 from .. import formats, options
 from ..session import Session, group, verb
@@ -48,7 +49,7 @@ def rm(
         session.store,
         app_name,
         by=whoami(),
-        now_ms=formats.now_ms(),
+        now_ms=instants.now_ms(),
         fence=fence,
         force=force,
         dry_run=dry_run,
@@ -81,7 +82,7 @@ def _groups(removal: "Removal") -> tuple[str, ...]:
 def _words(done: "Removed", topics: bool, dry_run: bool) -> Iterator[Part]:
     removal, what = done.removal, done.contents
     if done.already:
-        when = formats.when(removal.time_ms)
+        when = instants.when(removal.time_ms)
         yield f"{removal.app} was removed {when}, by {removal.by}: done already"
     else:
         stages, versions = (len(removal.stages), "stage"), (what.versions, "version")

@@ -7,6 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import instants
 from ...errors import Usage
 from .. import formats, options
 from ..output import Progress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys
     from ...snapshot.bisect.record import Guilty
     from ...snapshot.bisect.verdict import Step, Verdict
+    from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
 
@@ -51,42 +53,44 @@ def bisect(
     its own, by the stage's own code, until the input record is found that turned it bad.
     """
     from ...snapshot.bisect import search
-    from ...snapshot.bisect.verdict import MAX_ROWS
     from ...snapshot.query.channel_tables import names_channels
     from .. import values
 
+    _check_name(app_name)
+    if out is not None:
+        values.check_ending(out)
+    store, reader = session.store, session.settings.open_channels() if names_channels(where) else None
+    with closing(session.settings.open_cache()) as cache, session.output.progress() as progress:
+        on_step = _steps(progress, app_name)
+        verdict = search.bisect(store, cache, app_name, where, good=good, bad=bad, on_step=on_step, reader=reader)
+        guilty = None if no_replay else replayed(session, verdict, cache, code, progress)
+    _show(session, verdict, out, guilty)
+
+
+def _check_name(app_name: str) -> None:
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
         raise Usage(
             f"bisect takes the name of an app, found the ref {app_name!r}; --good and --bad take refs",
             hint=f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good",
         )
-    if out is not None:
-        values.check_ending(out)
-    opened = session.store
-    with closing(session.settings.open_cache()) as cache, session.output.progress() as progress:
-        verdict = search.bisect(
-            opened,
-            cache,
-            app_name,
-            where,
-            good=good,
-            bad=bad,
-            on_step=_steps(progress, app_name),
-            reader=session.settings.open_channels() if names_channels(where) else None,
-        )
-        guilty = None if no_replay else replayed(session, verdict, cache, code, progress)
+
+
+def _show(session: Session, verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> None:
+    from ...snapshot.bisect.verdict import MAX_ROWS
+    from .. import values
+
     for ref, cut in verdict.asked.items():
         session.note_thinned(ref, cut.thinned)
     if verdict.begins:
         session.note(
-            f"note: the history of {app_name} before {verdict.begins} was thinned out by gc; it is not searched"
+            f"note: the history of {verdict.app} before {verdict.begins} was thinned out by gc; it is not searched"
         )
     if out is not None and verdict.keys is not None:
         values.write(verdict.keys.flat(), out)
     elif out is not None:
         session.note(f"note: {verdict.stage} keeps no table, so no key turned bad, and {out} is not written")
-    session.show(_data(verdict, out, guilty), *_parts(verdict, out, guilty, opened, session.flags))
+    session.show(_data(verdict, out, guilty), *_parts(verdict, out, guilty, session.store, session.flags))
     if verdict.more_rows:
         session.note(
             f"note: the query returns more than {formats.count(MAX_ROWS)} rows at {verdict.bad_ref}; "
@@ -121,23 +125,16 @@ def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict
     def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:
         return [{"ref": step.ref, "cut": step.cut.versions, "bad": step.bad} for step in steps]
 
+    def moment(ref: str, version: int, time_ms: int, cut: "Cut") -> dict[str, Any]:
+        return {"ref": ref, "version": version, "time_ms": time_ms, "cut": cut.versions}
+
     keys = verdict.keys
     return {
         "app": verdict.app,
         "where": verdict.where,
         "stage": verdict.stage,
-        "last_good": {
-            "ref": verdict.good_ref,
-            "version": verdict.good_version,
-            "time_ms": verdict.good_time_ms,
-            "cut": verdict.good.versions,
-        },
-        "first_bad": {
-            "ref": verdict.bad_ref,
-            "version": verdict.bad_version,
-            "time_ms": verdict.bad_time_ms,
-            "cut": verdict.bad.versions,
-        },
+        "last_good": moment(verdict.good_ref, verdict.good_version, verdict.good_time_ms, verdict.good),
+        "first_bad": moment(verdict.bad_ref, verdict.bad_version, verdict.bad_time_ms, verdict.bad),
         "windows": verdict.lineage.direct,
         "source_windows": verdict.lineage.sources,
         "lost_windows": verdict.lineage.lost,
@@ -161,12 +158,12 @@ def _parts(
     from ..bisect_tables import record_parts
 
     yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
-    good = (verdict.good_ref, formats.when(verdict.good_time_ms), verdict.good.ref)
+    good = (verdict.good_ref, instants.when(verdict.good_time_ms), verdict.good.ref)
     yield Grid.of(
         ("", "", "committed", "the whole app"),
         (
             ("last good", *(good if verdict.good_ref else ("-", "before the first commit", ""))),
-            ("first bad", verdict.bad_ref, formats.when(verdict.bad_time_ms), verdict.bad.ref),
+            ("first bad", verdict.bad_ref, instants.when(verdict.bad_time_ms), verdict.bad.ref),
         ),
     )
     yield ""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ... import instants
 from ...errors import NotFound, Usage
 from .. import formats, options
 from ..session import Session, store_flag, verb
@@ -100,7 +101,7 @@ def _done_already(plan: "ClonePlan", *, runs: bool) -> Iterator[Part]:
     since = f"{origin.app}@{origin.snapshot}" if origin else plan.source.ref
     yield (
         f"done already: {plan.info.name} in {plan.target_root} is a clone of {since}, "
-        f"the moment of {formats.when(plan.source.time_ms)}, begun {formats.age(plan.info.created_ms)}"
+        f"the moment of {instants.when(plan.source.time_ms)}, begun {instants.age(plan.info.created_ms)}"
     )
     if runs:
         yield "it has run on since; another clone of that moment needs another name"
@@ -110,23 +111,20 @@ def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterato
     done = "would clone" if dry_run else "finished cloning" if plan.resumed else "cloned"
     yield Title(f"{done} {source} as {plan.info.name} in {plan.target_root}")
     manifests = [plan.source.stages[stage] for stage in plan.source.versions]
-    yield Grid.of(
-        ("stage", ">version", "committed", ">state shared", "goes on at"),
-        (
-            (
-                manifest.stage,
-                f"v{manifest.version}",
-                formats.moment(manifest.time_ms),
-                formats.size(sum(sst.bytes for sst in manifest.ssts)) if manifest.table else "-",
-                formats.windows(
-                    f"{plan.topics[name]}[{partition}] {offset}"
-                    for name, read in manifest.inputs.items()
-                    if not read.upstream
-                    for partition, offset in enumerate(read.offsets)
-                ),
-            )
-            for manifest in manifests
-        ),
+    yield Grid.each(
+        manifests,
+        {
+            "stage": lambda at: at.stage,
+            ">version": lambda at: f"v{at.version}",
+            "committed": lambda at: instants.iso(at.time_ms),
+            ">state shared": lambda at: formats.size(sum(sst.bytes for sst in at.ssts)) if at.table else "-",
+            "goes on at": lambda at: formats.windows(
+                f"{plan.topics[name]}[{partition}] {offset}"
+                for name, read in at.inputs.items()
+                if not read.upstream
+                for partition, offset in enumerate(read.offsets)
+            ),
+        },
     )
     rows = sum(flight.rows for flight in plan.in_flight)
     if rows:

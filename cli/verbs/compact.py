@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from ...errors import Unavailable, Usage
+from ... import instants
+from ...errors import Usage
 from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid, Title
@@ -43,12 +44,12 @@ def compact(
     is committed first, the result is put into the version after it. This process gives way to others on the machine.
     """
     from ...pipeline.run.stopping import stop_signals
-    from ...snapshot.maintain.compact import AppCompactor, merged_last, plan
-    from ...snapshot.take.audit_log import record, whoami
+    from ...snapshot.maintain.compact import AppCompactor, plan
+    from ...snapshot.take.audit_log import whoami
 
     if watch and (full or dry_run):
         raise Usage(f"--watch and {'--full' if full else '--dry-run'} exclude each other")
-    opened, wanted, by = session.store, tuple(stage or ()), whoami()
+    opened, wanted = session.store, tuple(stage or ())
     if dry_run:
         due = plan(opened, app_name, wanted, full=full)
         session.show({"app": app_name, "dry_run": True, "merges": due}, *_planned(app_name, due))
@@ -58,48 +59,40 @@ def compact(
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     # Only what watches ends in order; else these end the process as always.
     with stop_signals() if watch else nullcontext(threading.Event()) as stop:
+        cache, by = session.settings.open_cache(), whoami()
         compactor = AppCompactor(
-            opened,
-            session.settings.open_cache(),
-            app_name,
-            wanted,
-            by=by,
-            threads=threads,
-            now_ms=formats.now_ms,
-            stop=stop,
+            opened, cache, app_name, wanted, by=by, threads=threads, now_ms=instants.now_ms, stop=stop
         )
         if watch:
-            plan(opened, app_name, wanted)  # refuses what there is nothing to watch of
-            record(opened, app_name, "compact", f"--watch, {', '.join(wanted) or 'all tables'}", by)
-            _watch(session, compactor, app_name, every / 1_000, stop)
-            return
-        done: list[Compacted] = []
-        with session.output.progress() as progress:
-            for each in compactor.merge_due(full=full):
-                done.append(each)
-                progress(_line(each))
-    if done:
-        versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
-        record(opened, app_name, "compact", f"--full, {versions}" if full else versions, by)
-    earlier = () if done else merged_last(opened, app_name, wanted)
-    data = {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
-    session.show(data, *_parts(app_name, done, earlier))
+            _watch(session, compactor, every / 1_000)
+        else:
+            _once(session, compactor, full)
 
 
-def _watch(session: Session, compactor: "AppCompactor", app_name: str, every_s: float, stop: threading.Event) -> None:
+def _watch(session: Session, compactor: "AppCompactor", every_s: float) -> None:
+    again = f"trying again in {every_s:g} s"
+
     def put_off(stage: str, error: Exception) -> None:
-        # The other tables are merged all the same.
-        session.note(f"compaction of {app_name}/{stage} put off; trying again in {every_s:g} s")
+        session.note(f"compaction of {compactor.app}/{stage} put off; {again}")
         session.output.failure(error)
 
-    while not stop.is_set():
-        try:
-            for each in compactor.merge_due(failed=put_off):
-                session.show(each, _line(each))
-        except Unavailable as error:
-            # It will be there again, and nothing is lost meanwhile.
-            session.note(f"{error.message}; trying again in {every_s:g} s")
-        stop.wait(every_s)
+    compactor.watch(
+        every_s,
+        on_version=lambda done: session.show(done, _line(done)),
+        failed=put_off,
+        away=lambda error: session.note(f"{error.message}; {again}"),
+    )
+
+
+def _once(session: Session, compactor: "AppCompactor", full: bool) -> None:
+    from ...snapshot.maintain.compact import merged_last
+
+    app_name = compactor.app
+    with session.output.progress() as progress:
+        done = compactor.once(full=full, on_version=lambda each: progress(_line(each)))
+    earlier = () if done else merged_last(compactor.store, app_name, compactor.wanted)
+    data = {"app": app_name, "dry_run": False, "versions": done, "done_already": bool(earlier)}
+    session.show(data, *_parts(app_name, done, earlier))
 
 
 def _line(done: "Compacted") -> str:
@@ -114,29 +107,26 @@ def _line(done: "Compacted") -> str:
     return "  ".join(filter(None, words))
 
 
-def _parts(app_name: str, done: "list[Compacted]", earlier: "tuple[Manifest, ...]") -> Iterator[Part]:
+def _parts(app_name: str, done: "tuple[Compacted, ...]", earlier: "tuple[Manifest, ...]") -> Iterator[Part]:
     if earlier:
-        merged = (f"{each.stage} by v{each.version}, {formats.age(each.time_ms)}" for each in earlier)
+        merged = (f"{each.stage} by v{each.version}, {instants.age(each.time_ms)}" for each in earlier)
         yield f"done already: nothing to merge in {app_name}; merged {'; '.join(merged)}"
         return
     if not done:
         yield f"nothing to merge in {app_name}"
         return
     yield Title(f"compacted {app_name}")
-    yield Grid.of(
-        ("stage", ">version", ">merges", ">SSTs before", ">after", ">read", ">written"),
-        (
-            (
-                each.stage,
-                f"v{each.version}",
-                formats.count(each.merges),
-                formats.count(each.inputs),
-                formats.count(each.outputs),
-                formats.size(each.bytes_read),
-                formats.size(each.bytes_written),
-            )
-            for each in done
-        ),
+    yield Grid.each(
+        done,
+        {
+            "stage": lambda each: each.stage,
+            ">version": lambda each: f"v{each.version}",
+            ">merges": lambda each: formats.count(each.merges),
+            ">SSTs before": lambda each: formats.count(each.inputs),
+            ">after": lambda each: formats.count(each.outputs),
+            ">read": lambda each: formats.size(each.bytes_read),
+            ">written": lambda each: formats.size(each.bytes_written),
+        },
     )
 
 
@@ -145,18 +135,15 @@ def _planned(app_name: str, due: "tuple[Merge, ...]") -> Iterator[Part]:
         yield f"nothing to merge in {app_name}"
         return
     yield Title(f"would merge in {app_name}")
-    yield Grid.of(
-        ("stage", ">partition", ">SSTs", ">size", "of levels", "into level", ""),
-        (
-            (
-                each.stage,
-                str(each.partition),
-                formats.count(each.inputs),
-                formats.size(each.bytes),
-                ", ".join(map(str, each.levels)),
-                str(each.level),
-                "moved, not rewritten" if each.moves else "",
-            )
-            for each in due
-        ),
+    yield Grid.each(
+        due,
+        {
+            "stage": lambda each: each.stage,
+            ">partition": lambda each: str(each.partition),
+            ">SSTs": lambda each: formats.count(each.inputs),
+            ">size": lambda each: formats.size(each.bytes),
+            "of levels": lambda each: ", ".join(map(str, each.levels)),
+            "into level": lambda each: str(each.level),
+            "": lambda each: "moved, not rewritten" if each.moves else "",
+        },
     )

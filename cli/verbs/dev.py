@@ -1,14 +1,12 @@
 """`slackwater dev`: Kafka and S3 on this machine, to develop and try things with."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, group, verb
 from ..tables import Grid
-
-if TYPE_CHECKING:
-    from ...pipeline.dev.servers import ServerStatus
 
 dev = group()
 
@@ -104,21 +102,20 @@ def status(session: Session, folder: Path = _FOLDER) -> None:
     from ...pipeline.dev.servers import DevServers
 
     servers = DevServers(folder).status()
-    headings = ("server", "state", "address", ">pid", "started", ">data", "folder")
     logs = (f"log of {each.name}: {_short(each.log)}" for each in servers if each.state != "stopped")
-    session.show(servers, Grid.of(headings, map(_row, servers)), *logs)
-
-
-def _row(each: "ServerStatus") -> tuple[str, ...]:
-    return (
-        each.name,
-        each.state,
-        each.address or "-",
-        str(each.pid or "-"),
-        formats.age(each.started_ms, formats.now_ms()) if each.started_ms else "-",
-        formats.size(each.data_bytes),
-        _short(each.data),
+    shown = Grid.each(
+        servers,
+        {
+            "server": lambda each: each.name,
+            "state": lambda each: each.state,
+            "address": lambda each: each.address or "-",
+            ">pid": lambda each: str(each.pid or "-"),
+            "started": lambda each: instants.age(each.started_ms) if each.started_ms else "-",
+            ">data": lambda each: formats.size(each.data_bytes),
+            "folder": lambda each: _short(each.data),
+        },
     )
+    session.show(servers, shown, *logs)
 
 
 def _short(path: str) -> str:

@@ -73,20 +73,17 @@ def _parts(done: "Collected") -> Iterator[Part]:
     verb = "would collect" if done.dry_run else "collected"
     what = f"{formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}" if done.objects else "nothing"
     yield Title(f"{verb} {what} of {done.app}")
-    yield Grid.of(
-        ("stage", ">versions gone", ">SSTs gone", ">size gone", ">versions kept", "whole from", ">size kept"),
-        (
-            (
-                each.stage,
-                formats.count(each.versions),
-                formats.count(each.ssts),
-                formats.size(each.bytes),
-                formats.count(each.kept_versions),
-                f"v{each.first} to v{each.head}",
-                formats.size(each.kept_bytes),
-            )
-            for each in done.stages
-        ),
+    yield Grid.each(
+        done.stages,
+        {
+            "stage": lambda each: each.stage,
+            ">versions gone": lambda each: formats.count(each.versions),
+            ">SSTs gone": lambda each: formats.count(each.ssts),
+            ">size gone": lambda each: formats.size(each.bytes),
+            ">versions kept": lambda each: formats.count(each.kept_versions),
+            "whole from": lambda each: f"v{each.first} to v{each.head}",
+            ">size kept": lambda each: formats.size(each.kept_bytes),
+        },
     )
     from ...snapshot.take.waiting import ask_whether_gone
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid
@@ -51,7 +52,7 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
         ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", "read"),
         (
             (
-                formats.when(entry.time_ms),
+                instants.when(entry.time_ms),
                 entry.stage,
                 f"v{entry.version}",
                 entry.kind,
@@ -67,14 +68,9 @@ def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
 def _lost(entry: "Entry") -> "Iterator[str]":
     """What a claim went on without."""
     for lost in entry.lost.values():
-        windows = (
-            f"{lost.topic}[{partition}] {start}..{end}"
-            for partition, (start, end) in enumerate(zip(lost.starts, lost.ends, strict=False))
-            if start < end
-        )
         versions = f", v{lost.after + 1} to v{lost.up_to} of its writer" if lost.up_to else ""
         rows = f" ({formats.plural(sum(lost.rows), 'row')}{versions})" if lost.rows else ""
-        yield f"lost {formats.windows(windows)}{rows}"
+        yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
 
 
 def _work(entry: "Entry") -> tuple[str, str]:
@@ -87,7 +83,5 @@ def _work(entry: "Entry") -> tuple[str, str]:
 def _operations(done: "tuple[Operation, ...]", app_name: str) -> Part:
     if not done:
         return f"nothing was done to {app_name} from the command line yet"
-    return Grid.of(
-        ("done", "what", "detail", "by"),
-        ((formats.when(each.time_ms), each.verb, each.detail, each.by) for each in done),
-    )
+    rows = ((instants.when(each.time_ms), each.verb, each.detail, each.by) for each in done)
+    return Grid.of(("done", "what", "detail", "by"), rows)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ... import instants
 from ...errors import Usage
 from .. import formats, options
 from ..session import Session, verb
@@ -104,22 +105,14 @@ def _tables(session: Session, ref: str) -> tuple[object, Part]:
     from ...snapshot.cut.resolve import resolve
     from ...snapshot.query.columns import columns
 
-    cut = resolve(session.store, ref, now_ms=formats.now_ms())
+    cut = resolve(session.store, ref, now_ms=instants.now_ms())
     session.note_thinned(ref, cut.thinned)
-    found = [
-        {
-            "table": name,
-            "version": manifest.version,
-            "columns": [asdict(each) for each in columns(manifest)],
-            "thinned_out": cut.thinned,
-        }
-        for name, manifest in cut.tables.items()
-    ]
+    found, rows = [], []
+    for name, manifest in cut.tables.items():
+        listed = columns(manifest)
+        described = {"table": name, "version": manifest.version, "columns": [asdict(each) for each in listed]}
+        found.append(described | {"thinned_out": cut.thinned})
+        rows += [(name, each.name, each.type, "key" if each.key else "") for each in listed]
     if not found:
         return found, f"{cut.ref} has no table: none of its stages keeps state"
-    rows = [
-        (name, column.name, column.type, "key" if column.key else "")
-        for name, manifest in cut.tables.items()
-        for column in columns(manifest)
-    ]
     return found, Grid.of(("table", "column", "type", ""), rows)

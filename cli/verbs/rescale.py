@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, verb
 
@@ -28,7 +29,7 @@ def rescale(
     from ...snapshot.maintain.rescale import rescale as change
     from ...snapshot.take.audit_log import whoami
 
-    names, now_ms = options.names_of_stage(stage), formats.now_ms()
+    names, now_ms = options.names_of_stage(stage), instants.now_ms()
     done = change(session.store, *names, partitions, by=whoami(), now_ms=now_ms, dry_run=dry_run)
     session.show({**asdict(done), "dry_run": dry_run}, *_words(done, stage, dry_run))
 

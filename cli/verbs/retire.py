@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ... import instants
 from ...errors import Unavailable
 from .. import formats, options
 from ..session import Session, verb
@@ -26,7 +27,7 @@ def retire(session: Session, stage: options.Stage, dry_run: options.DryRun = Fal
     from ...snapshot.take.audit_log import whoami
 
     names = options.names_of_stage(stage)
-    done = change(session.store, *names, by=whoami(), now_ms=formats.now_ms(), dry_run=dry_run)
+    done = change(session.store, *names, by=whoami(), now_ms=instants.now_ms(), dry_run=dry_run)
     session.show({**asdict(done), "dry_run": dry_run}, *_words(done, dry_run, session.flags))
     if not dry_run and (trouble := _forget_group(session.settings, *names)):
         session.note(trouble)
@@ -50,7 +51,7 @@ def _words(done: "Retired", dry_run: bool, flags: str) -> Iterator[Part]:
     if done.already:
         yield f"{stage} is retired since v{done.version}: done already"
         return
-    last = f"it last committed {formats.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
+    last = f"it last committed {instants.when(done.last_ms)}, by {done.last_by or 'nobody known'}"
     if dry_run:
         yield f"would retire {stage} with v{done.version}"
         yield f"{last}; a runner that has it would stop"

@@ -1,10 +1,11 @@
 """`slackwater run`: the one verb that starts Spark."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...durations import format_ms
+from ... import instants
 from .. import formats, options
 from ..reporter import reporting
 from ..session import Session, verb
@@ -68,44 +69,36 @@ def run(
     batch under way ends first, or is dropped whole after some seconds; a second Ctrl-C does not wait for it. A second
     runner of the same stage takes it over; the first says so and stops.
     """
-    settings = session.settings
-    root, brokers = settings.store_root(), settings.kafka()
-    from ...pipeline.run.options import Options
-    from ...pipeline.spark.conf import check_py_files, secrets_in, settings_of
+    by_settings = session.settings.run_options()  # first says what is missing
+    from ...pipeline.spark.conf import check_py_files, settings_of
 
     spark_conf = settings_of(conf or ())
+    _warn_of_secrets(session, spark_conf)
+    options = replace(
+        by_settings,
+        stages=tuple(stage or ()),
+        until_caught_up=until_caught_up,
+        max_records=max_records,
+        trigger_ms=trigger,
+        max_unflushed=max_unflushed,
+        accept_loss=accept_loss,
+        master=master,
+        spark_conf=spark_conf,
+        py_files=check_py_files(file for files in py_files or () for file in files.split(",")),
+        patience_s=patience / 1_000,
+        compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
+    )
+    _run(session, str(file), app=app_name, options=options, metrics=metrics)
+
+
+def _warn_of_secrets(session: Session, spark_conf: dict[str, str]) -> None:
+    from ...pipeline.spark.conf import secrets_in
+
     if secrets := secrets_in(spark_conf):
         session.note(
             f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
             "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
         )
-    files = check_py_files(file for files in py_files or () for file in files.split(","))
-    _run(
-        session,
-        str(file),
-        app=app_name,
-        options=Options(
-            store=root,
-            kafka=brokers,
-            s3=settings.s3,
-            stages=tuple(stage or ()),
-            until_caught_up=until_caught_up,
-            max_records=max_records,
-            trigger=None if trigger is None else format_ms(trigger),
-            max_unflushed=max_unflushed,
-            accept_loss=accept_loss,
-            master=master,
-            spark_conf=spark_conf,
-            py_files=files,
-            patience_s=patience / 1_000,
-            cache_folder=Path(settings.cache),
-            cache_bytes=settings.cache_max_bytes,
-            compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
-            cache_memory_bytes=settings.cache_memory_bytes,
-            prefetch=settings.prefetch,
-        ),
-        metrics=metrics,
-    )
 
 
 def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:
@@ -136,7 +129,7 @@ def _run(session: Session, file: str, *, app: str | None, options: "Options", me
 def _line(commit: "BatchReport") -> str:
     rate = commit.rows_in / commit.seconds if commit.seconds else 0
     words = (
-        formats.moment(commit.time_ms),
+        instants.iso(commit.time_ms),
         f"{commit.stage} v{commit.version}",
         formats.plural(commit.rows_in, "row"),
         f"{formats.plural(commit.keys, 'key')} written" if commit.keys else "",

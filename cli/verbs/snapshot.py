@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, group, verb
 from ..tables import Grid
@@ -55,12 +56,12 @@ def take(
     from ...snapshot.take.waiting import take as take_and_wait
 
     opened, reader, by = session.store, session.settings.open_channels(), whoami()
-    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", formats.now_ms()
+    name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
     # A call that was interrupted is typed again: it finds what that one took, or its request.
     if not (wait or instant or taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms)):
         own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
-        when = f" already, {formats.age(asked.created_ms)}" if own else ""
+        when = f" already, {instants.age(asked.created_ms)}" if own else ""
         session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
     with session.output.progress() as progress:
@@ -121,44 +122,28 @@ def rm(
 
     The versions stay in the history; only the promise to keep them is gone.
     """
-    from ...snapshot.cut import requests
-    from ...snapshot.cut.stored import find_snapshot
-    from ...snapshot.take import remove
-    from ...snapshot.take.audit_log import find_operation, record_once, whoami
+    from ...snapshot.cut.stored import Snapshot
+    from ...snapshot.take.audit_log import Operation, whoami
+    from ...snapshot.take.remove import remove_or_withdraw
 
-    opened = session.store
-    asked = [each for each in requests.open_requests(opened, app_name) if each.name == name]
-    found = find_snapshot(opened, app_name, name)
-    if found is None and not asked:
-        earlier = find_operation(opened, app_name, "snapshot rm", name.__eq__)
-        if earlier is not None:
-            if not dry_run:
-                remove.remove_records(opened, app_name, name)
-            when = f"{formats.when(earlier.time_ms)} by {earlier.by}"
-            data = {"removed": None, "dry_run": dry_run, "done_already": True}
-            session.show(data, f"done already: {app_name}@{name} was removed {when}")
-            return
-    if found is not None or not asked:
-        found = remove.check_removable(opened, app_name, name, force=force)
-    gone: Any = found if found is not None else asked[0]
-    if not dry_run:
-        # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
-        record_once(opened, app_name, "snapshot rm", name, whoami(), since_ms=gone.created_ms)
-        for each in asked:
-            requests.cancel(opened, app_name, each)
-        if found is not None:
-            remove.remove(opened, app_name, name, force=force)
-    what = f"{'the request for ' if found is None else ''}{app_name}@{name}"
-    done = "would remove" if dry_run else "removed"
-    data = {"removed": gone, "dry_run": dry_run, "done_already": False}
-    session.show(data, f"{done} {what}{'' if found is None else f' ({_versions(found)})'}")
+    gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
+    what, done = f"{app_name}@{name}", "would remove" if dry_run else "removed"
+    match gone:
+        case Operation():
+            line = f"done already: {what} was removed {instants.when(gone.time_ms)} by {gone.by}"
+        case Snapshot():
+            line = f"{done} {what} ({_versions(gone)})"
+        case _:
+            line = f"{done} the request for {what}"
+    earlier = isinstance(gone, Operation)
+    session.show({"removed": None if earlier else gone, "dry_run": dry_run, "done_already": earlier}, line)
 
 
 def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]:
     took = formats.duration(snapshot.completed_ms - snapshot.created_ms)
     done = "is pinned" if snapshot.kind == "instant" else f"is complete after {took}"
     if is_earlier:
-        done = f"is the one that you took {formats.age(snapshot.completed_ms)}"
+        done = f"is the one that you took {instants.age(snapshot.completed_ms)}"
     begin = "done already: " if is_earlier else ""
     yield f"{begin}snapshot {snapshot.app}@{snapshot.name} {done}: {_versions(snapshot)}"
     if rows := sum(kept.rows for kept in snapshot.channels):
@@ -167,8 +152,8 @@ def _taken(snapshot: "Snapshot", flags: str, is_earlier: bool) -> Iterator[Part]
 
 
 def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request, ...]") -> Iterator[Part]:
-    rows: list[tuple[str, ...]] = [(s.name, formats.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
-    rows += [(r.name, formats.when(r.created_ms), "asked for", "…", r.by) for r in asked]
+    rows: list[tuple[str, ...]] = [(s.name, instants.when(s.completed_ms), s.kind, _versions(s), s.by) for s in taken]
+    rows += [(r.name, instants.when(r.created_ms), "asked for", "…", r.by) for r in asked]
     if rows:
         yield Grid.of(("name", "taken", "kind", "versions", "by"), rows)
     else:
@@ -177,22 +162,21 @@ def _listed(app_name: str, taken: "tuple[Snapshot, ...]", asked: "tuple[Request,
 
 def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") -> Iterator[Part]:
     by = f" by {snapshot.by}" if snapshot.by else ""
-    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {formats.when(snapshot.completed_ms)}{by}"
+    yield f"{snapshot.app}@{snapshot.name}  {snapshot.kind}, {instants.when(snapshot.completed_ms)}{by}"
     if snapshot.clone:
         yield f"kept for the clone {snapshot.clone}"
     manifests = [cut.stages[stage] for stage in cut.versions]
-    yield Grid.of(
-        ("stage", ">version", "committed", "table", "read up to"),
-        (
-            (
-                m.stage,
-                f"v{m.version}",
-                formats.moment(m.time_ms),
-                m.stage if m.table else "-",
-                formats.windows(f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)),
-            )
-            for m in manifests
-        ),
+    yield Grid.each(
+        manifests,
+        {
+            "stage": lambda m: m.stage,
+            ">version": lambda m: f"v{m.version}",
+            "committed": lambda m: instants.iso(m.time_ms),
+            "table": lambda m: m.stage if m.table else "-",
+            "read up to": lambda m: formats.windows(
+                f"{i.topic}[{p}] {o}" for i in m.inputs.values() for p, o in enumerate(i.offsets)
+            ),
+        },
     )
     if not flights:
         yield "nothing was on the way between stages"
@@ -200,13 +184,11 @@ def _shown(snapshot: "Snapshot", cut: "Cut", flights: "tuple[InFlight, ...]") ->
     yield ""
     yield Grid.of(
         ("on the way", "from", "to", ">rows", "offsets"),
-        ((f.channel, f.sender, f.receiver or "-", formats.count(f.rows), _windows(f)) for f in flights),
+        (
+            (f.channel, f.sender, f.receiver or "-", formats.count(f.rows), formats.between(f.topic, f.starts, f.ends))
+            for f in flights
+        ),
     )
-
-
-def _windows(flight: "InFlight") -> str:
-    partitions = enumerate(zip(flight.starts, flight.ends, strict=True))
-    return formats.windows(f"{flight.topic}[{p}] {start}..{end}" for p, (start, end) in partitions if end > start)
 
 
 def _versions(snapshot: "Snapshot") -> str:

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ... import instants
 from ...durations import HOUR_MS, format_ms
-from ...errors import SlackwaterError, Usage
-from .. import formats, options
+from ...errors import Usage
+from .. import options
 from ..session import Session, verb
 from ..status_tables import cost_parts, overview_parts
 from ..waiting import waiting_for
 
 if TYPE_CHECKING:
+    from ...pipeline.kafka.topics import EndOffsets
     from ...settings import Settings
     from ...store.objects.protocol import ObjectStore
 
@@ -52,15 +54,16 @@ def status(
         return
     with session.output.live() if watch else nullcontext(session.show) as show:
         while True:
-            ends = _EndOffsets(session.settings)
-            found, damaged = overviews(session.store, app_name, ends)
+            ends = _end_offsets(session.settings)
+            found, damaged = overviews(session.store, app_name, ends or (lambda _topic: None))
             waiting = (
                 sentence
                 for each in found
                 if each.requested and not each.damaged
                 for sentence in waiting_for(session.store, each.app, open_requests(session.store, each.app))
             )
-            notes = (*damaged, *waiting, *filter(None, [ends.silence]))
+            silence = f"the lag of users' topics is not known: {ends.silence}" if ends and ends.silence else ""
+            notes = (*damaged, *waiting, *filter(None, [silence]))
             parts = (
                 overview_parts(found, in_detail=app_name is not None) if found or damaged else [_empty(session.store)]
             )
@@ -78,28 +81,18 @@ def _show_cost(session: Session, app_name: str | None, span_ms: int) -> None:
     from ...snapshot.status.cost import cost_of
     from ...store.versions.apps import list_apps
 
-    names, since_ms = (app_name,) if app_name else list_apps(session.store), formats.now_ms() - span_ms
+    names, since_ms = (app_name,) if app_name else list_apps(session.store), instants.now_ms() - span_ms
     costs = tuple(cost_of(session.store, name, since_ms, session.settings.prices) for name in names)
     session.show(costs, *(cost_parts(costs, format_ms(span_ms)) if costs else (_empty(session.store),)))
 
 
-class _EndOffsets:
-    """Asks Kafka where topics end; after its first silence no more, as each question takes seconds."""
+def _end_offsets(settings: "Settings") -> "EndOffsets | None":
+    """None where nothing says where Kafka is."""
+    if not settings.brokers:
+        return None
+    from ...pipeline.kafka.topics import EndOffsets
 
-    def __init__(self, settings: "Settings") -> None:
-        self._client = settings.kafka() if settings.brokers else None
-        self.silence = ""
-
-    def __call__(self, topic: str) -> tuple[int, ...] | None:
-        if self._client is None or self.silence:
-            return None
-        from ...pipeline.kafka.topics import end_offsets
-
-        try:
-            return end_offsets(self._client, topic, timeout_s=_KAFKA_TIMEOUT_S)
-        except SlackwaterError as error:
-            self.silence = f"the lag of users' topics is not known: {error.message}"
-            return None
+    return EndOffsets(settings.kafka(), timeout_s=_KAFKA_TIMEOUT_S)
 
 
 def _empty(store: "ObjectStore") -> str:

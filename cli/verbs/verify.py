@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ... import instants
 from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid, Title
@@ -42,7 +43,7 @@ def verify(
 
     opened, reader = session.store, session.settings.open_channels() if deep else None
     with session.output.progress() as progress:
-        report = prove(opened, ref, now_ms=formats.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
+        report = prove(opened, ref, now_ms=instants.now_ms(), deep=deep, reader=reader, on_progress=_seldom(progress))
     session.note_thinned(ref, report.thinned_out)
     ledger = [asdict(entry) | {"difference": entry.difference} for entry in report.ledger]
     session.show({"consistent": report.consistent, **asdict(report), "ledger": ledger}, *_parts(report))
@@ -114,12 +115,8 @@ def _lines(entry: "Entry", *, lossy: bool) -> Iterator[tuple[str, ...]]:
     sent, consumed = (sum(each) if each else None for each in (entry.sent, entry.consumed))
     where = f"{counted.where} (not re-read)" if counted.where and counted.not_reread else counted.where or "not re-read"
     lost = (sum(entry.lost),) if lossy else ()
-    yield (*place, "all", *map(_number, (sent, consumed, *lost, counted.rows, entry.difference)), where)
+    yield (*place, "all", *map(formats.count, (sent, consumed, *lost, counted.rows, entry.difference)), where)
     for partition, (*passed, gone, rows, difference) in enumerate(entry.partitions):
         if difference:
             numbers = (*passed, *((gone,) if lossy else ()), rows, difference)
-            yield ("", "", "", str(partition), *map(_number, numbers), "")
-
-
-def _number(number: int | None) -> str:
-    return "?" if number is None else formats.count(number)
+            yield ("", "", "", str(partition), *map(formats.count, numbers), "")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...durations import parse_ms
 from ...errors import NotFound, Refused, Usage
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
@@ -254,28 +255,21 @@ class App:
         """
         # What runs an app knows what declares it, and takes a while to import.
         from ...settings import load
-        from ..run.options import Options
         from ..run.program import run_app
 
         settings = load(store=store, kafka=kafka if isinstance(kafka, str) else None)
-        options = Options(
-            store=settings.store_root(),
-            kafka=kafka if isinstance(kafka, Mapping) else settings.kafka(),
-            s3=settings.s3,
+        options = replace(
+            settings.run_options(kafka if isinstance(kafka, Mapping) else None),
             stages=tuple(stages),
             until_caught_up=until_caught_up,
             max_records=max_records,
-            trigger=trigger,
+            trigger_ms=None if trigger is None else parse_ms("trigger", trigger),
             max_unflushed=max_unflushed,
             accept_loss=accept_loss,
             master=master,
             spark_conf=dict(spark_conf or {}),
             py_files=tuple(py_files),
             patience_s=patience_s,
-            cache_folder=Path(settings.cache),
-            cache_bytes=settings.cache_max_bytes,
-            cache_memory_bytes=settings.cache_memory_bytes,
-            prefetch=settings.prefetch,
         )
         run_app(self, options, on_commit)
 

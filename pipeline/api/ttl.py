@@ -11,11 +11,7 @@ from ...store.versions.manifest import Ttl
 
 
 def lifetime_ms(text: str) -> int:
-    """Milliseconds of a time to live: "7 days", "36 hours", "1 day 12 hours", or short, "7d".
-
-    Raises:
-        Usage: it is written otherwise, or is not between a millisecond and a million days.
-    """
+    """Milliseconds of a time to live. Raises `Usage` unless it is between a millisecond and a million days."""
     total_ms = parse_ms("ttl", text)
     if not 0 < total_ms <= MAX_TTL_MS:
         raise Usage(f"ttl {text!r} is {total_ms} ms; expected 1 ms to 1,000,000 days")

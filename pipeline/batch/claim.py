@@ -19,7 +19,7 @@ from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest, Output, Program, Table
 from ..api import ttl as lifetime
 from ..api.app import App, Repartition, Stage, Topic
-from ..api.starting_offsets import EARLIEST, StartingOffsets
+from ..api.starting_offsets import EARLIEST
 from ..kafka import topics
 from .schemas import Shape
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
@@ -149,14 +149,10 @@ class Claimer:
     def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
         if isinstance(one, Topic):
             topic = self.topics.get(one.name, one.name)
-            begin = None if one.start == EARLIEST else partial(self._begin, one.start, topic)
+            first_since = partial(topics.offsets_since, self.kafka, topic)
+            begin = None if one.start == EARLIEST else partial(one.start.resolve, topic, first_since=first_since)
             return finder.topic(one.name, topic, begin)
         return finder.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
-
-    def _begin(
-        self, start: StartingOffsets, topic: str, earliest: tuple[int, ...], ends: tuple[int, ...]
-    ) -> tuple[int, ...]:
-        return start.resolve(topic, earliest, ends, partial(topics.offsets_since, self.kafka, topic))
 
     def _bounds(self, stage: Stage, topic: str) -> Bounds:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
+from ... import instants
 from ...errors import CommitConflict, Fenced, Refused
 from ...store.compaction.plan import Done
 from ...store.compaction.rebase import rebase
@@ -93,7 +94,6 @@ class Committer:
     """Commits the versions of one claimed stage. Changes come from one thread; anything else may be asked from any.
 
     Args:
-        store: Where manifests go.
         claimed: The claim's manifest, the head.
         meter: Counts what the stage takes, for its versions to tell; None when nobody does.
         spool: Where the SSTs of changes wait; None when they are in the store already.
@@ -190,11 +190,12 @@ class Committer:
                 behind = len(self._unflushed) - 1
                 change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
             except BaseException as error:
+                # First: whoever waits for the last version looks for errors once this is over.
+                self._failed(error)
                 # It is raised where the next batch ends, too.
                 with self._moved:
                     self._failure = error
                     self._moved.notify_all()
-                self._failed(error)
                 return
             with self._moved:
                 self._unflushed.popleft()
@@ -211,7 +212,7 @@ class Committer:
                 self.head = compactions[-1]
             if other is not None and other.epoch > self.head.epoch:
                 # The commit that loses says it best.
-                head, now_ms = self.head, time.time_ns() // 1_000_000
+                head, now_ms = self.head, instants.now_ms()
                 late = commit.successor(
                     head, kind="batch", epoch=head.epoch, writer=head.writer, by=head.by, now_ms=now_ms
                 )

@@ -40,7 +40,8 @@ class Compactor:
         """What the head calls for and nobody has begun, most urgent first."""
         self._busy: set[Compaction] = set()
         """Begun, and not committed yet."""
-        self._finished: tuple[Done, ...] = ()
+        self.finished: tuple[Done, ...] = ()
+        """The merges whose results no version names yet (`plan.apply` puts them into one)."""
         self._threads, self._working = threads, 0
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"compact-{head.stage}") if threads else None
 
@@ -57,7 +58,7 @@ class Compactor:
         due = pick_for(head)
         with self._lock:
             self._busy.difference_update(one.compaction for one in merges)
-            self._finished = tuple(one for one in self._finished if one not in merges)
+            self.finished = tuple(one for one in self.finished if one not in merges)
             self._head = head
             # Look-ups wait for what batches wrote last to be merged, and for that, upper levels to have room.
             self._wanted = sorted(due, key=lambda one: one.output_level)
@@ -68,17 +69,12 @@ class Compactor:
         return due
 
     @property
-    def finished(self) -> tuple[Done, ...]:
-        """The merges whose results no version names yet (`plan.apply` puts them into one)."""
-        return self._finished
-
-    @property
     def doing(self) -> Compacting:
         """What it is at."""
         with self._lock:
-            if len(self._busy) > len(self._finished):
+            if len(self._busy) > len(self.finished):
                 return "under way"
-            return "finished" if self._finished else "nothing"
+            return "finished" if self.finished else "nothing"
 
     def close(self) -> None:
         """Stop the merges under way, and drop those not begun."""
@@ -122,4 +118,4 @@ class Compactor:
                 if made is None:
                     self._busy.discard(one)
                 else:
-                    self._finished += (made,)
+                    self.finished += (made,)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from ..state.multi_input import TAG, name_of
-from .task import RESULT_SCHEMA, Result, StateTask, WriteTask
+from .task import RESULT_SCHEMA, Result, StateTask, Task, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -52,7 +52,7 @@ def _partition(hashed: Column, partitions: int) -> Column:
     return F.shiftright(upper * F.lit(partitions), 32).cast("int")
 
 
-def _run(rows: DataFrame, task: WriteTask | StateTask) -> tuple[Result, ...]:
+def _run(rows: DataFrame, task: Task) -> tuple[Result, ...]:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return task(batches)
 

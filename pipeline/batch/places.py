@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store, take
@@ -48,36 +49,22 @@ class Places:
 
         A worker is reused from batch to batch, and with it what it has open, whatever credentials a batch brings.
         """
-        place, cache = take(self.s3), self.cache_here()
-        return _open(
-            _Storage(self.app, self.stage, self.spool, self.store, place, self.s3_settings, self.patience_s, cache)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    """All that what is open depends on."""
-
-    app: str
-    stage: str
-    spool: str
-    root: str
-    place: S3Place | None
-    s3_settings: S3Settings | None
-    patience_s: float
-    cache: tuple[str, int, int]
-
-
-@lru_cache(maxsize=64)
-def _open(storage: _Storage) -> tuple[CountingStore, ObjectStore, SstCache]:
-    # A worker serves all stages, and each is counted by itself.
-    opened, cache = _open_for_all(replace(storage, app="", stage="", spool=""))
-    counted = CountingStore(opened)
-    return counted, SpooledStore(counted, Path(storage.spool)) if storage.spool else counted, cache
+        storage = (self.store, take(self.s3), self.s3_settings, self.patience_s, self.cache_here())
+        counted, cache = _counting(self.app, self.stage, *storage)
+        return counted, SpooledStore(counted, Path(self.spool)) if self.spool else counted, cache
 
 
 @lru_cache(maxsize=8)
-def _open_for_all(storage: _Storage) -> tuple[ObjectStore, SstCache]:
-    folder, max_bytes, hot_bytes = storage.cache
-    opened = open_store(storage.root, patience_s=storage.patience_s, settings=storage.s3_settings, place=storage.place)
+def _open(
+    root: str, place: S3Place | None, settings: S3Settings | None, patience_s: float, cache: tuple[str, int, int]
+) -> tuple[ObjectStore, SstCache]:
+    folder, max_bytes, hot_bytes = cache
+    opened = open_store(root, patience_s=patience_s, settings=settings, place=place)
     return opened, SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
+
+
+@lru_cache(maxsize=64)
+def _counting(_app: str, _stage: str, *storage: Any) -> tuple[CountingStore, SstCache]:
+    """A worker serves all stages, and each is counted by itself."""
+    opened, cache = _open(*storage)
+    return CountingStore(opened), cache

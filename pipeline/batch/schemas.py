@@ -25,7 +25,7 @@ from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
 from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
-from ..spark.plans import children, nodes, plan_of
+from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
 from ..state.multi_input import tag
@@ -181,9 +181,9 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
 
 def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
     """The inputs' names in the order of the streams in the plan. Raises `Refused` unless each is there once."""
-    names = {_first_column(plan_of(frame)): name for name, frame in inputs.items()}
+    names = {first_column(plan_of(frame)): name for name, frame in inputs.items()}
     # A stream that is used again gets new column ids the second time.
-    each = [[names.get(_first_column(leaf)) for leaf in _streams(plan_of(frame))] for frame in frames]
+    each = [[names.get(first_column(leaf)) for leaf in _streams(plan_of(frame))] for frame in frames]
     found = [name for used in each for name in used]
     for name in inputs:
         if name not in found:
@@ -204,10 +204,6 @@ def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFr
 
 def _streams(plan: Any) -> list[Any]:
     return [node for node in nodes(plan) if not children(node) and node.isStreaming()]
-
-
-def _first_column(plan: Any) -> int:
-    return int(plan.output().head().exprId().id())
 
 
 def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], applied: Applied) -> Shape:

@@ -47,10 +47,8 @@ def arrive(
 ) -> Outcome:
     """The protocol's answer to a batch that brings the inputs from `before` to `after`, by declared name.
 
-    `closed` are recorded snapshots that nobody asks for any more.
-
-    Raises:
-        Corruption: The head's captures do not join on to the batch.
+    `closed` are recorded snapshots that nobody asks for any more. Raises `Corruption` where the head's captures do not
+    join on to the batch.
     """
     channels = frozenset(name for name, source in head.inputs.items() if source.upstream)
     awaited = {snapshot: head.awaited.get(snapshot, ()) for snapshot in head.recorded}

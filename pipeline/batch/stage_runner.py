@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ... import instants
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.protocol import ObjectStore
@@ -23,7 +24,7 @@ from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.manifest import Input, Manifest, Output
-from ..api.app import Repartition, Stage
+from ..api.app import Stage
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
@@ -85,10 +86,7 @@ class StageRunner:
     """Runs one claimed stage. Batches come on Spark's thread; everything else may be called from any other.
 
     Args:
-        config: What does not change while it runs.
         claimed: The claim's manifest, the head.
-        store: Where manifests go.
-        meter: Counts what the stage takes of the store.
         access: How workers get to the store, asked before each batch: credentials may be temporary.
         on_commit: Told of each committed batch.
         on_move: Gets the newest committed and the newest acknowledged version when one of them is another.
@@ -116,7 +114,8 @@ class StageRunner:
         self._on_move = on_move
         self._busy = threading.Lock()
         self._stopping = self._settled = False
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What ended the stage, unless it was stopped."""
         self._closed_snapshots: frozenset[str] = frozenset()
         self._batch_s = 0.0
         """What the batch before took."""
@@ -147,11 +146,6 @@ class StageRunner:
     def positions(self) -> dict[str, Input]:
         """How far it has read, by the input's declared name."""
         return {name: self.head.inputs[name] for name in self.stage.inputs}
-
-    @property
-    def error(self) -> BaseException | None:
-        """What ended the stage, unless it was stopped."""
-        return self._error
 
     def forget(self, snapshots: frozenset[str]) -> None:
         """Have the next version forget these recorded snapshots, as nobody asks for them any more."""
@@ -217,13 +211,8 @@ class StageRunner:
             if compactor.doing == "nothing":
                 compactor.consider(self._committer.tip)
 
-        return Stall(
-            f"stage {self.head.app}/{self.head.stage}",
-            self._limits.stall,
-            l0,
-            lambda: compactor.doing,
-            begin,
-        )
+        name = f"stage {self.head.app}/{self.head.stage}"
+        return Stall(name, self._limits.stall, l0, lambda: compactor.doing, begin)
 
     def _source(self, spark: SparkSession, name: str, *, asks: bool) -> DataFrame:
         at = self.head.inputs[name]
@@ -258,7 +247,7 @@ class StageRunner:
 
     def _fail(self, error: BaseException) -> None:
         if not self._settled:
-            self._error = self._error or error
+            self.error = self.error or error
 
     def _run(self, rows: DataFrame, batch: int) -> None:
         checkpoint = self._config.checkpoint
@@ -275,7 +264,7 @@ class StageRunner:
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
         if not moved and not outcome.changed:
             return
-        clock_ms = ttl.batch_clock_ms(base, _now_ms())
+        clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
         results = self._compute(rows, merged, clock_ms) if with_rows else ()
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
@@ -288,7 +277,7 @@ class StageRunner:
             markers=markers,
             merges=merges,
             clock_ms=clock_ms,
-            now_ms=_now_ms(),
+            now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
         )
         # Its SSTs are there, and when it is not committed nothing will be.
@@ -314,7 +303,8 @@ class StageRunner:
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
     def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int) -> tuple[Result, ...]:
-        targets = tuple(self._target(channel) for channel in self.stage.writes)
+        outputs = [(channel, base.outputs[channel.name]) for channel in self.stage.writes]
+        targets = tuple((channel, output.topic, len(output.ends)) for channel, output in outputs)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or base.table is None:
@@ -322,11 +312,3 @@ class StageRunner:
         places = dataclasses.replace(self._places, s3=self._access())
         task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
         return run_state(rows, task)
-
-    def _target(self, channel: Repartition) -> tuple[Repartition, str, int]:
-        output = self.head.outputs[channel.name]
-        return channel, output.topic, len(output.ends)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -50,10 +50,7 @@ class StartFinder:
     """Finds the start positions of one stage.
 
     Attributes:
-        store: Where the app lives.
-        app: Its name.
-        stage: The stage's.
-        head: Its newest version, None for a new stage.
+        head: The stage's newest version, None for a new stage.
         offsets: Asks Kafka, by topic.
         accept_loss: Whether what is gone may be passed over.
     """

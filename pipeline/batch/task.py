@@ -6,6 +6,7 @@ does counts until the driver names it in a manifest: a retried or speculative at
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -78,46 +79,45 @@ def _send(
     return sent
 
 
-def _attempt(writer: str, version: int) -> str:
-    """Unique for ever: also a topic that outlived its app's store must not speak for the app made anew."""
-    configure_worker()
-    context = TaskContext.get()
-    assert context is not None  # noqa: S101  only Spark's workers call this
-    return f"{writer}.{version}.{context.taskAttemptId()}"
+@dataclass(frozen=True, slots=True)
+class Task(ABC):
+    """What a task of any stage knows."""
 
+    places: Places
+    writer: str
+    version: int
+    outputs: Outputs
 
-def _table(batches: Iterable[pa.RecordBatch]) -> pa.Table | None:
-    filled = [batch for batch in batches if batch.num_rows]
-    return pa.Table.from_batches(filled) if filled else None
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do a task's work; one row with its report comes back, none when there were no rows."""
+        filled = [batch for batch in batches if batch.num_rows]
+        if not filled:
+            return
+        configure_worker()
+        context = TaskContext.get()
+        assert context is not None  # noqa: S101  only Spark's workers call this
+        # Unique for ever: also a topic that outlived its app's store must not speak for the app made anew.
+        attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
+        result = self._run(pa.Table.from_batches(filled), attempt)
+        yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
 
-
-def _report(result: Result) -> Iterator[pa.RecordBatch]:
-    yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
+    @abstractmethod
+    def _run(self, rows: pa.Table, attempt: str) -> Result: ...
 
 
 @dataclass(frozen=True, slots=True)
-class WriteTask:
+class WriteTask(Task):
     """A stage without state: the function's rows go to the channels.
 
     All of them to each, and `_to_<n>` is a row's partition in the n-th; or, with `rows`, those tagged n to the n-th,
     and `_to` is their partition.
     """
 
-    places: Places
-    writer: str
-    version: int
-    outputs: Outputs
     rows: tuple[pa.Schema, ...] = ()
     """Of each output, where each has rows of its own."""
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write a task's rows; one row with its report comes back, none when there were no rows."""
-        rows = _table(batches)
-        if rows is None:
-            return
-        attempt = _attempt(self.writer, self.version)
-        sent = _send(self.places, self.outputs, self._parts(rows), attempt)
-        yield from _report(Result(attempt, rows.num_rows, sent=sent))
+    def _run(self, rows: pa.Table, attempt: str) -> Result:
+        return Result(attempt, rows.num_rows, sent=_send(self.places, self.outputs, self._parts(rows), attempt))
 
     def _parts(self, rows: pa.Table) -> list[tuple[pa.Table, npt.NDArray[np.integer]]]:
         if self.rows:
@@ -129,25 +129,16 @@ class WriteTask:
 
 
 @dataclass(frozen=True, slots=True)
-class StateTask:
+class StateTask(Task):
     """A stage with state. Rows come with `_hash`, all rows of a state partition in one task."""
 
-    places: Places
-    writer: str
-    version: int
-    outputs: Outputs
     state: BoundState
     table: Table
     ssts: tuple[Sst, ...]
     clock_ms: int = 0
     """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Merge a task's rows; one row with its report comes back, none when there were no rows."""
-        rows = _table(batches)
-        if rows is None:
-            return
-        attempt = _attempt(self.writer, self.version)
+    def _run(self, rows: pa.Table, attempt: str) -> Result:
         reads = Reads()
         counted, store, cache = self.places.open()
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)
@@ -173,9 +164,7 @@ class StateTask:
             sent = _send(self.places, self.outputs, list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)
         latest_ms = max(event_ms, default=None)
-        yield from _report(
-            Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.ranged_objects(), latest_ms)
-        )
+        return Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.ranged_objects(), latest_ms)
 
     def _merge(
         self, rows: pa.Table, partition: int, store: ObjectStore, cache: SstCache, reads: Reads

@@ -29,11 +29,7 @@ def quiet(_line: str) -> None:
 
 
 def find_java(who: str) -> str:
-    """Path of a Java that `who` can run on: the one of JAVA_HOME, else the first on PATH.
-
-    Raises:
-        MissingTool: there is none, or it is too old.
-    """
+    """Path of a Java that `who` can run on: of JAVA_HOME, else the first on PATH. Raises `MissingTool`."""
     hint = f"install Java {JAVA_NEEDED} (packages: openjdk-17-jre-headless, openjdk@17), or set JAVA_HOME"
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=str(Path(home) / "bin") if home else None)

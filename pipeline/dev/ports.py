@@ -37,11 +37,7 @@ def is_free(port: int) -> bool:
 
 
 def choose(*preferred: int) -> int:
-    """The first of the preferred ports that is free, else any free one.
-
-    Raises:
-        Unavailable: no free port was found.
-    """
+    """The first of the preferred ports that is free, else any free one. Raises `Unavailable` when none was found."""
     for port in preferred:
         if is_free(port):
             return port

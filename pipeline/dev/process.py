@@ -24,11 +24,7 @@ class SupervisedProcess:
     """
 
     def __init__(self, argv: Sequence[str], *, folder: Path, log: Path) -> None:
-        """Start `argv` in `folder`, its output appended to `log`.
-
-        Raises:
-            SlackwaterError: the program cannot be run.
-        """
+        """Start `argv` in `folder`, its output appended to `log`. Raises `SlackwaterError` when it cannot be run."""
         with log.open("ab") as out:
             self._launcher = subprocess.Popen(
                 (sys.executable, "-I", "-S", launch.__file__, *argv),
@@ -90,12 +86,10 @@ class SupervisedProcess:
 
 def find(pid: int, mark: str) -> psutil.Process | None:
     """The process of that id if it has `mark` among its arguments: another may have got the id since."""
-    try:
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         process = psutil.Process(pid)
         if process.status() != psutil.STATUS_ZOMBIE and mark in process.cmdline():
             return process
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        pass
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from ... import instants
 from ...errors import Refused, Unavailable
 from . import ports, process
 from .jars import Tell, quiet
@@ -88,10 +89,7 @@ class DevServers:
         """Start whichever server does not run, and wait until both answer.
 
         Without a port a server listens where it did last, else on its usual port, else on any free one.
-        After an error or Ctrl-C, what this call started is stopped again.
-
-        Returns:
-            Names of the servers that were started.
+        After an error or Ctrl-C, what this call started is stopped again. Returns the names of what it started.
 
         Raises:
             Refused: a port is taken, a server runs already on another port than the one asked for, or the
@@ -128,22 +126,14 @@ class DevServers:
         return tuple(server.name for server in new)
 
     def down(self, *, patience_s: float = STOP_PATIENCE_S) -> tuple[str, ...]:
-        """Stop both servers and wait until they are gone; the data stays.
-
-        Returns:
-            Names of the servers that were stopped.
-        """
+        """Stop both servers and wait until they are gone; the data stays. Returns the names of those that ran."""
         if not self._control.exists():
             return ()
         with self._locked():
             return self._stop(self._servers(), patience_s)
 
     def purge(self) -> tuple[Purged, ...]:
-        """Stop both servers, and delete their data and everything that is known of them.
-
-        Returns:
-            What was deleted.
-        """
+        """Stop both servers, and delete their data and everything that is known of them. Returns what was deleted."""
         if not self.folder.exists():
             return ()
         self._control.mkdir(exist_ok=True)
@@ -250,9 +240,7 @@ class DevServers:
             return None
 
     def _remember(self, server: EmbeddedServer, pid: int) -> None:
-        memory = _Memory(
-            pid=pid, mark=server.mark, port=server.port, started_ms=time.time_ns() // 1_000_000 if pid else 0
-        )
+        memory = _Memory(pid=pid, mark=server.mark, port=server.port, started_ms=instants.now_ms() if pid else 0)
         _write(self._control / f"{server.folder.name}.json", msgspec.json.encode(memory))
 
     def _make_folder(self) -> None:

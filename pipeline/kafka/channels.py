@@ -20,15 +20,11 @@ from .messages import decode_addressed, header_of, marker_of, read_rows, split
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """Implements the Protocols by which `snapshot` asks for Kafka: `Channels`, `ChannelReader` and `Rereader`.
-
-    Attributes:
-        kafka: librdkafka client properties.
-        patience_s: How long the broker may be away.
-    """
+    """Implements the Protocols by which `snapshot` asks for Kafka: `Channels`, `ChannelReader` and `Rereader`."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
+    """How long the broker may be away."""
 
     def check_topic(self, topic: str, offsets: tuple[int, ...], /) -> None:
         """See the Protocol. Raises `NotFound` or `Refused`."""

@@ -9,7 +9,7 @@ import atexit
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
@@ -45,16 +45,14 @@ class Clients:
     def __init__(self, kafka: Kafka) -> None:
         # librdkafka would write each lost connection to stderr; Patience says it once, in words.
         self._properties: dict[str, object] = {"log_level": 0, "error_cb": lambda _error: None, **kafka}
-        self._admin: AdminClient | None = None
         self._producers: dict[float, Producer] = {}
         self._idle: list[Consumer] = []
         self._groups: dict[str, Consumer] = {}
 
+    @cached_property
     def admin(self) -> AdminClient:
         """For topics, offsets and groups."""
-        if self._admin is None:
-            self._admin = AdminClient(self._properties)
-        return self._admin
+        return AdminClient(self._properties)
 
     def producer(self, patience_s: float) -> Producer:
         """An idempotent producer that gives a message up after so many seconds."""
@@ -87,15 +85,11 @@ class Clients:
             self._idle.append(consumer)
 
     def committer(self, group: str) -> Consumer:
-        """A consumer that commits a group's offsets, and reads nothing.
-
-        Raises:
-            KafkaException: This user has no right on the group.
-        """
+        """A consumer that commits a group's offsets, and reads nothing. Raises `KafkaException` for want of a right."""
         if group not in self._groups:
             # Without that right a commit never ends, nor does the consumer's end.
             try:
-                self.admin().describe_consumer_groups([group], request_timeout=3)[group].result()
+                self.admin.describe_consumer_groups([group], request_timeout=3)[group].result()
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                     raise
@@ -137,13 +131,9 @@ def unavailable(kafka: Kafka, error: KafkaException) -> Unavailable:
 
 
 def lacking(kafka: Kafka, error: KafkaError | None, right: str, topic: str) -> Refused | None:
-    """The refusal for an answer that says that a right on a topic is missing; None for any other answer.
+    """The refusal for a broker's answer that a right on a topic is missing; None for any other answer.
 
-    Args:
-        kafka: Client properties.
-        error: What the broker answered.
-        right: What was tried, in the words of Kafka's ACLs: `Describe`, `Read`, `Write` or `Create`.
-        topic: On which topic.
+    The right is in the words of Kafka's ACLs: `Describe`, `Read`, `Write` or `Create`.
     """
     if error is None or error.code() not in _UNAUTHORISED:
         return None

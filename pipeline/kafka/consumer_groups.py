@@ -52,12 +52,8 @@ class Announcer:
                 self._announced[stage] = topics
 
 
-def delete_groups(kafka: Kafka, groups: Sequence[str], *, timeout_s: float = 10) -> None:
-    """Remove consumer groups; those that are not there, or that Kafka does not let us remove, stay as they are.
-
-    Raises:
-        Unavailable: Kafka did not answer.
-    """
+def delete_groups(kafka: Kafka, groups: Sequence[str]) -> None:
+    """Remove consumer groups that are there and that Kafka lets us remove. Raises `Unavailable`."""
     if groups:
-        asked = clients(kafka).admin().delete_consumer_groups(list(groups), request_timeout=timeout_s)
+        asked = clients(kafka).admin.delete_consumer_groups(list(groups), request_timeout=10)
         tuple(failures(kafka, asked, ()))

@@ -14,9 +14,7 @@ def write_markers(
     """Write a snapshot's marker to a channel's topic; its offset in each partition.
 
     A marker counts when a manifest names its offset: that of a writer which fails before its commit is passed over.
-
-    Raises:
-        Unavailable: The broker has been away for longer than `patience_s`.
+    Raises `Unavailable` when the broker has been away for longer than `patience_s`.
     """
     messages = [(partition, b"") for partition in range(partitions)]
     ends = send(kafka, topic, messages, marker_header(snapshot), patience_s=patience_s)

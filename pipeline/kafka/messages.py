@@ -71,11 +71,7 @@ def header_of(message: Message) -> str:
 
 
 def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of the messages that these attempts wrote.
-
-    Raises:
-        Corruption: A message of these attempts does not hold rows of this schema.
-    """
+    """The rows of the messages that these attempts wrote. Raises `Corruption` for rows of another schema."""
     for message in messages:
         if header_of(message) not in attempts:
             continue
@@ -92,11 +88,7 @@ def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Sch
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:
-    """The rows of the messages that these attempts wrote, each with its `ADDRESS`, as they describe themselves.
-
-    Raises:
-        Corruption: A message of these attempts does not hold rows.
-    """
+    """As `decode`, each row with its `ADDRESS`, and of the schema that the messages themselves say."""
     for message in messages:
         if header_of(message) not in attempts:
             continue

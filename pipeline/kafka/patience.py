@@ -35,11 +35,7 @@ class Patience:
         self._since, self._warned = None, False
 
     def waited(self, why: str = "") -> None:
-        """The server did not answer this time.
-
-        Raises:
-            Unavailable: It has not for longer than the limit.
-        """
+        """The server did not answer this time. Raises `Unavailable` once it has not for longer than the limit."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

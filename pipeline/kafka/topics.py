@@ -10,7 +10,7 @@ from typing import TypeVar
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
-from ...errors import NotFound, Refused, Unavailable
+from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from .clients import GONE, POLL_S, Kafka, clients, lacking, server, unavailable
 from .patience import Patience
 
@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 def partition_counts(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
     """Number of partitions by name of topic. Raises `Unavailable`."""
     try:
-        listed = clients(kafka).admin().list_topics(timeout=timeout_s).topics
+        listed = clients(kafka).admin.list_topics(timeout=timeout_s).topics
     except KafkaException as error:
         raise unavailable(kafka, error) from None
     return {name: len(meta.partitions) for name, meta in listed.items()}
@@ -52,13 +52,13 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
     return _until_led(kafka, ask, timeout_s)
 
 
-def offsets_since(kafka: Kafka, topic: str, times_ms: Sequence[int], *, timeout_s: float = 10) -> tuple[int, ...]:
+def offsets_since(kafka: Kafka, topic: str, times_ms: Sequence[int]) -> tuple[int, ...]:
     """Of each partition the offset of its first record that is as late as its time, in ms since 1970, or later.
 
     -1 where there is none. Raises `Unavailable`.
     """
     specs = [OffsetSpec.for_timestamp(at) for at in times_ms]
-    return _until_led(kafka, lambda left_s: _list(kafka, topic, specs, left_s), timeout_s)
+    return _until_led(kafka, lambda left_s: _list(kafka, topic, specs, left_s), 10)
 
 
 def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[int, ...] | None:
@@ -67,6 +67,29 @@ def end_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[int
         return offsets(kafka, topic, timeout_s=timeout_s)[1]
     except NotFound:
         return None
+
+
+class EndOffsets:
+    """Where topics end, each asked for once; after Kafka's first silence no more, as each question takes seconds.
+
+    Attributes:
+        silence: Why nothing more is known; empty while Kafka answers.
+    """
+
+    def __init__(self, kafka: Kafka, *, timeout_s: float) -> None:
+        self.silence = ""
+        self._kafka = kafka
+        self._timeout_s = timeout_s
+        self._known: dict[str, tuple[int, ...] | None] = {}
+
+    def __call__(self, topic: str) -> tuple[int, ...] | None:
+        """End offset of each partition; None when it is not known, or there is no such topic."""
+        if topic not in self._known and not self.silence:
+            try:
+                self._known[topic] = end_offsets(self._kafka, topic, timeout_s=self._timeout_s)
+            except SlackwaterError as error:
+                self.silence = error.message
+        return self._known.get(topic)
 
 
 def _until_led(kafka: Kafka, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
@@ -84,7 +107,7 @@ def _until_led(kafka: Kafka, ask: Callable[[float], _Answer], timeout_s: float) 
 
 def _count(kafka: Kafka, topic: str, timeout_s: float) -> int:
     """The topic's number of partitions. Raises `NotFound`, or `Refused` where the broker does not let us look."""
-    meta = clients(kafka).admin().list_topics(topic, timeout=timeout_s).topics.get(topic)
+    meta = clients(kafka).admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
     if meta is not None and (refused := lacking(kafka, meta.error, "Describe", topic)):
         raise refused
     if meta is None or not meta.partitions or (meta.error is not None and meta.error.code() in GONE):
@@ -95,7 +118,7 @@ def _count(kafka: Kafka, topic: str, timeout_s: float) -> int:
 def _list(kafka: Kafka, topic: str, specs: Sequence[OffsetSpec], timeout_s: float) -> tuple[int, ...]:
     """The offset that each partition's spec asks for."""
     places = {TopicPartition(topic, partition): spec for partition, spec in enumerate(specs)}
-    admin, committed = clients(kafka).admin(), IsolationLevel.READ_COMMITTED
+    admin, committed = clients(kafka).admin, IsolationLevel.READ_COMMITTED
     asked = admin.list_offsets(places, isolation_level=committed, request_timeout=timeout_s)
     return tuple(asked[place].result().offset for place in places)
 
@@ -103,13 +126,9 @@ def _list(kafka: Kafka, topic: str, specs: Sequence[OffsetSpec], timeout_s: floa
 def create_topics(
     kafka: Kafka, partitions: Mapping[str, int], *, only_ask: bool = False, timeout_s: float = 30
 ) -> None:
-    """Make those of these topics that there are not; those that are there stay as they are.
+    """Make those of these topics that there are not, with so many partitions; the others stay as they are.
 
-    Args:
-        kafka: Client properties.
-        partitions: How many each topic gets, by its name.
-        only_ask: Have the broker say whether it would, and make none.
-        timeout_s: How long the broker may take.
+    With `only_ask`, the broker says whether it would, and makes none.
 
     Raises:
         Refused: The broker does not allow it.
@@ -122,7 +141,7 @@ def create_topics(
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
     large = {"max.message.bytes": "8388608"}
     new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
-    asked = clients(kafka).admin().create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
+    asked = clients(kafka).admin.create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
     for topic, error in failures(kafka, asked, (KafkaError.TOPIC_ALREADY_EXISTS,)):
         refused = Refused(f"{server(kafka)} refuses to create topic {topic!r}: {error.str()}")
         raise lacking(kafka, error, "Create", topic) or refused
@@ -134,14 +153,11 @@ def create_topics(
         time.sleep(POLL_S)
 
 
-def delete_topics(kafka: Kafka, names: Sequence[str], *, timeout_s: float = 30) -> tuple[str, ...]:
-    """Remove topics; no error for those that are not there. Returns those that Kafka does not let us remove.
-
-    Raises `Unavailable`.
-    """
+def delete_topics(kafka: Kafka, names: Sequence[str]) -> tuple[str, ...]:
+    """Remove topics that are there; returns those that Kafka does not let us remove. Raises `Unavailable`."""
     if not names:
         return ()
-    asked = clients(kafka).admin().delete_topics(list(names), request_timeout=timeout_s)
+    asked = clients(kafka).admin.delete_topics(list(names), request_timeout=30)
     return tuple(name for name, _ in failures(kafka, asked, GONE))
 
 

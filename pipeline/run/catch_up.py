@@ -16,10 +16,7 @@ class CatchUp:
     A stage is done when it has read its topics up to where they ended when the run began, and its channels up to the
     version with which their writers were done; a writer that runs elsewhere, or nowhere, up to its head at the start.
 
-    Args:
-        store: Where the app lives.
-        app: Its name.
-        ends: The end offsets of the users' topics when the run began, by topic and Kafka partition.
+    `ends` are the end offsets of the users' topics when the run began, by topic and Kafka partition.
     """
 
     def __init__(self, store: ObjectStore, app: str, ends: Mapping[str, Sequence[int]]) -> None:
@@ -30,10 +27,9 @@ class CatchUp:
         """By stage: a version at which it was done."""
 
     def done(self, heads: Mapping[str, Manifest]) -> bool:
-        """Whether all stages of the run are done, whose newest committed versions are these, upstream first.
+        """Whether all stages of the run are done, by their newest committed versions, upstream first.
 
-        Raises:
-            Unavailable: Storage did not answer.
+        Raises `Unavailable`.
         """
         elsewhere = {
             at.upstream for head in heads.values() for at in head.inputs.values() if at.upstream

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from ... import instants
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.status import roster
 from ...snapshot.status.lag import StageLag, input_lag
@@ -14,7 +15,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..batch.stage_runner import StageRunner
-from ..kafka import topics
+from ..kafka.topics import EndOffsets
 from .news import News
 
 _REPORT_S = 5.0
@@ -26,14 +27,7 @@ _END_S = 2.0
 class LagReporter:
     """Works every few seconds, on a thread of its own: no batch waits for it, and nothing depends on what it finds.
 
-    Args:
-        store: Where the app lives; of little patience.
-        kafka: Where users' topics end.
-        app: The app's name.
-        writer: Unique id of this run.
-        by: host:pid.
-        runners: The stages that this run has.
-        news: Who is told.
+    Its `store` is of little patience. `writer` is unique to this run, `by` is host:pid.
     """
 
     def __init__(
@@ -89,7 +83,7 @@ class LagReporter:
     def _refresh_others(self) -> None:
         """What stages are that run elsewhere, or nowhere."""
         try:
-            self._alive = roster.beats(self._store, self._app, time.time_ns() // 1_000_000)
+            self._alive = roster.beats(self._store, self._app, instants.now_ms())
             names = set(history.list_stages(self._store, self._app)) - self._beat.stages.keys()
             found = {}
             for stage in sorted(names):
@@ -105,14 +99,7 @@ class LagReporter:
     def _lags(self) -> tuple[StageLag, ...]:
         own = {runner.stage.name: runner.head for runner in self._runners}
         heads = self._others | own
-        ends: dict[str, tuple[int, ...] | None] = {}
-
-        def ends_of(topic: str) -> tuple[int, ...] | None:
-            if topic not in ends:
-                # Who did not answer once is not asked again this time.
-                ends[topic] = None if None in ends.values() else self._ends(topic)
-            return ends[topic]
-
+        ends_of = EndOffsets(self._kafka, timeout_s=_KAFKA_S)
         return tuple(
             StageLag(
                 self._app,
@@ -122,11 +109,6 @@ class LagReporter:
             )
             for stage, head in sorted(heads.items())
         )
-
-    def _ends(self, topic: str) -> tuple[int, ...] | None:
-        with suppress(Unavailable):
-            return topics.end_offsets(self._kafka, topic, timeout_s=_KAFKA_S)
-        return None
 
     def _runs(self, head: Manifest) -> bool | None:
         return None if self._alive is None else bool(roster.runner_of(head, self._alive))

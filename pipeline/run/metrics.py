@@ -102,11 +102,7 @@ class Metrics:
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.
 
-        Returns:
-            The port.
-
-        Raises:
-            Refused: The port is taken.
+        Returns the port. Raises `Refused` when it is taken.
         """
         try:
             server, _ = start_http_server(port, registry=self.registry)

@@ -21,7 +21,7 @@ class Options:
         stages: Run only these; empty for all.
         until_caught_up: Stop when all that is there at the start is read, and what follows from it.
         max_records: At most so many input records a batch, whatever the program says; None for what it says.
-        trigger: Shortest time between batches, likewise.
+        trigger_ms: Shortest time between batches, likewise.
         max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
         accept_loss: Go on without input records that are gone.
         master: Spark's master URL; None for Spark's own configuration.
@@ -45,7 +45,7 @@ class Options:
     stages: tuple[str, ...] = ()
     until_caught_up: bool = False
     max_records: int | None = None
-    trigger: str | None = None
+    trigger_ms: int | None = None
     max_unflushed: int | None = None
     accept_loss: bool = False
     master: str | None = None

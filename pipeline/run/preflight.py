@@ -122,7 +122,7 @@ def limits_of(stage: Stage, options: Options) -> Limits:
     declared_ms = 0 if stage.trigger is None else parse_ms("trigger", stage.trigger)
     return Limits(
         stage.max_records if options.max_records is None else options.max_records,
-        declared_ms if options.trigger is None else parse_ms("trigger", options.trigger),
+        declared_ms if options.trigger_ms is None else options.trigger_ms,
         Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
     )
@@ -150,11 +150,7 @@ def _known_master(options: Options) -> str | None:
 
 
 def check_unflushed(limits: Mapping[str, Limits], master: str) -> None:
-    """See that stages which run ahead of the store have their executors where the SSTs wait.
-
-    Raises:
-        Refused: Executors may be on other machines.
-    """
+    """Raise `Refused` where executors of stages that run ahead of the store may not be where their SSTs wait."""
     ahead = [stage for stage, limit in limits.items() if limit.max_unflushed]
     if ahead and not master.startswith("local"):
         raise Refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from ... import instants
 from ...store.versions import apps
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App, Stage
@@ -47,12 +47,8 @@ def run(
 ) -> None:
     """Run an app until it is stopped (SIGINT, SIGTERM) or, if so asked, until it has caught up.
 
-    Args:
-        app: The program.
-        options: How to run it.
-        on_commit: Told of each committed batch.
-        news: Told of all else.
-        stop: Set when it is to stop; None to hear the signals here.
+    `on_commit` is told of each committed batch, `news` of all else. `stop` is set when it is to stop; with None, the
+    signals are heard here.
 
     Raises:
         StopRequested: `stop`, which somebody else looks after, was set before the first batch.
@@ -104,9 +100,11 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
         start.claimer_of(stage).check_shape(stage, known[stage.name], start.checked[stage.name])
     if start.new:
         # From its identity on an app is there for everybody.
-        apps.ensure_app(start.store, AppInfo(start.app.name, _now_ms()))
+        apps.ensure_app(start.store, AppInfo(start.app.name, instants.now_ms()))
     start.claimer.create_channels(start.stages)
-    return {stage.name: start.claimer_of(stage).claim(stage, known[stage.name], _now_ms()) for stage in start.stages}
+    return {
+        stage.name: start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms()) for stage in start.stages
+    }
 
 
 def _build(
@@ -128,8 +126,10 @@ def _build(
     bounded = {name: limits.max_records for name, limits in start.limits.items() if limits.max_records is not None}
     backpressure = Backpressure(scratch / "held", bounded)
 
+    names: dict[str, str] = {}
+
     def report(batch: BatchReport) -> None:
-        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots)))
+        on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots, names)))
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
@@ -170,7 +170,3 @@ def _build(
         return runner
 
     return tuple(build(stage) for stage in stages)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

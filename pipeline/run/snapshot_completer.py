@@ -20,11 +20,7 @@ _log = logging.getLogger("slackwater")
 class Completer:
     """Completes what every stage of one app has answered, one snapshot after the other, on a thread of its own.
 
-    Args:
-        store: Where the app lives.
-        app: Its name.
-        reader: Reads records in flight.
-        by: host:pid, for the log of operations.
+    `by` is host:pid, for the log of operations.
     """
 
     def __init__(self, store: ObjectStore, app: str, reader: ChannelReader, by: str) -> None:
@@ -38,11 +34,7 @@ class Completer:
     def check(self, heads: Collection[Manifest]) -> frozenset[str]:
         """Complete, in the background, what these heads may be the last to answer.
 
-        Returns:
-            The snapshots that they carry and nobody asks for any more.
-
-        Raises:
-            Unavailable: Storage did not answer.
+        Returns the snapshots that they carry and nobody asks for any more. Raises `Unavailable`.
         """
         recorded = {snapshot for head in heads for snapshot in head.recorded}
         if not recorded:

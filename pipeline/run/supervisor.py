@@ -36,14 +36,8 @@ _STARTING = ("Initializing", "Getting offsets", "Starting")
 class Supervisor:
     """Looks after the queries of one runner, until `stop` is set or they have caught up.
 
-    Args:
-        spark: Runs the queries.
-        runners: The stages, upstream first.
-        completer: Completes snapshots; closed at the end.
-        announcer: Tells Kafka's own tools how far each stage has read.
-        catch_up: Tells when the run is to end by itself; None where it never is.
-        stop: Set when they are to end.
-        news: Told what goes on.
+    Its `runners` are the stages, upstream first; `catch_up` is None where the run never ends by itself. The completer
+    is closed at the end.
     """
 
     def __init__(

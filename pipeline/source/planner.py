@@ -117,11 +117,8 @@ class TopicPlanner:
     """Plans batches of a user's topic.
 
     Attributes:
-        kafka: Client properties.
         topic: Its name in Kafka.
-        pace: When a batch may start.
         max_records: At most so many a batch; None for no bound.
-        patience: How long the broker may be away.
         requests: Gives the ids of the snapshots that are asked for.
         handled: Ids of those for which a batch has ended.
     """
@@ -142,8 +139,7 @@ class TopicPlanner:
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make.
 
-        Raises:
-            Unavailable: The broker has been away for too long.
+        Raises `Unavailable` when the broker has been away for too long.
         """
         asked: tuple[str, ...] = ()
         if (self._poll_idle if self._idle else self._poll_requests).now():

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import pyarrow as pa
@@ -82,7 +83,12 @@ class _Reader(DataSourceStreamReader):
 
         Else pyspark's loop would try to tell Spark of that, over the same connection, and print that it cannot.
         """
-        if isinstance(sys.exception(), BrokenPipeError | ConnectionResetError | EOFError):
+        error = sys.exception()
+        if isinstance(error, BrokenPipeError | ConnectionResetError | EOFError) and not any(
+            # What breaks within our own hooks is another connection: Kafka's, or the store's.
+            frame.f_code.co_filename == __file__
+            for frame, _ in walk_tb(error.__traceback__)
+        ):
             os._exit(0)
 
     def _pace(self) -> Pace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import NotFound, Usage
@@ -37,18 +37,11 @@ def settings_of(words: Iterable[str]) -> dict[str, str]:
                 f"--conf {key!r} is not a setting of Spark: their names begin with 'spark.'",
                 hint="write --conf spark.executor.memory=2g",
             )
-        settings[key] = value
-    check_settings(settings)
-    return settings
-
-
-def check_settings(settings: Mapping[str, str]) -> None:
-    """See that no setting says what is said in another way, or what cannot be. Raises `Usage`."""
-    for key, value in settings.items():
         if any(not char.isprintable() for char in value):
             raise Usage(f"Spark's setting {key} has a character in its value that cannot be printed")
         if key in _OTHERWISE:
             raise Usage(f"{key} is not said by --conf", hint=f"write {_OTHERWISE[key]}")
+        settings[key] = value
     if settings.get(_DRIVER_HERE, "client") != "client":
         raise Usage(
             f"{_DRIVER_HERE} is {settings[_DRIVER_HERE]!r}: `slackwater run` is the driver itself, where it is started",
@@ -59,6 +52,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
             f"{_TIME_ZONE} is {settings[_TIME_ZONE]!r}: times in tables are UTC, and so is the session",
             hint="leave it out; convert in the program, by from_utc_timestamp, where another zone is wanted",
         )
+    return settings
 
 
 def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:

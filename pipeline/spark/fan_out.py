@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from .plans import children, frame_of, plan_of, rebuilt
+from .plans import children, first_column, frame_of, plan_of, rebuilt
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 def once(frames: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """The same rows; united into one DataFrame, these read each stream once.
 
-    Args:
-        frames: Each uses a stream at most once. What they share, they have by using the same DataFrame.
+    Each of them uses a stream at most once. What they share, they have by using the same DataFrame.
     """
     plans = [plan_of(frame) for frame in frames]
     parting = _partings(plans)
@@ -52,8 +51,7 @@ def _partings(plans: Sequence[Any]) -> list[Any]:
     ways: dict[int, list[list[Any]]] = {}
     for plan in plans:
         for way in _ways(plan):
-            # A stream is known by its first column.
-            ways.setdefault(int(way[0].output().head().exprId().id()), []).append(way)
+            ways.setdefault(first_column(way[0]), []).append(way)
     found: list[Any] = []
     for used in ways.values():
         if len(used) > 1:

@@ -35,6 +35,11 @@ def nodes(plan: Any) -> Iterator[Any]:
         yield from nodes(child)
 
 
+def first_column(plan: Any) -> int:
+    """The id of a node's first column, by which a stream is known."""
+    return int(plan.output().head().exprId().id())
+
+
 def rebuilt(plan: Any, spark: SparkSession, replace: Callable[[Any, Any], Any]) -> Any:
     """The plan with each node replaced, from below: `replace` gets it as it was, and with its new children."""
     jvm: Any = spark._jvm

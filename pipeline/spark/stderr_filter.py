@@ -49,11 +49,15 @@ def quiet_errors() -> Iterator[None]:
 
 
 def quiet_loss(context: SparkContext) -> None:
-    """Let the server to which the JVM reports its accumulators say nothing when the JVM goes away.
+    """Let nobody print a traceback when the JVM goes away: that it is gone is told once and in words.
 
-    It would print a traceback for that, on a thread of its own; that the JVM is gone is told once and in words.
+    The server to which it reports its accumulators would, and py4j, which logs each call that then fails with the root
+    logger's functions: these install a handler where there is none. Its own logger has one that is silent.
     """
+    from py4j import java_gateway
+
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
+    java_gateway.logging = java_gateway.logger
 
 
 @contextmanager

@@ -158,15 +158,12 @@ class _PerKey:
     """Aggregates of the batch alone, one value per key, in the keys' order."""
 
     def __init__(self, rows: pa.Table, groups: Groups) -> None:
-        self._rows = rows
+        self.rows = rows
         self._groups = groups
         self._ids = pa.array(groups.ids)
 
-    def column(self, name: str) -> Array:
-        return self._rows[name]
-
     def count_rows(self) -> Array:
-        return pa.array(np.diff(self._groups.starts, append=self._rows.num_rows))
+        return pa.array(np.diff(self._groups.starts, append=self.rows.num_rows))
 
     def reduce(self, values: Array, function: str) -> Array:
         # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
@@ -175,11 +172,11 @@ class _PerKey:
 
     def pick(self, value: str, by: str, *, largest: bool) -> tuple[Array, Array]:
         """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
-        bys = self._rows[by]
+        bys = self.rows[by]
         edge = self.reduce(bys, "max" if largest else "min")
         at_edge = pc.equal(bys, edge.take(self._ids))
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
-        ids, values = self._ids.take(ties), self._rows[value].take(ties)
+        ids, values = self._ids.take(ties), self.rows[value].take(ties)
         # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
         order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
         ids_sorted = ids.take(order).to_numpy()
@@ -193,10 +190,10 @@ class _PerKey:
 def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema) -> dict[str, Array]:
     kind = schema.field(name).type
     if made.function == "count":
-        new = batch.count_rows() if made.column is None else batch.reduce(batch.column(made.column), "count")
+        new = batch.count_rows() if made.column is None else batch.reduce(batch.rows[made.column], "count")
         return {name: pc.add(pc.fill_null(old[name], 0), new)}
     assert made.column is not None  # noqa: S101  only count() goes without
-    column = batch.column(made.column)
+    column = batch.rows[made.column]
     if made.function == "sum":
         return {name: _plus(old[name], batch.reduce(column.cast(kind), "sum").cast(kind), kind)}
     if made.function == "mean":

@@ -97,13 +97,9 @@ def changed_keys(
 ) -> ChangedKeys | None:
     """The keys that a commit turned bad, None for a stage without a table.
 
-    Args:
-        store: the store of the app.
-        cache: where SSTs of a remote store come to lie.
-        before: the version before the commit, None when the stage had none.
-        after: the version that the commit made.
-        rows: what the predicate returned. If it has all key columns, its keys are meant, in its order; else all whose
-            row the commit changed, those that expired with it included.
+    It made the version `after` of `before`, None when the stage had none. If the rows that the predicate returned have
+    all key columns, their keys are meant, in their order; else all whose row the commit changed, those that expired
+    with it included.
     """
     table = after.table
     if table is None:
@@ -156,8 +152,10 @@ def _expired_keys(
     """The keys with rows that expired from one version to the next."""
     schema = arrow_schema(table.key)
     found = []
-    for sst in before.ssts if before is not None else ():
-        if before is not None and ttl.shown_rows(sst, before.clock_ms) != ttl.shown_rows(sst, after.clock_ms):
+    if before is None:
+        return schema.empty_table()
+    for sst in before.ssts:
+        if ttl.shown_rows(sst, before.clock_ms) != ttl.shown_rows(sst, after.clock_ms):
             rows = cache.open(store, sst, table).table
             was, now = (expiry.expired(rows, manifest.clock_ms) for manifest in (before, after))
             if was is not None and now is not None:

@@ -40,7 +40,8 @@ class Judge:
         if content not in self.judged:
             is_bad = self.rows(cut, 1).num_rows > 0
             number = len(self.judged) + 1
-            step = self.judged[content] = Step(number, number + to_come, self.ref(cut), cut, is_bad)
+            ref = ref_of(self.between.whole.last(cut))
+            step = self.judged[content] = Step(number, number + to_come, ref, cut, is_bad)
             if self.on_step is not None:
                 self.on_step(step)
         return self.judged[content]
@@ -49,10 +50,6 @@ class Judge:
         """What the predicate returns at a cut. Tables without a version yet are empty."""
         later, only = self.between.whole.heads.stages, self.between.watched
         return self.predicate.rows(At(self.store, self.cache, cut, later, only, self.reader), max_rows)
-
-    def ref(self, cut: Cut) -> str:
-        """A ref to a prefix, empty for the empty one."""
-        return ref_of(self.between.whole.last(cut))
 
 
 def ref_of(commit: Manifest | None) -> str:

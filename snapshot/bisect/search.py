@@ -5,12 +5,12 @@ are consistent cuts that a ref names: so a wrong answer is wrong state, never a 
 types the ref gets the same answer.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log2
 
+from ... import instants
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -66,7 +66,7 @@ def bisect(
         Unavailable: storage did not answer.
     """
     predicate = Where(predicate) if isinstance(predicate, str) else predicate
-    ends = find_ends(store, app, predicate, good, bad, time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+    ends = find_ends(store, app, predicate, good, bad, instants.now_ms() if now_ms is None else now_ms)
     between = ends.between
     judge = Judge(store, cache, predicate, between, on_step, reader)
     ends.check(judge, _halvings(between))

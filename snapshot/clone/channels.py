@@ -1,6 +1,7 @@
 """Carrying what is in flight at a cut into a clone's own channels: it never touches the source's."""
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Protocol
 
 import pyarrow as pa
@@ -68,9 +69,7 @@ def channel_topic(app: str, channel: str) -> str:
     return f"{app}-{channel}-repartition"
 
 
-def carry(
-    store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot | None = None
-) -> dict[str, Carried]:
+def carry(store: ObjectStore, cut: Cut, app: str, kafka: Channels, keeper: Snapshot) -> dict[str, Carried]:
     """Copy every channel of the cut into the topics of `app`, by channel name.
 
     What `keeper`, a snapshot of this very cut, keeps of it is copied from there; everything else from Kafka.
@@ -89,7 +88,7 @@ def carry(
 
 
 def _carry_one(
-    store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel], keeper: Snapshot | None
+    store: ObjectStore, cut: Cut, app: str, kafka: Channels, readers: list[Channel], keeper: Snapshot
 ) -> Carried:
     """Copy one channel from where the last receiver is, with a stop where each of the others is."""
     # In a clone that has read nothing yet, readers stand at different offsets before one and the same version.
@@ -99,10 +98,9 @@ def _carry_one(
     attempts: list[str] = []
     ends: tuple[int, ...] = ()
     rows = 0
-    for index, reader in enumerate(readers):
-        following = readers[index + 1].input if index + 1 < len(readers) else None
-        state = stretch(store, cut, reader, following)
-        captured = keeper.captured(state) if keeper and state.attempts else None
+    for reader, following in zip_longest(readers, readers[1:]):
+        state = stretch(store, cut, reader, following.input if following else None)
+        captured = keeper.captured(state) if state.attempts else None
         records = read(store, captured, state) if captured else None
         ends, attempt, starts[reader.receiver] = kafka.copy(state, topic, app, records)
         if state.attempts:
@@ -115,13 +113,11 @@ def _carry_one(
 def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, carried: Mapping[str, Carried]) -> Input:
     """What the clone's first version of a receiver says about the channel `name`.
 
-    Nothing but its first version exists of the sender in the clone, so what is in flight counts as written by
-    that.
+    Of the sender, the clone has nothing but a first version: what is in flight counts as written by that.
     """
     channel = carried.get(name)
     if channel is None:
-        # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read
-        # nothing.
+        # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read nothing.
         none = (0,) * len(source.offsets)
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
     starts, sent = channel.starts[receiver], cut.stages[source.upstream].version

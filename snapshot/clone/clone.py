@@ -6,11 +6,11 @@ and with it the clone exists; the rest only rolls forward, and the same call aga
 """
 
 import dataclasses
-import time
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from ... import instants
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
@@ -58,11 +58,10 @@ def clone(
         NotFound: there is no such app, moment or topic.
         Refused: the name or one of its topics is taken, a topic does not hold the offsets, or records in
             flight are gone.
-        Unavailable: storage or Kafka did not answer; the clone may have been begun, the same call finishes
-            it.
+        Unavailable: storage or Kafka did not answer; the clone may have been begun, and the same call finishes it.
     """
     target = target_store or store
-    moment_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    moment_ms = instants.now_ms() if now_ms is None else now_ms
     plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, topics, channels, moment_ms)
     if dry_run:
         return plan

@@ -1,12 +1,12 @@
 """The first version of each stage of a clone: it shares the SSTs of the source, and has channels of its own."""
 
-import time
 from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
+from ... import instants
 from ...errors import CommitConflict, ObjectExists, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
@@ -30,12 +30,7 @@ def finish_clone(
 ) -> tuple[str, ...]:
     """Give every stage of a clone its first version, as far as it has none; returns the stages that got one.
 
-    Args:
-        store: the source's store.
-        target: the clone's store.
-        info: the clone's identity.
-        channels: Kafka.
-        by: user@host.
+    The clone, `info`, lives in `target`, its source in `store`; `by` is user@host.
 
     Raises:
         NotFound: the source's snapshot, a manifest or a topic is gone.
@@ -117,7 +112,7 @@ def _first_version(
         app=info.name,
         epoch=1,
         writer=str(ULID()),
-        time_ms=max(time.time_ns() // 1_000_000, source.time_ms),
+        time_ms=max(instants.now_ms(), source.time_ms),
         kind="clone",
         inputs={
             name: carried_input(read, stage, name, info.name, cut, carried)

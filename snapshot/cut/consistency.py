@@ -5,7 +5,6 @@ every sender to what its receivers had consumed (Chandy and Lamport 1985), or ta
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from ...store.versions.manifest import Manifest
 from .graph import consumed, descendants, order
@@ -49,12 +48,7 @@ def lower_receivers(
         def within(manifest: Manifest, limits: dict[str, int] = limits) -> bool:
             return all(version <= limits.get(stage, version) for stage, version in consumed(manifest).items())
 
-        reached = lowered.pop(receiver)
-        kept = (
-            reached
-            if within(reached)
-            else newest_where(partial(read, receiver), first(receiver), reached.version - 1, within)
-        )
+        kept = newest_where(read, first, lowered.pop(receiver), within)
         if kept is not None:
             lowered[receiver] = kept
     return lowered

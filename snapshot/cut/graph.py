@@ -108,13 +108,13 @@ def descendants(stages: Mapping[str, Manifest], stage: str) -> frozenset[str]:
 def channels(cut: Cut) -> tuple[Channel, ...]:
     """Every channel once per receiver, senders upstream first; one that nobody reads in the cut once."""
     found: list[Channel] = []
-    for sender in order(cut.stages):
+    stages = order(cut.stages)
+    for sender in stages:
         for name in sorted(cut.stages[sender].outputs):
             readers = [
                 Channel(name, sender, receiver, source)
-                for receiver in order(cut.stages)
-                for key, source in cut.stages[receiver].inputs.items()
-                if key == name and source.upstream == sender
+                for receiver in stages
+                if (source := cut.stages[receiver].inputs.get(name)) is not None and source.upstream == sender
             ]
             found += readers or [Channel(name, sender)]
     return tuple(found)

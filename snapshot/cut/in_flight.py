@@ -10,6 +10,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input
 from .graph import Channel, Cut, channels
+from .moments import heads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,7 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
     """What one receiver has still to read of a channel, up to the cut or up to where another receiver is.
 
     Without attempts when that is nothing. For a channel that nobody read yet, everything that is kept; for one whose
-    reader was retired nothing, as nobody waits for it.
-
-    Raises:
-        NotFound: a manifest of the sender in between is gone.
+    reader was retired nothing, as nobody waits for it. Raises `NotFound` when a manifest of the sender's is gone.
     """
     sender = cut.stages[channel.sender]
     output = sender.outputs[channel.name]
@@ -96,12 +94,11 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
 
 def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:
     """Whether a stage read the channel that was retired by then, or is now."""
-    for stage in history.list_stages(store, cut.app):
-        head = history.head(store, cut.app, stage) if stage not in cut.stages else None
-        source = head.inputs.get(channel.name) if head is not None else None
-        if head is None or source is None or source.upstream != channel.sender:
-            continue
-        then = history.latest_at(store, cut.app, stage, cut.time_ms)
-        if head.retired or (then is not None and then.retired):
-            return True
+    absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
+    for stage, head in heads_of(store, cut.app, absent).items():
+        source = head.inputs.get(channel.name)
+        if source is not None and source.upstream == channel.sender:
+            then = history.latest_at(store, cut.app, stage, cut.time_ms)
+            if head.retired or (then is not None and then.retired):
+                return True
     return False

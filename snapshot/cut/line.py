@@ -11,7 +11,7 @@ a commit is `app/stage@vN`. What a stage has consumed only grows, so a place on 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
@@ -34,6 +34,7 @@ class Line:
     """The newest version of each stage: with the same heads, the line is the same."""
     floor: Mapping[str, int] = field(default_factory=dict)
     """Versions of a prefix. Searches begin behind it, so only commits that lie behind it may be asked about."""
+    _firsts: dict[str, int] = field(default_factory=dict, init=False, compare=False)
 
     def above(self, low: Cut) -> "Line":
         """The same line, to be asked for what lies behind a prefix only."""
@@ -53,10 +54,6 @@ class Line:
         if stage not in self._firsts:
             self._firsts[stage] = history.first_version(self.store, self.heads.app, stage)
         return self._firsts[stage]
-
-    @cached_property
-    def _firsts(self) -> dict[str, int]:
-        return {}
 
     def place(self, commit: Manifest) -> Place:
         """Where a commit stands; what is smaller comes before it."""
@@ -123,26 +120,16 @@ class Line:
             read = consumed(manifest)
             return not any(read.get(sender, 0) >= sent.version for sender, sent in earliest.items())
 
-        if independent(head):
+        last = newest_where(self.read, self._lowest, head, independent)
+        if last is head:
             return None
-        low = self._lowest(stage)
-        last = newest_where(partial(self.read, stage), low, head.version - 1, independent)
-        return self.read(stage, last.version + 1 if last else min(low, head.version))
+        return self.read(stage, last.version + 1 if last else min(self._lowest(stage), head.version))
 
     def _of_time(self, time_ms: int) -> dict[str, Manifest]:
         """The commits with an effective time up to this one, as the newest of each stage."""
         found = {}
         for stage, head in self.heads.stages.items():
-            newest = (
-                head
-                if head.time_ms <= time_ms
-                else newest_where(
-                    partial(self.read, stage),
-                    self._lowest(stage),
-                    head.version - 1,
-                    lambda manifest: manifest.time_ms <= time_ms,
-                )
-            )
+            newest = newest_where(self.read, self._lowest, head, lambda manifest: manifest.time_ms <= time_ms)
             if newest is None and stage in self.floor:
                 newest = self.read(stage, self.floor[stage])
             if newest is not None:

@@ -40,10 +40,8 @@ class Lineage:
 def trace(store: ObjectStore, low: Manifest | None, high: Manifest) -> Lineage:
     """The windows of what one stage read after version `low`, None for the beginning, up to and with `high`.
 
-    What a clone was born with is not traced into the app that it came from.
-
-    Raises:
-        NotFound: a manifest between the two, or of the stages upstream, is gone.
+    What a clone was born with is not traced into the app that it came from. Raises `NotFound` when a manifest between
+    the two, or of the stages upstream, is gone.
     """
     start = low or _first(store, high)
     lost: list[Window] = []
@@ -62,7 +60,7 @@ def losses(manifest: Manifest) -> tuple[Window, ...]:
     )
 
 
-def direct(low: Manifest, high: Manifest, lost: Iterable[Window] = ()) -> tuple[Window, ...]:
+def direct(low: Manifest, high: Manifest, lost: Iterable[Window]) -> tuple[Window, ...]:
     """The windows between two versions of one stage on the stage's own inputs, by topic and partition.
 
     What was `lost` in between is left out of them.

@@ -3,7 +3,7 @@
 A stage that was retired by then is in none of them, but in those that are asked for by one of its own versions.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -17,18 +17,18 @@ from .graph import Cut, Thinned
 from .line import Line
 
 
-def stages_of(store: ObjectStore, app: str, only: str = "") -> tuple[str, ...]:
-    """Names of the app's stages, or `only` that one; empty for an app that never ran.
+def stages_of(store: ObjectStore, app: str, *having: str) -> tuple[str, ...]:
+    """Names of the app's stages; empty for an app that never ran.
 
-    Raises:
-        NotFound: there is no such app or stage.
+    Raises `NotFound` when there is no such app, or no stage of a name in `having` that is not empty.
     """
     stages = history.list_stages(store, app)
     if not stages:
         apps.read_app(store, app)
-    if only and only not in stages:
-        raise NotFound(f"stage of app {app!r}", only, stages)
-    return (only,) if only else stages
+    for stage in filter(None, having):
+        if stage not in stages:
+            raise NotFound(f"stage of app {app!r}", stage, stages)
+    return stages
 
 
 def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
@@ -38,11 +38,7 @@ def retired_since(store: ObjectStore, app: str, stages: tuple[str, ...]) -> int:
 
 
 def line_of(store: ObjectStore, app: str) -> Line:
-    """The app's line up to now; the versions that retire a stage lie on it like all others.
-
-    Raises:
-        NotFound: there is no such app.
-    """
+    """The app's line up to now, with the versions that retire a stage. Raises `NotFound` when there is no such app."""
     return Line(store, Cut(app, newest(store, app, stages_of(store, app))))
 
 
@@ -55,20 +51,29 @@ def newest(store: ObjectStore, app: str, stages: tuple[str, ...]) -> dict[str, M
     """The newest versions of all stages, retired or not, made consistent; of one stage alone its own."""
     found = heads_of(store, app, stages)
     # The app may be running: a sender read before its receiver may be older than what the receiver consumed since.
-    return raise_senders(found, _reader(store, app)) if len(stages) > 1 else found
+    return raise_senders(found, partial(history.read, store, app)) if len(stages) > 1 else found
 
 
-def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...]) -> Cut:
-    """The newest version of every stage that is not retired, made consistent."""
-    return _without_retired(store, app, newest(store, app, stages))
+def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], asked: str = "") -> Cut:
+    """The newest version of every stage that is not retired, made consistent.
+
+    If `asked`, a stage, is retired: the cut with which it ended.
+    """
+    found = newest(store, app, stages)
+    if asked in found and found[asked].retired:
+        return cut_around(store, stages, found[asked])
+    return _without_retired(store, app, found)
 
 
-def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int) -> Cut:
+def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, asked: str) -> Cut:
     """Every stage as of `time_ms`, made consistent: the commits of the app's line with an effective time up to that.
 
-    Where the history is not whole any more, the newest cut left that is as old; empty without one.
+    Where the history is not whole any more, the newest cut left that is as old; empty without one. If `asked`, a stage,
+    was retired by then: the cut with which it ended.
     """
     found = {stage: version for stage in stages if (version := history.latest_at(store, app, stage, time_ms))}
+    if asked in found and found[asked].retired:
+        return cut_around(store, stages, found[asked])
     # After the versions: what was collected while they were searched is said there.
     limit = horizon.newest(store, app)
     if limit is not None and not _whole(limit, found):
@@ -97,7 +102,7 @@ def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) ->
         if stage not in found.stages or found.stages[stage].version < first
     }
     # Raised first: what a first version has consumed must be there, as far as the commit itself had sent it.
-    read, first = _reader(store, app), partial(history.first_version, store, app)
+    read, first = partial(history.read, store, app), partial(history.first_version, store, app)
     raised = raise_senders({**found.stages, **firsts}, read)
     raised = lower_receivers({**raised, commit.stage: commit}, commit.stage, read, first)
     if not _whole(limit, raised):
@@ -126,7 +131,7 @@ def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest]
     """The cut of these versions, without those at which their stage is retired; `asked` stays all the same."""
     there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == asked}
     # Where clocks differ, a receiver may seem to be there still when its sender is retired.
-    return Cut(app, raise_senders(there, _reader(store, app)))
+    return Cut(app, raise_senders(there, partial(history.read, store, app)))
 
 
 def _whole(limit: Boundary, stages: Mapping[str, Manifest]) -> bool:
@@ -140,7 +145,3 @@ def _of_moment(store: ObjectStore, app: str, moment: Moment | None, asked_ms: in
     stages = {stage: history.read(store, app, stage, version) for stage, version in moment.stages.items()}
     same = moment.time_ms <= asked_ms <= moment.until_ms
     return Cut(app, stages, thinned=None if same else Thinned(asked_ms, moment.time_ms))
-
-
-def _reader(store: ObjectStore, app: str) -> Callable[[str, int], Manifest]:
-    return partial(history.read, store, app)

@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
+from ... import instants
 from ...durations import parse_ms
 from ...errors import Usage
 from ...store.versions.keys import check_name
@@ -97,11 +98,7 @@ def parse(text: str, *, now_ms: int) -> Ref:
 
 
 def check_snapshot_name(name: str) -> str:
-    """Return `name` if a snapshot may have it: a usable name that no other form of ref would take.
-
-    Raises:
-        Usage: it may not.
-    """
+    """Return `name` if a snapshot may have it: usable, and taken for no other form of ref. Else raise `Usage`."""
     check_name("snapshot", name)
     if name == "now" or _VERSION.fullmatch(name) or _DATE.match(name):
         raise Usage(
@@ -132,10 +129,9 @@ def _moment(text: str, app: str, stage: str, when: str, now_ms: int) -> When:
         time_ms = _instant_ms(text, when)
         if time_ms > now_ms + _SKEW_MS:
             # It would be answered as now is: who mistypes a year would take that for the state of another day.
-            now = datetime.fromtimestamp(now_ms / 1_000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             where = f"{app}/{stage}" if stage else app
             raise Usage(
-                f"ref {text!r}: {when} is still to come; by this machine's clock it is {now}",
+                f"ref {text!r}: {when} is still to come; by this machine's clock it is {instants.iso(now_ms)}",
                 hint=f"write an earlier time, or {where}@now for the newest state",
             )
         return AtTime(time_ms)

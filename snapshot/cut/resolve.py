@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 
+from ... import instants
 from ...errors import Corruption, NotFound, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
@@ -47,7 +47,7 @@ def resolve_around(store: ObjectStore, text: str, *, now_ms: int) -> tuple[Cut, 
             others = f"stages that are whole can be read by themselves, as {ref.app}/STAGE"
             error.hint = f"{error.hint}; {others}" if error.hint else others
             raise
-        commit = _commit_of(store, ref, (ref.stage,))
+        commit = _commit_of(store, ref)
         if commit is None:
             raise _too_early(store, ref, (ref.stage,)) from None
         return _as_seen(Cut(ref.app, {ref.stage: commit}), ref, now_ms), error
@@ -69,8 +69,7 @@ def _as_seen(cut: Cut, ref: Ref, now_ms: int) -> Cut:
 def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
     """Reading a cut, which garbage collection may take meanwhile: then that is said, and not that something is missing.
 
-    Raises:
-        NotFound: reading failed, and a version of the cut is collected, or about to be. Others as reading raises.
+    Raises `NotFound` when reading failed, and a version of the cut is collected, or about to be; else as reading does.
     """
     try:
         yield
@@ -93,36 +92,35 @@ def cut_at(store: ObjectStore, ref: Ref) -> Cut:
     Raises:
         NotFound: there is no such app, stage, snapshot or version, or the app's history begins later.
     """
-    stages = stages_of(store, ref.app)
-    chosen = stages_of(store, ref.app, ref.stage) if ref.stage else stages
-    commit = None if isinstance(ref.moment, Named) else _commit_of(store, ref, chosen)
+    stages = stages_of(store, ref.app, ref.stage)
+    chosen = (ref.stage,) if ref.stage else stages
     match ref.moment:
+        case Latest():
+            cut = newest_cut(store, ref.app, stages, ref.stage)
+        case AtTime(time_ms):
+            cut = cut_of_time(store, ref.app, stages, time_ms, ref.stage)
+        case Back(commits):
+            cut = cut_around(store, stages, _back(store, ref, chosen, commits))
+        case Version(version):
+            cut = cut_around(store, stages, history.read(store, ref.app, ref.stage, version))
         case Named(name):
             cut = of_snapshot(store, read_snapshot(store, ref.app, name))
-        case Latest() if commit is None or not commit.retired:
-            cut = newest_cut(store, ref.app, stages)
-        case AtTime(time_ms) if commit is None or not commit.retired:
-            cut = cut_of_time(store, ref.app, stages, time_ms)
-        case _:  # of a stage that is retired: as the app was then
-            cut = cut_around(store, stages, commit) if commit is not None else Cut(ref.app, {})
     if not cut.stages or (ref.stage and ref.stage not in cut.stages):
         raise _too_early(store, ref, chosen)
     return cut
 
 
-def _commit_of(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> Manifest | None:
-    """The commit that a ref names, without a look at other stages: of its stage, or of data of any of the app's."""
+def _commit_of(store: ObjectStore, ref: Ref) -> Manifest | None:
+    """The commit of its stage that a ref names, without a look at other stages."""
     match ref.moment:
-        case Back(commits):
-            return _back(store, ref, stages, commits)
-        case Version(version):
-            return history.read(store, ref.app, ref.stage, version)
-        case _ if not ref.stage:
-            return None
         case Latest():
             return history.head(store, ref.app, ref.stage)
         case AtTime(time_ms):
             return history.latest_at(store, ref.app, ref.stage, time_ms)
+        case Back(commits):
+            return _back(store, ref, (ref.stage,), commits)
+        case Version(version):
+            return history.read(store, ref.app, ref.stage, version)
         case Named(name):
             version = read_snapshot(store, ref.app, name).stages.get(ref.stage, 0)
             return history.find(store, ref.app, ref.stage, version)
@@ -168,5 +166,4 @@ def _too_early(store: ObjectStore, ref: Ref, stages: tuple[str, ...]) -> NotFoun
 
 def _shown(time_ms: int) -> str:
     """A time as a ref takes it: to the millisecond, so that the very moment is found."""
-    shown = datetime.fromtimestamp(time_ms / 1_000, UTC).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
+    return instants.iso(time_ms, "milliseconds")

@@ -106,12 +106,7 @@ class Snapshot(Struct, frozen=True):
 
     def captured(self, state: InFlight) -> Captured | None:
         """What it keeps of these records in flight: all of them and perhaps more, or None."""
-        for captured in self.channels:
-            spans = captured.after <= state.after and state.up_to <= captured.up_to
-            # In a clone, readers may stand at different offsets before one version.
-            if captured.channel == state.channel and spans and _reaches(captured, state):
-                return captured
-        return None
+        return next((each for each in self.channels if each.channel == state.channel and _spans(each, state)), None)
 
 
 @checks.relations.register
@@ -128,8 +123,11 @@ def _key(snapshot: Snapshot) -> str:
     return keys.snapshot(snapshot.app, snapshot.name)
 
 
-def _reaches(captured: Captured, state: InFlight) -> bool:
-    """Whether what is kept begins and ends where these records do, or beyond."""
+def _spans(captured: Captured, state: InFlight) -> bool:
+    """Whether what is kept of this channel begins and ends where these records do, or beyond."""
+    if state.after < captured.after or captured.up_to < state.up_to:
+        return False
+    # In a clone, readers may stand at different offsets before one version.
     begins = all(ours <= theirs for ours, theirs in zip(captured.starts, state.starts, strict=True))
     return begins and all(theirs <= ours for ours, theirs in zip(captured.ends, state.ends, strict=True))
 
@@ -137,10 +135,7 @@ def _reaches(captured: Captured, state: InFlight) -> bool:
 def list_snapshots(store: ObjectStore, app: str, *, since_ms: int = 0) -> tuple[Snapshot, ...]:
     """The app's snapshots, oldest first; only those whose object was written at `since_ms` or later.
 
-    One listing, and one read for each.
-
-    Raises:
-        NotFound: there is no such app.
+    One listing, and one read for each. Raises `NotFound` when there is no such app.
     """
     infos = [info for info in documents(store, keys.snapshots(app)) if info.modified_ms >= since_ms]
     if not infos:
@@ -157,11 +152,7 @@ def find_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot | None:
 
 
 def read_snapshot(store: ObjectStore, app: str, name: str) -> Snapshot:
-    """A snapshot by name.
-
-    Raises:
-        NotFound: there is no such app or snapshot; tells the nearest names.
-    """
+    """A snapshot by name. Raises `NotFound`, with the nearest names, when there is no such app or snapshot."""
     snapshot = find_snapshot(store, app, name)
     if snapshot is None:
         apps.read_app(store, app)

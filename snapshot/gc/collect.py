@@ -100,11 +100,11 @@ def collect(
     by: str,
     dry_run: bool = False,
     margin_ms: int = MARGIN_MS,
-    now_ms: int | None = None,
 ) -> Collected:
     """Delete what is not reachable. May be called at any time, any number of times, also when one was killed.
 
-    Reads every manifest that stays. What went is noted in the app's log of operations.
+    Reads every manifest that stays. Ages count from storage's clock, or from this machine's in a dry run. What went is
+    noted in the app's log of operations.
 
     Args:
         store: where the app lives.
@@ -113,7 +113,6 @@ def collect(
         by: user@host.
         dry_run: write and delete nothing; say what would go.
         margin_ms: how long objects that nothing names stay. Beside an app that runs, `MARGIN_MS` or more.
-        now_ms: what ages of versions count from; default storage's clock (in a dry run, this machine's).
 
     Raises:
         NotFound: there is no such app.
@@ -121,7 +120,7 @@ def collect(
         Refused: another collection of the app went on at the same time.
         Unavailable: storage did not answer; the next collection goes on where this one ended.
     """
-    seen = take_inventory(store, app, dry_run=dry_run, now_ms=now_ms)
+    seen = take_inventory(store, app, dry_run=dry_run)
     names: set[str] = set()
     try:
         plan = reachable(seen.known, retention, seen.read)

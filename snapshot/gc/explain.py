@@ -29,31 +29,18 @@ class Explanation:
     """Why it is kept, or why not; at least one."""
 
 
-def explain(
-    store: ObjectStore,
-    app: str,
-    key: str,
-    retention: Retention,
-    *,
-    margin_ms: int = MARGIN_MS,
-    now_ms: int | None = None,
-) -> Explanation:
+def explain(store: ObjectStore, app: str, key: str, retention: Retention, *, margin_ms: int = MARGIN_MS) -> Explanation:
     """Why a collection with these rules would keep an object, or not. Changes nothing.
 
-    Args:
-        store: where the app lives.
-        app: its name.
-        key: the object's key under the store root; the root before it, or the app's name left out, do no harm.
-        retention: which history is kept.
-        margin_ms: how long objects that nothing names stay.
-        now_ms: what ages of versions count from; default this machine's clock.
+    The object's key is that under the store root; the root before it, or the app's name left out, do no harm. Objects
+    that nothing names stay for `margin_ms`. Ages count from this machine's clock.
 
     Raises:
         NotFound: there is no such app or object.
         Corruption: a manifest that should be there is missing or not readable.
         Unavailable: storage did not answer.
     """
-    seen = take_inventory(store, app, dry_run=True, now_ms=now_ms)
+    seen = take_inventory(store, app, dry_run=True)
     key = _full(store, app, key)
     plan = reachable(seen.known, retention, seen.read)
     for stage, ssts in seen.ssts.items():

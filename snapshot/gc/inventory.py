@@ -5,7 +5,6 @@ is seen to be named; heads are read before snapshots, because a stage remembers 
 written.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ... import instants
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import apps, codec, history, horizon, keys
@@ -22,6 +22,7 @@ from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
 from ..cut.stored import list_snapshots
+from ..cut.timeline import list_manifests
 from .known import Known, StageKnown
 
 _BATCH = 256
@@ -38,8 +39,6 @@ class Inventory:
 
     store: ObjectStore
     app: str
-    clock_ms: int
-    """Storage's clock, or this machine's in a dry run."""
     ssts: dict[str, tuple[ObjectInfo, ...]]
     manifests: dict[str, dict[int, ObjectInfo]]
     """By stage and version, collected ones included."""
@@ -48,11 +47,7 @@ class Inventory:
     _read: dict[tuple[str, int], Manifest] = field(default_factory=dict)
 
     def read(self, stage: str, version: int) -> Manifest:
-        """A version without its SSTs and table, which are most of it.
-
-        Raises:
-            Corruption: it is missing, or not readable.
-        """
+        """A version without its SSTs and table, which are most of it. Raises `Corruption`."""
         found = self._read.get((stage, version))
         if found is None:
             found = self._read[stage, version] = _light(_there(self.store, self.app, stage, version))
@@ -68,14 +63,10 @@ class Inventory:
         return Known(self.known.now_ms, self.known.stages, tuple(there.values()), last=self.known.last)
 
 
-def take_inventory(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int | None = None) -> Inventory:
+def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
     """List all of an app, and read what says which versions there must be.
 
-    Args:
-        store: where it lives.
-        app: its name.
-        dry_run: write nothing, and take this machine's clock for storage's.
-        now_ms: what ages of versions count from; default storage's clock.
+    Ages count from storage's clock, for which a dry run, which writes nothing, takes this machine's.
 
     Raises:
         NotFound: there is no such app.
@@ -83,13 +74,12 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool, now_ms: int |
         Unavailable: storage did not answer.
     """
     apps.read_app(store, app)
-    clock_ms = time.time_ns() // 1_000_000 if dry_run else storage_clock_ms(store, app)
-    counted_from_ms = clock_ms if now_ms is None else now_ms
+    now_ms = instants.now_ms() if dry_run else storage_clock_ms(store, app)
     try:
-        return _list_all(store, app, clock_ms, counted_from_ms)
+        return _list_all(store, app, now_ms)
     except Corruption:
         # Another collection may have taken it since the boundary was read: then the new boundary says so.
-        return _list_all(store, app, clock_ms, counted_from_ms)
+        return _list_all(store, app, now_ms)
 
 
 def storage_clock_ms(store: ObjectStore, app: str) -> int:
@@ -99,34 +89,30 @@ def storage_clock_ms(store: ObjectStore, app: str) -> int:
     return next(info.modified_ms for info in store.list(key))
 
 
-def _list_all(store: ObjectStore, app: str, clock_ms: int, now_ms: int) -> Inventory:
+def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
     stages = history.list_stages(store, app)
     ssts = {stage: tuple(store.list(keys.ssts(app, stage))) for stage in stages}
     boundaries = horizon.all_of(store, app)
     last = next((each for each in reversed(boundaries) if each.final), None)
-    manifests = {stage: versions for stage in stages if (versions := _manifests(store, app, stage))}
+    manifests = {stage: versions for stage in stages if (versions := list_manifests(store, app, stage))}
     seen: dict[tuple[str, int], Manifest] = {}
     there = {}
     for stage, versions in manifests.items():
         first = _first(store, app, stage, versions, last)
         head = _light(_there(store, app, stage, max(versions)))
         seen[stage, head.version] = head
-        young = (
-            version
-            for version, info in versions.items()
-            if version >= first and info.modified_ms > clock_ms - MIN_AGE_MS
-        )
+        since_ms = now_ms - MIN_AGE_MS
+        young = (version for version, info in versions.items() if version >= first and info.modified_ms > since_ms)
         there[stage] = StageKnown(first, head, min(young, default=head.version + 1))
     known = Known(now_ms, there, list_snapshots(store, app), last)
     _check_kept(app, known, manifests)
-    return Inventory(store, app, clock_ms, ssts, manifests, boundaries, known, seen)
+    return Inventory(store, app, ssts, manifests, boundaries, known, seen)
 
 
 def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The SSTs under the app's own root that each version names; reads many at a time, from storage itself.
 
-    Raises:
-        Corruption: a manifest is missing, or not readable.
+    Raises `Corruption` when a manifest is missing, or not readable.
     """
     store, app = inventory.store, inventory.app
 
@@ -180,16 +166,6 @@ def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
         return history.read_fresh(store, app, stage, version)
     except ObjectNotFound:
         raise _missing(app, stage, (version,)) from None
-
-
-def _manifests(store: ObjectStore, app: str, stage: str) -> dict[int, ObjectInfo]:
-    found = {}
-    for info in store.list(keys.manifests(app, stage)):
-        try:
-            found[keys.version_of(info.key)] = info
-        except ValueError:
-            continue  # a file that somebody left there is none of ours
-    return dict(sorted(found.items()))
 
 
 def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectInfo], last: Boundary | None) -> int:

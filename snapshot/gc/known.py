@@ -24,7 +24,7 @@ class Known:
     """What there is of an app."""
 
     now_ms: int
-    """What ages count from."""
+    """What ages count from: storage's clock, or this machine's in a dry run."""
     stages: Mapping[str, StageKnown]
     """Those that have a version."""
     snapshots: tuple[Snapshot, ...] = ()

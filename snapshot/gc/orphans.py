@@ -33,7 +33,7 @@ def last_commit_ms(inventory: Inventory, stage: str) -> int:
     if there is None:
         return 0
     if there.head.retired:
-        return inventory.clock_ms
+        return inventory.known.now_ms
     for version in range(there.head.version, there.first - 1, -1):
         if inventory.read(stage, version).kind in ("batch", "claim"):
             return inventory.manifests[stage][version].modified_ms
@@ -60,7 +60,7 @@ def unnamed_records(inventory: Inventory, margin_ms: int) -> Iterator[ObjectInfo
     kept = {key for each in list_snapshots(store, app) for key in each.object_keys}
     for name, infos in groupby(listed, key=lambda info: info.key.removeprefix(prefix).split("/", 1)[0]):
         group = tuple(infos)
-        idle = max(info.modified_ms for info in group) <= inventory.clock_ms - margin_ms
+        idle = max(info.modified_ms for info in group) <= inventory.known.now_ms - margin_ms
         if idle and name not in asked:
             yield from (info for info in group if info.key not in kept)
 
@@ -69,5 +69,5 @@ def abandoned(inventory: Inventory, margin_ms: int) -> Iterator[Leftover]:
     """Writes that broke off, in stores that keep what was written of them."""
     if isinstance(inventory.store, Leftovers):
         for leftover in inventory.store.leftovers(f"{inventory.app}/"):
-            if leftover.begun_ms <= inventory.clock_ms - margin_ms:
+            if leftover.begun_ms <= inventory.known.now_ms - margin_ms:
                 yield leftover

@@ -17,11 +17,10 @@ stays can be answered for as long as it stays.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
 
 from msgspec.structs import replace
 
+from ... import instants
 from ...errors import Corruption, NotFound
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
@@ -149,7 +148,7 @@ def reachable(known: Known, retention: Retention, read: Read) -> Reachable:
     for time_ms, rule in retention.moments(known.now_ms, whole_ms):
         versions = _cut(known, time_ms, read)
         if any(version < starts[stage] for stage, version in versions.items()):
-            shown = datetime.fromtimestamp((time_ms + 1) // 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+            shown = instants.iso(time_ms + 1, "minutes")
             kept.append(_keep(found, versions, Reason(rule, f"the app as it was at {shown}, kept {rule}"), read))
     before = (one for one in kept if any(version < starts[stage] for stage, version in one.stages.items()))
     unique = {tuple(sorted(one.stages.items())): one for one in before}
@@ -197,9 +196,8 @@ def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Ite
     there = known.stages[stage]
     if retention.keeps_everything:
         yield there.first, _EVERYTHING
-    since_ms = retention.whole_from_ms(known.now_ms)
-    if since_ms is not None:
-        at = _at(known, stage, since_ms, read)
+    if retention.all_ms is not None:
+        at = _at(known, stage, known.now_ms - retention.all_ms, read)
         yield at.version if at else there.first, Reason("retention", "retention keeps all of this age")
     if retention.versions is not None:
         start = there.head.version - retention.versions + 1
@@ -209,11 +207,7 @@ def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Ite
 def _at(known: Known, stage: str, time_ms: int, read: Read) -> Manifest | None:
     """The stage's version at a time, None when its whole history is later."""
     there = known.stages[stage]
-    if there.head.time_ms <= time_ms:
-        return there.head
-    return newest_where(
-        partial(read, stage), there.first, there.head.version, lambda manifest: manifest.time_ms <= time_ms
-    )
+    return newest_where(read, lambda _stage: there.first, there.head, lambda manifest: manifest.time_ms <= time_ms)
 
 
 def _cut(known: Known, time_ms: int, read: Read) -> dict[str, int]:

@@ -41,10 +41,6 @@ class Retention:
         """Whether no rule is set."""
         return self == Retention()
 
-    def whole_from_ms(self, now_ms: int) -> int | None:
-        """The time from which on every version stays for its age; None when none stays for that."""
-        return None if self.all_ms is None else now_ms - self.all_ms
-
     def moments(self, now_ms: int, until_ms: int) -> tuple[tuple[int, str], ...]:
         """The ends of the hours and days whose state stays, up to `until_ms`, oldest first, each with its rule.
 

@@ -11,6 +11,7 @@ from ...store.read.cache import SstCache
 from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Manifest
 from ..cut.moments import heads_of, stages_of
+from ..take.audit_log import record
 from .stage_compactor import Compacted, StageCompactor
 
 
@@ -36,13 +37,7 @@ class Merge:
 def plan(store: ObjectStore, app: str, wanted: tuple[str, ...] = (), *, full: bool = False) -> tuple[Merge, ...]:
     """What is due of an app's tables by their policies; with `full`, what makes each state partition one run.
 
-    A listing, and the requests of `history.head` for each stage; nothing is changed.
-
-    Args:
-        store: where the app lives.
-        app: its name.
-        wanted: only the tables of these stages; empty for all.
-        full: whether due or not.
+    Of the stages in `wanted`, empty for all. A listing, and the requests of `history.head` for each; changes nothing.
 
     Raises:
         NotFound: there is no such app or stage.
@@ -90,8 +85,45 @@ class AppCompactor:
     """The wall clock."""
     stop: threading.Event
     """Once it is set, merges under way are given up."""
-    _stages: dict[str, StageCompactor] = field(default_factory=dict, init=False)
-    _without_table: set[str] = field(default_factory=set, init=False)
+    _stages: dict[str, StageCompactor | None] = field(default_factory=dict, init=False)
+    """None for a stage without a table."""
+
+    def once(self, *, full: bool = False, on_version: Callable[[Compacted], None]) -> tuple[Compacted, ...]:
+        """Merge until nothing is due; the versions, which the log of operations names. Raises as `merge_due` does."""
+        done = []
+        for each in self.merge_due(full=full):
+            done.append(each)
+            on_version(each)
+        if done:
+            versions = ", ".join(f"{each.stage}@v{each.version}" for each in done)
+            record(self.store, self.app, "compact", f"--full, {versions}" if full else versions, self.by)
+        return tuple(done)
+
+    def watch(
+        self,
+        every_s: float,
+        *,
+        on_version: Callable[[Compacted], None],
+        failed: Callable[[str, Exception], None],
+        away: Callable[[Unavailable], None],
+    ) -> None:
+        """Merge what becomes due, until `stop`. Raises as `plan` does, at the start.
+
+        Args:
+            every_s: how often is looked for it.
+            on_version: told of each version as it is committed.
+            failed: as of `merge_due`.
+            away: told when the store does not answer. It will be there again, and nothing is lost meanwhile.
+        """
+        plan(self.store, self.app, self.wanted)  # refuses what there is nothing to watch of
+        record(self.store, self.app, "compact", f"--watch, {', '.join(self.wanted) or 'all tables'}", self.by)
+        while not self.stop.is_set():
+            try:
+                for each in self.merge_due(failed=failed):
+                    on_version(each)
+            except Unavailable as error:
+                away(error)
+            self.stop.wait(every_s)
 
     def merge_due(
         self, *, full: bool = False, failed: Callable[[str, Exception], None] | None = None
@@ -109,38 +141,34 @@ class AppCompactor:
             was.
         """
         names = self.wanted or stages_of(self.store, self.app)
-        new = tuple(name for name in names if name not in self._stages and name not in self._without_table)
-        if new:
-            for head in _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted)):
-                self._stages[head.stage] = StageCompactor(
-                    self.store,
-                    self.cache,
-                    head,
-                    by=self.by,
-                    threads=self.threads,
-                    now_ms=self.now_ms,
-                    stop=self.stop,
-                )
-            self._without_table.update(set(new) - self._stages.keys())
+        if new := tuple(name for name in names if name not in self._stages):
+            heads = _tables_of(self.store, self.app, new, all_have_one=bool(self.wanted))
+            self._stages |= dict.fromkeys(new) | {head.stage: self._compactor(head) for head in heads}
         for name in names:
-            if name in self._stages:
-                try:
-                    yield from self._stages[name].until_done(full=full)
-                except Unavailable:
+            if (compactor := self._stages[name]) is None:
+                continue
+            try:
+                yield from compactor.until_done(full=full)
+            except Unavailable:
+                raise
+            except Exception as error:
+                error.add_note(f"while compacting {self.app}/{name}")
+                if failed is None:
                     raise
-                except Exception as error:
-                    error.add_note(f"while compacting {self.app}/{name}")
-                    if failed is None:
-                        raise
-                    failed(name, error)
+                failed(name, error)
+
+    def _compactor(self, head: Manifest) -> StageCompactor:
+        return StageCompactor(
+            self.store, self.cache, head, by=self.by, threads=self.threads, now_ms=self.now_ms, stop=self.stop
+        )
 
 
 def _tables_of(
     store: ObjectStore, app: str, wanted: tuple[str, ...], *, all_have_one: bool = True
 ) -> tuple[Manifest, ...]:
     """The heads of the stages that keep a table."""
-    names = dict.fromkeys(name for each in wanted or ("",) for name in stages_of(store, app, each))
-    heads = heads_of(store, app, names).values()
+    stages = stages_of(store, app, *wanted)
+    heads = heads_of(store, app, wanted or stages).values()
     for head in heads:
         if wanted and all_have_one and head.retired:
             raise is_retired(head)

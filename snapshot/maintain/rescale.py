@@ -43,20 +43,12 @@ class Rescaled:
 def rescale(
     store: ObjectStore, app: str, stage: str, partitions: int, *, by: str, now_ms: int, dry_run: bool = False
 ) -> Rescaled:
-    """Let a stage's table have so many state partitions from its next version on.
+    """Let a stage's table have so many state partitions, 1 to `limits.MAX_PARTITIONS`, from its next version on.
 
     Snapshots under way are carried on. A runner of the stage is fenced off, and goes on with the new number when it is
-    started again. One manifest and one entry in the app's log. When the table has that number already, nothing but the
-    entry, where whoever gave it the number died before.
-
-    Args:
-        store: the store of the app.
-        app: the app's name.
-        stage: the stage's name.
-        partitions: how many, 1 to `limits.MAX_PARTITIONS`.
-        by: user@host, for the manifest and the log.
-        now_ms: the wall clock.
-        dry_run: check everything and commit nothing.
+    started again. One manifest and one entry in the app's log, each with `by`, user@host; none with `dry_run`, which
+    checks all the same. When the table has that number already, nothing but the entry, where whoever gave it the number
+    died before.
 
     Raises:
         Usage: no table can have so many, or so few.

@@ -7,7 +7,7 @@ and no cut lacks anything by that, because nobody who is left reads what the sta
 A program that has the stage again claims it, and it goes on where it stopped.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -51,13 +51,7 @@ class Retired:
 def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dry_run: bool = False) -> Retired:
     """Take a stage out of its app from its next version on. Done again, it changes nothing.
 
-    Args:
-        store: the store of the app.
-        app: the app's name.
-        stage: the stage's name.
-        by: user@host, for the manifest and the log.
-        now_ms: the wall clock.
-        dry_run: check everything and commit nothing.
+    `by`, user@host, is for the manifest and the app's log; `dry_run` checks everything and commits nothing.
 
     Raises:
         NotFound: there is no such app or stage; the nearest names are told.
@@ -75,7 +69,8 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
             _record(store, app, head, by)
         before = history.find(store, app, stage, head.version - 1) or head
         return Retired(app, stage, head.version, True, before.time_ms, before.by, len(head.ssts), {}, ())
-    if readers := readers_of(heads, stage):
+    readers = [name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name])]
+    if readers:
         raise _still_read(app, stage, readers)
     unread = {
         sender: heads[sender].version - version
@@ -105,11 +100,6 @@ def commit_retired(store: ObjectStore, app: str, stage: str, *, by: str, now_ms:
     )
 
 
-def readers_of(heads: Mapping[str, Manifest], stage: str) -> tuple[str, ...]:
-    """The stages that are not retired and read what a stage writes, upstream first."""
-    return tuple(name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name]))
-
-
 def bring_back(store: ObjectStore, app: str, stage: str, *, by: str) -> bool:
     """Make ready for the claim of a stage that may be retired; returns whether it is.
 
@@ -137,7 +127,7 @@ def _record(store: ObjectStore, app: str, head: Manifest, by: str) -> None:
     record_once(store, app, "retire", f"{head.stage} with v{head.version}", by, since_ms=head.time_ms - _CLOCK_SLACK_MS)
 
 
-def _still_read(app: str, stage: str, readers: tuple[str, ...]) -> Refused:
+def _still_read(app: str, stage: str, readers: list[str]) -> Refused:
     # Receivers before senders: the last of them in the order is the first that may go.
     names = ", ".join(reversed(readers))
     return Refused(

@@ -53,17 +53,7 @@ class Compacted:
 
 
 class StageCompactor:
-    """Compacts the table of one stage.
-
-    Args:
-        store: The app's store.
-        cache: This machine's.
-        head: The stage's head, or a version that was it lately.
-        by: user@host, for the manifests.
-        threads: Merges that go on at once.
-        now_ms: The wall clock.
-        stop: Once it is set, merges under way are given up.
-    """
+    """Compacts the table of one stage, of which `head` is the head, or was it lately; the rest as of `AppCompactor`."""
 
     def __init__(
         self,

@@ -3,4 +3,4 @@
 Nothing here writes to the store.
 """
 
-__all__ = ["answers", "channel_tables", "columns", "ddl", "get", "log", "sql"]
+__all__ = ["answers", "channel_tables", "columns", "get", "log", "sql"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from types import MappingProxyType
 
 import duckdb
 import pyarrow as pa
@@ -36,22 +35,15 @@ def answer(
     cut: Cut,
     sql: str,
     *,
-    later: Mapping[str, Manifest] = MappingProxyType({}),
+    later: Mapping[str, Manifest],
     only: Collection[str] | None = None,
     reader: ChannelReader | None = None,
     max_rows: int | None = None,
 ) -> pa.Table:
-    """What a statement returns at a cut.
+    """What one statement that reads returns at a cut: with `max_rows`, as many rows at most.
 
-    Args:
-        store: the store of the cut's app.
-        cache: where SSTs of a remote store come to lie.
-        cut: the moment to look at.
-        sql: one statement that reads.
-        later: later versions; tables and channels that only they have are shown without rows.
-        only: the tables to open; default those that decide what the statement returns.
-        reader: reads records in flight, which the statement may ask for.
-        max_rows: as many rows at most.
+    Tables and channels that only `later` versions have are shown without rows. Opened are the tables in `only`, by
+    default those that decide what the statement returns. Records in flight, for which it may ask, come from `reader`.
 
     Raises:
         Usage: the SQL is wrong, or asks for records in flight without a `reader`.

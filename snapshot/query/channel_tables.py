@@ -10,15 +10,16 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from ...errors import Usage
+from ...errors import Corruption, Usage
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.arrow_types import arrow_type
+from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, channels
 from ..cut.in_flight import InFlight, stretch
 from ..cut.stored import ADDRESS, Snapshot, find_snapshot
 from ..take import capture
 from ..take.capture import ChannelReader
-from .ddl import arrow_of
 
 SCHEMA_NAME = "inflight"
 """DuckDB schema of the channels' views, and name of the table macro that finds them."""
@@ -67,6 +68,16 @@ def channel_tables(
             for rows in _records(store, state, keeper, reader):
                 tables.append(rows.append_column("_receiver", pa.repeat(pa.scalar(edge.receiver), rows.num_rows)))
     return {name: pa.concat_tables(tables, promote_options="permissive") for name, tables in found.items()}
+
+
+def arrow_of(ddl: str) -> pa.Schema:
+    """The columns of a channel, from "`name` type, `name` type". Raises `Corruption` for anything else."""
+    try:
+        return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
+    except ValueError:
+        raise Corruption(f"a channel's columns are {ddl!r}; expected a Spark DDL string", object_key="") from None
+    except KeyError as error:
+        raise Corruption(f"a channel has a column of type {error}, which is not known here", object_key="") from None
 
 
 def _records(

@@ -71,13 +71,17 @@ def parse_key(name: str, table: Table, key_values: Sequence[object]) -> pa.Table
     return normalise_keys(pa.table(columns, schema=schema), schema.names)
 
 
+def _booleans_as_text(found: dict[str, object]) -> dict[str, object]:
+    return {name: json.dumps(value) if isinstance(value, bool) else value for name, value in found.items()}
+
+
 def _parse(value: object, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_struct(kind) and isinstance(value, str):
+        # Numbers stay text, so that none loses digits on the way to its type; so do booleans.
+        value = json.loads(value, parse_int=str, parse_float=str, parse_constant=str, object_hook=_booleans_as_text)
     if value is None:
         return pa.nulls(1, kind)
     if pa.types.is_struct(kind):
-        if isinstance(value, str):
-            # Numbers stay text, so that none loses digits on the way to its type.
-            value = json.loads(value, parse_int=str, parse_float=str, parse_constant=str)
         fields = [kind.field(number) for number in range(kind.num_fields)]
         if not isinstance(value, dict) or value.keys() != {field.name for field in fields}:
             raise ValueError(f"expected an object with {', '.join(field.name for field in fields)}")

@@ -15,11 +15,7 @@ from .columns import parse_key, visible_schema
 def get(store: ObjectStore, cut: Cut, table: str, key_values: Sequence[object]) -> pa.Table:
     """The row of one key at the cut: one row of the table's visible columns, or none.
 
-    Args:
-        store: the store of the cut's app.
-        cut: the moment to look at.
-        table: the table's name.
-        key_values: the values of the key columns, in their order, as text or as Python's own; None for a null.
+    The key's values are those of its columns, in their order, as text or as Python's own; None for a null.
 
     Raises:
         NotFound: the cut has no such table.

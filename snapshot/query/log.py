@@ -43,13 +43,10 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
     """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
-    each stage, and the snapshots written since the oldest of them.
-
-    Raises:
-        NotFound: there is no such app or stage.
+    each stage, and the snapshots written since the oldest of them. Raises `NotFound` for an unknown app or stage.
     """
     stages = stages_of(store, app, stage)
-    line = newest_first(store, app, newest(store, app, stages), thinned=True)
+    line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), thinned=True)
     manifests = tuple(islice(line, min(limit, sys.maxsize) or None))
     if not manifests:
         return ()

@@ -42,15 +42,9 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """A connection with one view per table of the cut, named as its stage; for the caller to close.
 
-    Channels are seen as `inflight('by-route')`, or as `inflight."by-route"`.
-
-    Args:
-        store: the store of the cut's app.
-        cache: where SSTs of a remote store come to lie; used by the views, so it must outlive the connection.
-        cut: the moment to look at.
-        only: the tables to open, as `named_tables` finds them; the others are shown without rows. None opens all.
-        empty: tables to show without rows when the cut does not hold them, by name.
-        channels: records in flight, as `channel_tables` gives them.
+    The views use the cache, so it must outlive the connection. Tables that are not among `only`, as `named_tables`
+    finds it, are shown without rows (None opens all), and so are those in `empty` that the cut does not hold. The
+    `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`.
 
     Raises:
         Corruption: an SST is not what its manifest promises.

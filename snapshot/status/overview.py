@@ -3,9 +3,9 @@
 A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
 
-import time
 from dataclasses import dataclass
 
+from ... import instants
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
@@ -106,7 +106,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
             heads[stage] = head
     alive: tuple[roster.Beat, ...] | None
     try:
-        alive = roster.beats(store, app, time.time_ns() // 1_000_000)
+        alive = roster.beats(store, app, instants.now_ms())
     except Corruption as error:
         alive = None
         damaged.append(f"{app}: which stages run is not known: {error.message} ({error.hint})")

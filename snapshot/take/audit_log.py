@@ -50,8 +50,7 @@ def record_once(
 
     `same` says which details are those of this very operation; by default they must be equal.
     """
-    is_same = same or detail.__eq__
-    if find_operation(store, app, verb, is_same, since_ms=since_ms) is None:
+    if find_operation(store, app, verb, same or detail.__eq__, since_ms=since_ms) is None:
         record(store, app, verb, detail, by)
 
 

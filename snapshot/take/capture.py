@@ -69,10 +69,8 @@ def capture(
 def read(store: ObjectStore, captured: Captured, state: InFlight | None = None) -> Iterator[pa.Table]:
     """The records of a captured channel, an object at a time.
 
-    With `state` only those: its receiver may have read further than the one for which they were captured.
-
-    Raises:
-        Corruption: an object is gone, or is not what was written.
+    With `state` only those: its receiver may have read further than the one for which they were captured. Raises
+    `Corruption` when an object is gone, or is not what was written.
     """
     for each in captured.objects:
         rows = read_object(store, each)

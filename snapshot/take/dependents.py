@@ -73,7 +73,7 @@ def clone_lives(store: ObjectStore, snapshot: Snapshot) -> bool:
     return origin is not None and (origin.app, origin.snapshot) == (snapshot.app, snapshot.name)
 
 
-def shared(store: ObjectStore, app: str, root: str = "") -> Iterator[tuple[str, frozenset[str]]]:
+def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, frozenset[str]]]:
     """The other apps under a root (empty: the app's own), and the SSTs of this app that each names."""
     where = store.at(root)
     homes = {"", store.url} if where is store else {store.url}

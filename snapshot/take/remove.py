@@ -3,8 +3,35 @@
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import keys
-from ..cut.stored import Snapshot, list_snapshots, read_snapshot
+from ..cut.requests import Request, cancel, open_requests
+from ..cut.stored import Snapshot, find_snapshot, list_snapshots, read_snapshot
+from .audit_log import Operation, find_operation, record_once
 from .dependents import check_pin_unused, clone_lives
+
+
+def remove_or_withdraw(
+    store: ObjectStore, app: str, name: str, *, by: str, force: bool = False, dry_run: bool = False
+) -> Snapshot | Request | Operation:
+    """Remove a snapshot, or withdraw the request for one; a call that was interrupted is finished by the same.
+
+    Returns what is removed; of what an earlier call removed, the log's operation. With `dry_run`, nothing is changed.
+    Raises as `check_removable`.
+    """
+    asked = [each for each in open_requests(store, app) if each.name == name]
+    found = find_snapshot(store, app, name)
+    if found is None and not asked and (earlier := find_operation(store, app, "snapshot rm", name.__eq__)):
+        if not dry_run:
+            remove_records(store, app, name)
+        return earlier
+    gone: Snapshot | Request = asked[0] if found is None and asked else check_removable(store, app, name, force=force)
+    if not dry_run:
+        # First, so that whoever repeats this after it was interrupted is told from whoever misspells a name.
+        record_once(store, app, "snapshot rm", name, by, since_ms=gone.created_ms)
+        for each in asked:
+            cancel(store, app, each)
+        if isinstance(gone, Snapshot):
+            remove(store, app, name, force=force)
+    return gone
 
 
 def remove(store: ObjectStore, app: str, name: str, *, force: bool = False) -> Snapshot:

@@ -78,8 +78,9 @@ def pin(
 def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`.
 
-    Who removes a snapshot looks for others with its records after its document is gone; this looks for the document of
-    `keeper`, whose records are shared, after the other snapshot is written. So one of the two sees the other.
+    This looks after the snapshot is written. Who removes another one looks for snapshots that share its records, as
+    those of `keeper` are shared, after its document is gone; a collection lists snapshots after it has written what it
+    is about to take. So one of the two sees the other.
     """
     if keeper is not None and keeper.channels and find_snapshot(store, keeper.app, keeper.name) != keeper:
         raise NotFound(
@@ -88,15 +89,6 @@ def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Sn
             found="it was removed while the records in flight that it keeps were to be kept for longer",
             hint="choose another moment",
         )
-    return _not_collected(store, written)
-
-
-def _not_collected(store: ObjectStore, written: Snapshot) -> Snapshot:
-    """The snapshot, if nothing of it is about to be collected.
-
-    A collection lists snapshots after it has written what it is about to take; this looks there after the snapshot is
-    written. So one of the two sees the other.
-    """
     history.list_stages(store, written.app)  # raises when the app is being removed: the same holds of that
     limit = horizon.newest(store, written.app)
     for stage, version in written.stages.items():

@@ -4,12 +4,12 @@ Each stage carries the version it recorded, and the channels whose marker it awa
 request is gone. So whoever completes the snapshot needs one look at each head, and anybody may.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ulid import ULID
 
+from ... import instants
 from ...chandy_lamport.errors import ProtocolError
 from ...chandy_lamport.network import Ports, completed
 from ...errors import Corruption, Refused
@@ -82,9 +82,6 @@ def taken_already(
 
     That is, in the same way, by the same user on the same machine, and within `REPEAT_MS`. What that call may have left
     of its request is removed.
-
-    Raises:
-        NotFound: there is no such app.
     """
     found = find_snapshot(store, app, name)
     if found is None or (found.kind, found.by) != (kind, by) or now_ms - found.completed_ms > REPEAT_MS:
@@ -128,7 +125,7 @@ def try_complete(
     versions = _cut_by_markers(app, heads, request)
     if versions is None:
         # Once complete, the request goes and the stages forget: another completer may have been faster.
-        return _written(store, app, request)
+        return find_written(store, app, request)
     cut = Cut(app, {stage: history.read(store, app, stage, version) for stage, version in versions.items()})
     states = tuple(state for state in in_flight(store, cut) if state.receiver)
     _check_captures(heads, cut, states, request)
@@ -138,11 +135,12 @@ def try_complete(
     if all(other.id != request.id for other in open_requests(store, app)):
         # Withdrawn, or completed by somebody else, meanwhile.
         discard(store, captured)
-        return _written(store, app, request)
+        return find_written(store, app, request)
     return _write(store, app, request, versions, captured)
 
 
-def _written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
+def find_written(store: ObjectStore, app: str, request: Request) -> Snapshot | None:
+    """The snapshot that a request asked for; None while it is not complete."""
     written = find_snapshot(store, app, request.name)
     return written if written is not None and written.id == request.id else None
 
@@ -155,7 +153,7 @@ def _write(
         id=request.id,
         app=app,
         created_ms=request.created_ms,
-        completed_ms=time.time_ns() // 1_000_000,
+        completed_ms=instants.now_ms(),
         kind="markers",
         stages=dict(versions),
         by=request.by,

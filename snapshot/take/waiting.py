@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
+from ... import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
 from ..cut.requests import Request, cancel, open_requests, own_request
@@ -14,7 +15,7 @@ from ..cut.stored import Snapshot, SnapshotKind, find_snapshot
 from .audit_log import list_operations, record_once
 from .capture import ChannelReader
 from .snapshots import pin
-from .taking import Answer, answers, request, taken_already, try_complete
+from .taking import Answer, answers, find_written, request, taken_already, try_complete
 
 _POLL_S = 0.1
 _LOOKS_A_SECOND = 10
@@ -72,7 +73,7 @@ def take(
         Corruption: records in flight are not what was written.
         Unavailable: a stage has not answered in time, and is named; or storage or Kafka did not.
     """
-    now_ms = _now_ms()
+    now_ms = instants.now_ms()
     kind: SnapshotKind = "instant" if instant else "markers"
     found = earlier = taken_already(store, app, name, kind, by=by, now_ms=now_ms)
     if found is None and instant:
@@ -153,10 +154,8 @@ def _final(found: Mapping[str, Answer], snapshot: Snapshot) -> dict[str, Answer]
 
 
 def _withdrawn(store: ObjectStore, app: str, asked: Request) -> bool:
-    if any(other.id == asked.id for other in open_requests(store, app)):
-        return False
-    snapshot = find_snapshot(store, app, asked.name)
-    return snapshot is None or snapshot.id != asked.id
+    is_open = any(other.id == asked.id for other in open_requests(store, app))
+    return not is_open and find_written(store, app, asked) is None
 
 
 def _failed(store: ObjectStore, app: str, name: str) -> Refused:
@@ -171,7 +170,7 @@ def _failed(store: ObjectStore, app: str, name: str) -> Refused:
 
 def _unanswered(app: str, name: str, found: Mapping[str, Answer], timeout_s: float) -> Unavailable:
     silent = [
-        f"{stage} (last commit {_ago(_now_ms() - answer.head_ms)})"
+        f"{stage} (last commit {instants.when(answer.head_ms)})"
         for stage, answer in found.items()
         if answer.version is None
     ]
@@ -187,14 +186,3 @@ def _unanswered(app: str, name: str, found: Mapping[str, Answer], timeout_s: flo
         "--timeout waits longer, --instant needs no running app"
         + (f"; {ask_whether_gone(app, asked)}" if asked else ""),
     )
-
-
-def _ago(span_ms: int) -> str:
-    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
-        if span_ms >= unit_ms:
-            return f"{span_ms // unit_ms} {unit} ago"
-    return f"{max(span_ms, 0) // 1_000} s ago"
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -75,13 +75,8 @@ def _unlike(captured: Captured | None, due: InFlight | None) -> Iterator[str]:
 def recount(store: ObjectStore, captured: Captured, markers: tuple[int, ...]) -> Recount:
     """Read every object of a captured channel and look at each record's address.
 
-    Args:
-        store: the store of the snapshot's app.
-        captured: the channel.
-        markers: the offset of the snapshot's marker in each partition; empty where there is none.
-
-    Raises:
-        Unavailable: storage did not answer.
+    `markers` has the offset of the snapshot's marker in each partition, and is empty where there is none. Raises only
+    `Unavailable`.
     """
     begin, end = len(captured.starts), len(captured.ends)
     if not begin == end == len(markers or captured.ends):

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ...chandy_lamport import cut as protocol
+from ...chandy_lamport import global_state as protocol
 from ...chandy_lamport.errors import ProtocolError
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from ..cut.graph import Cut
@@ -89,13 +89,8 @@ def entries(
 ) -> Iterator[Entry]:
     """The books, senders upstream first. What damage does to them is in `Counted.wrong`.
 
-    Args:
-        cut: the cut.
-        states: its channels.
-        captured: what the cut's snapshot keeps, by channel and receiver.
-        recounts: of these, what was found in the objects themselves.
-        reader: Kafka, None when nothing says where it is.
-        deep: whether to count the records themselves.
+    By channel and receiver, `captured` is what the cut's snapshot keeps, and `recounts` what was found of that in the
+    objects themselves. Only with `deep` the records in Kafka are counted, if there is a `reader`.
     """
     for state in states:
         channel = state.channel
@@ -182,6 +177,6 @@ def _judge(entry: Entry, *counts: tuple[int, ...]) -> tuple[str, ...]:
     versions = {entry.sender: entry.sender_version, entry.receiver: entry.receiver_version}
     try:
         channel = protocol.Channel(entry.channel, entry.sender, entry.receiver, sent, consumed, in_flight, lost)
-        return protocol.violations(protocol.Cut(versions, (channel,)))
+        return protocol.violations(protocol.GlobalState(versions, (channel,)))
     except ProtocolError as error:
         return (str(error),)

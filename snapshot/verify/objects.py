@@ -16,10 +16,7 @@ def check_sizes(store: ObjectStore, expected: Mapping[str, int]) -> Iterator[Che
     """Whether each object is there and has the bytes it should have.
 
     A listing of their folders while that is cheaper than asking for each by itself: one request for each 1,000 objects
-    that lie between the first and the last.
-
-    Raises:
-        Unavailable: storage did not answer.
+    that lie between the first and the last. Raises only `Unavailable`.
     """
     folders: dict[str, list[str]] = {}
     for key in sorted(expected):

@@ -26,15 +26,8 @@ _INT64 = range(-(1 << 63), 1 << 63)
 def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[int]) -> Iterator[Checked]:
     """Read a whole SST and look at every row.
 
-    Args:
-        store: the store of the manifest.
-        sst: the entry.
-        table: what its columns are declared to be.
-        partitions: the numbers of state partitions that the stage had while the SST may have been written; empty when
-            nobody knows.
-
-    Raises:
-        Unavailable: storage did not answer.
+    `partitions` has the numbers of state partitions that the stage had while the SST may have been written; it is empty
+    when nobody knows. Raises only `Unavailable`.
     """
     wrong: list[str] = []
     faults: list[str] = []

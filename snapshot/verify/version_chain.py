@@ -9,7 +9,7 @@ from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
 from ...store.versions.manifest import Input, Lost, Manifest, Output
-from ..cut.timeline import before
+from ..cut.timeline import before, list_manifests
 from .report import Checked, noted
 
 _PARTITIONS = range(1, 1 << 31)
@@ -45,8 +45,7 @@ def last_step(store: ObjectStore, manifest: Manifest) -> Iterator[Checked]:
 def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callable[[str], None]) -> History:
     """Every kept version of a stage, and whether each follows from the one before. One request for each.
 
-    Raises:
-        Unavailable: storage did not answer.
+    Raises only `Unavailable`.
     """
     wrong: list[str] = []
     partitions = set()
@@ -69,12 +68,7 @@ def whole_history(store: ObjectStore, app: str, stage: str, on_progress: Callabl
 
 def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tuple[int, list[int]]:
     """From where on the history is whole, and all versions that belong to it; what is missing is added to `wrong`."""
-    found = []
-    for info in store.list(keys.manifests(app, stage)):
-        try:
-            found.append(keys.version_of(info.key))
-        except ValueError:
-            continue  # left in the folder by somebody
+    found = list(list_manifests(store, app, stage))
     limit = None
     with noted(wrong):
         # After the listing: what a collection takes meanwhile is beyond the boundary that is seen then.

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil, log2
 
-from ..sst.sorted_runs import bounds, bytes_within, depth, meeting, of_hash, overlapping, sorted_runs, touched
+from ..sst.sorted_runs import bounds, depth, meeting, of_hash, overlapping, part_within, sorted_runs, touched
 from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
@@ -163,7 +163,7 @@ class _Tree:
         )
 
     def _bytes(self, sst: Sst) -> int:
-        return bytes_within(sst, self._low, self._high)
+        return part_within(sst.bytes, sst, self._low, self._high)
 
     def _may_hold(self, level: int) -> float:
         return self._policy.level_base_bytes * self._policy.fanout ** (level - 1)

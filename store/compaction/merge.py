@@ -17,9 +17,9 @@ from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..sst.expiry import expired, with_expiry_column
 from ..sst.hashing import sort_keys
-from ..sst.sorted_runs import bounds, of_hash, sorted_runs, touched
+from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
-from ..sst.types import HASH, OP, TOMBSTONE
+from ..sst.types import HASH, OP, TOMBSTONE, sst_schema
 from ..sst.writer import SstWriter
 from ..versions.manifest import Sst, Table
 from .merge_cursor import Cursor
@@ -55,16 +55,8 @@ def run(
 
     Keeps the newest row of each key of the window, and all rows beyond the partition. One put for each SST of the
     result; inputs that are not in the cache take a read of their footer and one for every few megabytes. A trivial move
-    takes no request, and the oldest inputs, when all that they hold is expired, are not even read.
-
-    Args:
-        store: the store of the app.
-        cache: this machine's.
-        app: name of the app.
-        stage: name of the stage.
-        table: the declared columns.
-        compaction: what to merge.
-        stop: asked before each slice whether to give up.
+    takes no request, and the oldest inputs, when all that they hold is expired, are not even read. Before each slice,
+    `stop` is asked whether to give up.
 
     Raises:
         Stopped: `stop` said so.
@@ -81,6 +73,7 @@ def run(
         return Done(compaction, ())
     began_s = time.monotonic()
     row_bytes = sum(sst.bytes for sst in to_read) / sum(sst.rows for sst in to_read)
+    no_rows = sst_schema(table).empty_table()
 
     def write(
         inputs: Sequence[Sst], partition: int, level: int, window: tuple[int, int], slots: int
@@ -100,12 +93,12 @@ def run(
                 raise _too_long(compaction)
             parts = [part for cursor in cursors for part in cursor.read(intervals[0].low, intervals[-1].high)]
             drop = compaction.drops_tombstones and partition == compaction.partition
-            rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else None
+            rows = merge_rows(parts, table, drop_tombstones=drop, clock_ms=compaction.clock_ms) if parts else no_rows
             for interval, part in zip(intervals, _cut(rows, intervals), strict=True):
                 # One slice may fill many small SSTs, a put each.
                 if stop():
                     raise Stopped
-                if part is not None:
+                if part.num_rows:
                     rolling.append(part)
                 if interval.ends_slot:
                     rolling.end_slot(guard=interval.high + 1 in compaction.guards)
@@ -174,9 +167,7 @@ def _intervals(ssts: Sequence[Sst], window: tuple[int, int], slots: int, interva
     for slot in range(of_hash(window[0], slots), of_hash(window[1], slots) + 1):
         low, high = bounds(slot, slots)
         low, high = max(low, window[0]), min(high, window[1])
-        inside = (min(high, sst.hash_max) - max(low, sst.hash_min) + 1 for sst in ssts)
-        widths = ((sst, width) for sst, width in zip(ssts, inside, strict=True) if width > 0)
-        num_rows = sum(sst.rows * width // (sst.hash_max - sst.hash_min + 1) for sst, width in widths)
+        num_rows = sum(part_within(sst.rows, sst, low, high) for sst in ssts)
         count = min(max(1, -(-num_rows // interval_rows)), high - low + 1)
         edges = [low + number * (high - low + 1) // count for number in range(count + 1)]
         for number in range(count):
@@ -196,11 +187,8 @@ def _slices(intervals: Iterable[_Interval]) -> Iterator[list[_Interval]]:
     yield taken
 
 
-def _cut(rows: pa.Table | None, intervals: Sequence[_Interval]) -> Iterator[pa.Table | None]:
-    """The rows of each interval; None throughout where there are none."""
-    if rows is None:
-        yield from [None] * len(intervals)
-        return
+def _cut(rows: pa.Table, intervals: Sequence[_Interval]) -> Iterator[pa.Table]:
+    """The rows of each interval."""
     ends = np.array([interval.high for interval in intervals])
     at = np.concatenate(([0], np.searchsorted(rows.column(HASH).to_numpy(), ends, side="right"))).tolist()
     for start, end in pairwise(at):

@@ -24,18 +24,11 @@ class Cursor:
     def __init__(
         self, store: ObjectStore, cache: SstCache, sst: Sst, table: Table, window: tuple[int, int], read_bytes: int
     ) -> None:
-        """Reads nothing yet.
+        """Reads nothing yet. `window` is the lowest and the highest hash that will be asked for.
 
-        Args:
-            store: the store of the app.
-            cache: this machine's.
-            sst: which one.
-            table: the declared columns.
-            window: the lowest and the highest hash that will be asked for.
-            read_bytes: how many bytes of row groups to read at once, or one group if that has more.
+        `read_bytes` is how many bytes of row groups are read at once; a larger group comes by itself.
         """
-        self.sst = sst
-        self._store, self._cache, self._table = store, cache, table
+        self._store, self._cache, self._sst, self._table = store, cache, sst, table
         self._window = window
         self._read_bytes = read_bytes
         self._ranged: RangedSst | None = None
@@ -50,30 +43,26 @@ class Cursor:
             Corruption: the object is missing or damaged.
             Unavailable: the store did not answer.
         """
-        if not low <= self.sst.hash_max or not high >= self.sst.hash_min:
+        if low > self._sst.hash_max or high < self._sst.hash_min:
             return []
         if not self._is_open:
             self._open()
         rows = self._take(low, high)
-        if high >= self.sst.hash_max:
-            self.close()
+        if high >= self._sst.hash_max:
+            self._ahead = None
+            self._groups.clear()
         return [part for part in rows if part.num_rows]
-
-    def close(self) -> None:
-        """Let go of what is in memory."""
-        self._ahead = None
-        self._groups.clear()
 
     def _open(self) -> None:
         self._is_open = True
-        mapped = self._cache.peek(self.sst, self._table)
-        if mapped is None and not self.sst.footer_bytes:
+        mapped = self._cache.peek(self._sst, self._table)
+        if mapped is None and not self._sst.footer_bytes:
             # Written when manifests did not say where the footer is.
-            mapped = self._cache.open(self._store, self.sst, self._table)
+            mapped = self._cache.open(self._store, self._sst, self._table)
         if mapped is not None:
             self._ahead = mapped.table
         else:
-            self._ranged = RangedSst(self._store, self.sst, self._table, Reads())
+            self._ranged = RangedSst(self._store, self._sst, self._table, Reads())
             self._groups.extend(self._ranged.within(*self._window).tolist())
 
     def _take(self, low: int, high: int) -> list[pa.Table]:

@@ -33,11 +33,7 @@ def pick(
     Carried out and picked again, it ends: with fewer than `l0_trigger` runs in each state partition (universal), or of
     level 0 and each further level within its size (leveled).
 
-    Args:
-        ssts: those of a manifest, in any order.
-        partitions: the table's number of state partitions.
-        policy: the table's.
-        clock_ms: the manifest's; None when no row expires.
+    The SSTs are those of a manifest, in any order, and `clock_ms` is its clock; None when no row expires.
 
     Raises:
         ValueError: the policy could never be met: `l0_trigger` is below 2, or `fanout` not above 1.

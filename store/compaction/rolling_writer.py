@@ -20,13 +20,9 @@ class RollingWriter:
     def __init__(
         self, table: Table, finish: Callable[[SstWriter], Sst], *, target_file_bytes: int, row_bytes: float
     ) -> None:
-        """Writes nothing yet.
+        """Writes nothing yet. `finish` puts what was written as an SST where it belongs.
 
-        Args:
-            table: the declared columns.
-            finish: puts what was written as an SST where it belongs.
-            target_file_bytes: how large an SST becomes, about.
-            row_bytes: about how many encoded bytes a row takes.
+        An encoded row takes about `row_bytes`.
         """
         self._table, self._finish = table, finish
         self._target_file_bytes = target_file_bytes

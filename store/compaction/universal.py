@@ -8,7 +8,7 @@ Pure.
 
 from collections.abc import Sequence
 
-from ..sst.sorted_runs import bounds, bytes_within, depth, sorted_runs
+from ..sst.sorted_runs import bounds, depth, part_within, sorted_runs
 from ..versions.manifest import Policy, Sst
 from .plan import Compaction, newest_first
 
@@ -32,7 +32,7 @@ def pick(partition: int, partitions: int, ssts: Sequence[Sst], policy: Policy) -
     if sum(depths) < policy.l0_trigger:
         return ()
     low, high = bounds(partition, partitions)
-    sizes = [sum(bytes_within(sst, low, high) for sst in run) for run in runs]
+    sizes = [sum(part_within(sst.bytes, sst, low, high) for sst in run) for run in runs]
     if sum(sizes[:-1]) > policy.max_space_amplification * sizes[-1]:
         start, end = 0, len(runs)
     else:

@@ -23,7 +23,6 @@ VERBS = {
 _PAGE = 1000
 """Keys in one answer of S3 to a listing."""
 
-
 T = TypeVar("T")
 
 
@@ -31,11 +30,8 @@ class CountingStore(Wrapper):
     """Another store, with its requests counted by verb as S3 would count them; those to other roots are, too.
 
     A listing is a request for each 1,000 entries taken, at least one; a request that the store repeats until it is
-    answered is one. Safe to use from many threads.
-
-    Args:
-        inner: the store that does the work.
-        on_request: is called for each request with the method's name, bytes read and bytes written.
+    answered is one. `on_request` is called for each with the method's name, bytes read and bytes written. Safe to use
+    from many threads.
     """
 
     def __init__(self, inner: ObjectStore, on_request: Callable[[str, int, int], None] | None = None) -> None:

@@ -26,18 +26,8 @@ class FaultyStore(Wrapper):
     - echoed: it was done, the answer was lost, and the store's own repetition found the key taken:
       `ObjectExists` for the caller's own put_if_absent. (A put repeats without a trace.)
 
-    Reads are refused. Any request may be slow.
-
-    Args:
-        inner: what the requests go to.
-        seed: of all choices.
-        refused: probability that a request is refused.
-        lost: probability that a write's answer is lost.
-        late: probability that a write is late.
-        echoed: probability that a put_if_absent is echoed.
-        slow: probability that a request takes `slow_s` longer.
-        slow_s: seconds.
-        sleep: waits for that many seconds.
+    Reads are refused. Any request may be slow, and take `slow_s` longer. The arguments that are named after faults are
+    their probabilities; `sleep` waits for so many seconds.
     """
 
     def __init__(

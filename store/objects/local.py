@@ -25,17 +25,13 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 
 
 class LocalStore(OtherRoots):
-    """Objects as files under one folder; a key's '/' is the folder separator.
+    """Objects as files under one folder; a key's '/' is the folder separator. `open_other` opens another root.
 
     A file appears under its name whole and durable, or not at all: it is written and fsynced under a
     temporary name, then renamed (put) or hard-linked (put_if_absent: link fails when the name is taken, also
     between processes), and its folder is fsynced. The root is made by the first put; reading makes nothing.
 
     One limit S3 does not have: of the keys `a` and `a/b` only one can exist.
-
-    Args:
-        path: the folder.
-        open_other: opens the store at another root.
     """
 
     def __init__(self, path: str | Path, open_other: Callable[[str], ObjectStore] | None = None) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from ...errors import Usage
 from .local import LocalStore
-from .protocol import ObjectStore
+from .protocol import UNSPEAKABLE, ObjectStore
 from .s3.access import Remote, S3Access, S3Place
 from .s3.settings import S3Settings
 
@@ -21,7 +21,6 @@ _CREDENTIALS = re.compile(r"(?i:s3[an]?)://?[^/]*@|[^:]*://?[^/:]*:.*@")
 _ANY_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _IN_MEMORY = re.compile(r"memory:[0-9]{1,18}")
 _MAX_ROOT = 4096
-_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
 
@@ -107,7 +106,7 @@ def check_root(root: str) -> None:
         usable = ".." not in root.split("/")
     else:
         usable = not root or _IN_MEMORY.fullmatch(root) is not None
-    if not usable or len(root) > _MAX_ROOT or _UNSPEAKABLE.search(root):
+    if not usable or len(root) > _MAX_ROOT or UNSPEAKABLE.search(root):
         raise Usage(f"store {root[:80]!r}: expected {_SUPPORTED}")
 
 

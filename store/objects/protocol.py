@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from ...errors import ObjectNotFound, Refused
 
 # Listings are XML, which cannot say control characters; lone surrogates are not text.
-_UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+UNSPEAKABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_SEGMENT_BYTES = 255
 
 
@@ -110,7 +110,7 @@ def check_key(key: str) -> str:
             than file systems take; a manifest that was tampered with is one way to meet such a key.
     """
     segments = key.split("/")
-    if _UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
+    if UNSPEAKABLE.search(key) or any(segment in ("", ".", "..") for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names joined by '/', without '.' and '..'")
     if len(key) * 4 > _MAX_SEGMENT_BYTES and any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         raise Refused(f"object key {key!r} is not usable: expected names of at most {_MAX_SEGMENT_BYTES} bytes")

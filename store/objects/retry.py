@@ -37,7 +37,7 @@ class Retry:
     threads wait; and once that it is back.
 
     Args:
-        what: gives the server as people should read it, without credentials.
+        what: the server as people should read it, without credentials.
         patience_s: how long one request is repeated, in seconds from its first failure.
         budget: what all who talk to the server share; None for one of its own.
         clock: seconds, never going back.
@@ -47,7 +47,7 @@ class Retry:
 
     def __init__(
         self,
-        what: Callable[[], str],
+        what: str,
         patience_s: float,
         *,
         budget: RetryBudget | None = None,
@@ -87,7 +87,7 @@ class Retry:
                 # A rest that the clock is too coarse to see would never be slept away.
                 if left_s < _SHORTEST_S:
                     raise Unavailable(
-                        f"{self._what()} did not answer for {elapsed_s:.0f} s: {error}",
+                        f"{self._what} did not answer for {elapsed_s:.0f} s: {error}",
                         hint="see that it runs and can be reached from here, then start again",
                     ) from error.__cause__
                 self._failed(asked_s, now_s, str(error))
@@ -123,7 +123,7 @@ class Retry:
             if self._reported or now_s - self._away_since < _QUIET_S:
                 return
             self._reported = True
-        _log.warning("%s does not answer (%s); trying again for %.0f s", self._what(), reason, self._patience_s)
+        _log.warning("%s does not answer (%s); trying again for %.0f s", self._what, reason, self._patience_s)
 
     def _answered(self, *, repeated: bool) -> None:
         self._budget.answered(repeated=repeated)
@@ -133,4 +133,4 @@ class Retry:
             away_since, reported = self._away_since, self._reported
             self._away_since, self._reported = None, False
         if reported and away_since is not None:
-            _log.warning("%s is back after %.0f s", self._what(), self._clock() - away_since)
+            _log.warning("%s is back after %.0f s", self._what, self._clock() - away_since)

@@ -19,11 +19,7 @@ _READ, _WRITTEN = _SLOTS.index("bytes_read"), _SLOTS.index("bytes_written")
 
 
 class SharedCounts:
-    """Counts into a file, which is made, or gone on with. Safe with many threads of one process.
-
-    Args:
-        file: of this process alone.
-    """
+    """Counts into a file of this process alone, which is made, or gone on with. Safe with many threads."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 class OtherRoots(ABC):
-    """A base for stores: `at` opens each other root once.
-
-    Args:
-        open_other: opens the store at another root; None for `open_store` with its defaults.
-    """
+    """A base for stores: `at` opens each other root once, by `open_other`; None for `open_store` with its defaults."""
 
     def __init__(self, open_other: Callable[[str], ObjectStore] | None = None) -> None:
         self._open_other = open_other

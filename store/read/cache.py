@@ -73,11 +73,8 @@ class SstCache:
     def open(self, store: ObjectStore, sst: Sst, table: Table) -> Mapped:
         """The SST's rows; asks the store only when no process of this machine has them yet.
 
-        Where they can be kept nowhere, all of them are in the memory of this process: `bring` avoids that.
-
-        Raises:
-            Corruption: the object is missing or not what the manifest promises.
-            Unavailable: the store did not answer.
+        Where they can be kept nowhere, all of them are in the memory of this process: `bring` avoids that. Raises as
+        `bring`.
         """
         mapped = self.bring(store, sst, table, Reads())
         if mapped is None:
@@ -88,11 +85,7 @@ class SstCache:
     def bring(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> Mapped | None:
         """The SST's rows; None where neither the folder nor the memory that this cache may use can hold them.
 
-        Args:
-            store: the store of the app.
-            sst: which one.
-            table: the declared columns.
-            reads: counts what is asked of the store.
+        `reads` counts what is asked of the store.
 
         Raises:
             Corruption: the object is missing or not what the manifest promises.

@@ -1,6 +1,6 @@
 """SSTs on their way in: from the bytes of an object to checked, sorted blocks of Arrow rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ..objects.protocol import ObjectStore
+from ..sst.hashing import same_keys
 from ..sst.types import HASH, shape, stored_schema
 from ..versions.manifest import Sst
 
@@ -52,6 +53,37 @@ class Block:
             at = np.where(self.hashes[further] < hashes, further, at)
             step //= 2
         return at + (self.hashes[at] < hashes)
+
+    def match(
+        self,
+        hashes: npt.NDArray[np.int64],
+        keys: pa.Table | pa.RecordBatch,
+        wanted: npt.NDArray[np.int64],
+        columns: Sequence[str],
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.bool_]]]:
+        """Look for the keys at the `wanted` positions of `keys`; `hashes` are those of all `keys`, ascending.
+
+        Yields positions, where in the block there is a row with the hash of each, `columns` of these rows, and whether
+        they have the very key. Who met another key comes again with the next row of that hash, if there is one.
+        """
+        if not self.hashes.size:
+            return
+        hashes = hashes[wanted]
+        low = np.searchsorted(hashes, self.hashes[0], side="left")
+        high = np.searchsorted(hashes, self.hashes[-1], side="right")
+        wanted, hashes = wanted[low:high], hashes[low:high]
+        at = self.find(hashes)
+        while wanted.size:
+            # Only hashes within the block's range are here, but a collision may lead beyond its last row.
+            candidates = at < self.hashes.size
+            candidates[candidates] = self.hashes[at[candidates]] == hashes[candidates]
+            wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
+            if not wanted.size:
+                return
+            rows = self.rows.select(columns).take(pa.array(at))
+            same = same_keys(keys.take(pa.array(wanted)), rows, keys.schema.names)
+            yield wanted, at, rows, same
+            wanted, hashes, at = wanted[~same], hashes[~same], at[~same] + 1
 
 
 def file_name(sst: Sst) -> str:

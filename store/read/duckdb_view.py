@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, HASH, SEQ, arrow_schema, sst_schema
-from ..versions.manifest import Manifest, Sst, Table
+from ..sst.types import EXPIRES, HASH, SEQ, sst_schema
+from ..versions.manifest import Manifest, Sst
 from .cache import SstCache
 from .visible_rows import hidden_rows
 
@@ -56,7 +56,8 @@ def register(
     table = manifest.table
     if table is None:
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
-    columns = _visible(table, with_seq=with_seq)
+    columns = [column.name for column in (*table.key, *table.values) if not column.name.startswith("_")]
+    columns += [HASH, SEQ] if with_seq else []
     con.execute(f"DROP VIEW IF EXISTS temp.{_quoted(name)}")
     if not manifest.ssts:
         con.register(name, sst_schema(table).empty_table().select(columns))
@@ -74,13 +75,7 @@ def register(
         *_newest_rows(con, f"{name}_0", columns, paths, others, dead, by_name=by_name),
         *_newest_rows(con, f"{name}_1", columns, paths, expiring, dead, by_name=by_name, condition=alive),
     ]
-    sql = " UNION ALL ".join(selects)
-    con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {sql}")
-
-
-def _visible(table: Table, *, with_seq: bool) -> list[str]:
-    names = [name for name in arrow_schema((*table.key, *table.values)).names if not name.startswith("_")]
-    return [*names, HASH, SEQ] if with_seq else names
+    con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {' UNION ALL '.join(selects)}")
 
 
 def _newest_rows(

@@ -71,9 +71,7 @@ def filters_of(
 ) -> dict[int, Filter]:
     """The filters of these row groups (ascending), by row group: those that are kept, and with `fetch` all there are.
 
-    Raises:
-        Corruption: the object is missing or a filter is damaged.
-        Unavailable: the store did not answer.
+    Raises as `footer_of`, also for a damaged filter.
     """
     name = file_name(sst)
     with _lock:

@@ -36,12 +36,9 @@ class HotTier:
 
     @staticmethod
     def open(disk: CacheFolder, max_bytes: int, memory: Path = _MEMORY) -> "HotTier | None":
-        """The tier in front of this folder; None for 0 bytes, and where there is no tmpfs that can be used.
+        """The tier in front of a folder; None for 0 bytes, and where `memory` is no tmpfs that can be used.
 
-        Args:
-            disk: the folder behind it.
-            max_bytes: what its files may take together, of the machine's memory.
-            memory: where the tmpfs is.
+        `max_bytes` is what its files may take together, of the machine's memory.
         """
         if max_bytes <= 0 or not memory.is_dir():
             return None
@@ -93,24 +90,18 @@ def _sweep(lock: Path) -> None:
 
 
 def _leave(folder: Path, lock: int, disk: CacheFolder | None = None) -> None:
+    """Give the lock back, and remove the tier if nobody else uses it; files of use go to disk, if one is given."""
+    # Where somebody else holds it, flock(2) raises an OSError.
     with suppress(OSError):
-        _remove_if_alone(folder, lock, disk)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if disk is not None and folder.is_dir():
+            for path in folder.iterdir():
+                if not path.name.startswith("."):
+                    _demote(path, disk)
+        shutil.rmtree(folder, ignore_errors=True)
+        # Last: while it is there, who comes waits for it, and then looks again.
+        _lock_of(folder).unlink(missing_ok=True)
     os.close(lock)
-
-
-def _remove_if_alone(folder: Path, descriptor: int, disk: CacheFolder | None = None) -> None:
-    """Remove the tier unless somebody else uses it; files of use go to disk, if one is given."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    if disk is not None and folder.is_dir():
-        for path in folder.iterdir():
-            if not path.name.startswith("."):
-                _demote(path, disk)
-    shutil.rmtree(folder, ignore_errors=True)
-    # Last: while it is there, who comes waits for it, and then looks again.
-    _lock_of(folder).unlink(missing_ok=True)
 
 
 def _demote(path: Path, disk: CacheFolder) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..objects.protocol import ObjectStore
 from ..sst.expiry import expired
-from ..sst.hashing import normalise_keys, same_keys
+from ..sst.hashing import normalise_keys
 from ..sst.ttl import check_clock
 from ..sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
@@ -149,26 +149,20 @@ class _Search:
     """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
 
     def __init__(
-        self,
-        table: Table,
-        hashes: npt.NDArray[np.int64],
-        keys: pa.Table,
-        reads: Reads,
-        clock_ms: int | None,
+        self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table, reads: Reads, clock_ms: int | None
     ) -> None:
         check_clock(table, clock_ms)
         self.table, self.reads = table, reads
         self._clock_ms = clock_ms
         reads.keys += len(hashes)
-        self._key_names = [column.name for column in table.key]
+        key_schema = arrow_schema(table.key)
         self._value_names = [column.name for column in table.values]
-        self._looked_at = [*self._key_names, *self._value_names, OP]
+        self._looked_at = [*key_schema.names, *self._value_names, OP]
         self._schema = arrow_schema(table.values)
         self._order = np.argsort(hashes)
         self.hashes = hashes[self._order]
-        key_schema = arrow_schema(table.key)
-        keys = keys.select(self._key_names).cast(key_schema)
-        self._keys = normalise_keys(keys, self._key_names).take(pa.array(self._order)).combine_chunks()
+        keys = keys.select(key_schema.names).cast(key_schema)
+        self._keys = normalise_keys(keys, key_schema.names).take(pa.array(self._order)).combine_chunks()
         self._missing = np.ones(len(hashes), np.bool_)
         self._taken: list[pa.RecordBatch] = []
         self._taken_for: list[npt.NDArray[np.int64]] = []
@@ -185,30 +179,10 @@ class _Search:
     def look_in(self, blocks: Iterable[Block], wanted: npt.NDArray[np.int64]) -> None:
         """Take what these blocks have of the keys at these positions."""
         for block in blocks:
-            self._look_in(block, wanted)
-
-    def _look_in(self, block: Block, wanted: npt.NDArray[np.int64]) -> None:
-        if not block.hashes.size:
-            return
-        hashes = self.hashes[wanted]
-        low = np.searchsorted(hashes, block.hashes[0], side="left")
-        high = np.searchsorted(hashes, block.hashes[-1], side="right")
-        wanted, hashes = wanted[low:high], hashes[low:high]
-        at = block.find(hashes)
-        while wanted.size:
-            # Only hashes within the block's range are here, but a collision may lead beyond its last row.
-            inside = at < block.hashes.size
-            candidates = inside.copy()
-            candidates[inside] = block.hashes[at[inside]] == hashes[inside]
-            wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
-            if not wanted.size:
-                return
             expires = [EXPIRES] if EXPIRES in block.rows.schema.names else []
-            rows = block.rows.select([*self._looked_at, *expires]).take(pa.array(at))
-            same = same_keys(self._keys.take(pa.array(wanted)), rows, self._key_names)
-            self._take(rows, wanted, same)
-            # The others met a different key with the same hash; theirs may be the next row.
-            wanted, hashes, at = wanted[~same], hashes[~same], at[~same] + 1
+            columns = [*self._looked_at, *expires]
+            for positions, _, rows, same in block.match(self.hashes, self._keys, wanted, columns):
+                self._take(rows, positions, same)
 
     def _take(self, rows: pa.RecordBatch, wanted: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         """Note the rows that are the keys' newest ones: where `same`."""

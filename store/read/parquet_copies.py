@@ -21,8 +21,7 @@ _PARQUET = ".parquet"
 class ParquetCopies:
     """Files whose bytes were checked once by this process, and which stay until `close`. Safe with many threads.
 
-    Args:
-        folder: for copies; what it cannot hold goes to a temporary folder, gone with this object.
+    Copies that the folder cannot hold go to a temporary one, gone with this object.
     """
 
     def __init__(self, folder: CacheFolder) -> None:

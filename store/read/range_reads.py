@@ -54,8 +54,11 @@ class RangeReader:
             Corruption: the object is missing or shorter than that.
             Unavailable: the store did not answer.
         """
-        stretches = list(_joined(starts, ends))
-        parts = [(start, at, min(_LARGEST_BYTES, end - at)) for start, end in stretches for at in _steps(start, end)]
+        parts = [
+            (start, at, min(_LARGEST_BYTES, end - at))
+            for start, end in _joined(starts, ends)
+            for at in range(start, end, _LARGEST_BYTES)
+        ]
         self._reads.requests += len(parts)
         self._reads.bytes += sum(length for _, _, length in parts)
         if len(parts) == 1:
@@ -79,10 +82,6 @@ class RangeReader:
         if len(data) != length:
             raise corrupt(self._sst, f"expected {length} bytes from {start} on, found {len(data)}")
         return data
-
-
-def _steps(start: int, end: int) -> range:
-    return range(start, end, _LARGEST_BYTES)
 
 
 def _joined(starts: Sequence[int], ends: Sequence[int]) -> Iterator[tuple[int, int]]:

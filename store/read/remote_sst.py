@@ -36,13 +36,7 @@ class RangedSst:
     """One SST in the store, of which only what is asked for is read."""
 
     def __init__(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> None:
-        """Read the footer, unless this process has done so before.
-
-        Args:
-            store: the store of the app.
-            sst: which one.
-            table: the declared columns.
-            reads: counts what is read.
+        """Read the footer, unless this process has done so before; `reads` counts what is read.
 
         Raises:
             Corruption: the object is missing or its footer is not what the manifest promises.
@@ -75,9 +69,7 @@ class RangedSst:
     def passing(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which of these hashes (ascending) can be here, as far as row groups' ranges and filters tell.
 
-        Raises:
-            Corruption: the object is missing or a filter is damaged.
-            Unavailable: the store did not answer.
+        Raises as the constructor, also for a damaged filter.
         """
         first, end = self._spans(hashes)
         groups = np.flatnonzero(first < end).tolist()
@@ -96,9 +88,7 @@ class RangedSst:
     def read(self, groups: npt.NDArray[np.int64]) -> Iterator[Block]:
         """The rows of these row groups (ascending), in the order of the SST, some 32 MiB of them at a time.
 
-        Raises:
-            Corruption: the object is missing or a page is damaged.
-            Unavailable: the store did not answer.
+        Raises as the constructor, also for a damaged page.
         """
         window = (self._footer.end[groups] - self._footer.start[groups]).cumsum() // _WINDOW_BYTES
         for number in np.unique(window):

@@ -15,12 +15,9 @@ _OF_LOOK_UPS = ("keys", "searched", "filtered", "cache_hits", "cache_misses", "r
 
 
 def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
-    """The manifest with what it took in `stats`, and added to `totals`.
+    """The manifest that follows `before`, with what it took in `stats`, and added to `totals`.
 
-    Args:
-        before: The version that it follows.
-        manifest: As it would be committed, with the SSTs that it names.
-        taken: What was counted; of the SSTs that are new, this function counts the bytes itself.
+    That is `taken`, and the bytes of the SSTs that are new, which are counted here.
     """
     known = {sst.object for sst in before.ssts}
     new = [sst for sst in manifest.ssts if sst.object not in known]

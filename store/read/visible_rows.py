@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
-from ..sst.hashing import same_keys
+from ..sst.sorted_runs import overlapping
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -29,24 +29,16 @@ _ENTRY_BYTES = 512
 """What an entry takes besides its positions: mostly its two names. Most pairs of small SSTs share no key."""
 
 
-def _lru(max_bytes: int) -> LRUCache[tuple[str, str], npt.NDArray[np.int64]]:
-    return LRUCache(max_bytes, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES)
-
-
-_found = _lru(_MAX_BYTES)
+_found: LRUCache[tuple[str, str], npt.NDArray[np.int64]] = LRUCache(
+    _MAX_BYTES, getsizeof=lambda positions: positions.nbytes + _ENTRY_BYTES
+)
 _lock = Lock()
 
 
 def hidden_rows(
     store: ObjectStore, cache: SstCache, ssts: Sequence[Sst], table: Table
 ) -> dict[Sst, npt.NDArray[np.int64]]:
-    """The positions of the rows that do not count, of each SST that has such rows; in no order, perhaps repeated.
-
-    Args:
-        store: the store of the app.
-        cache: has the SSTs, or copies of the objects.
-        ssts: those of one version.
-        table: the declared columns.
+    """Positions of the rows that do not count, of each SST of a version that has any; in no order, perhaps repeated.
 
     Raises:
         Corruption: an SST is missing or damaged.
@@ -55,11 +47,7 @@ def hidden_rows(
     source = _Source(store, cache, table)
     found = {}
     for sst in ssts:
-        newer = [
-            other
-            for other in ssts
-            if other.seq_max > sst.seq_max and other.hash_min <= sst.hash_max and other.hash_max >= sst.hash_min
-        ]
+        newer = [other for other in overlapping(ssts, sst.hash_min, sst.hash_max) if other.seq_max > sst.seq_max]
         by = [None, *newer] if sst.tombstones else newer
         positions = [one for one in _positions(source, sst, by) if one.size]
         if positions:
@@ -94,24 +82,9 @@ def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[np
         yield np.flatnonzero(np.asarray(block.rows.column(OP)) == TOMBSTONE)
         return
     for other in source.blocks_of(newer):
-        low = np.searchsorted(other.hashes, block.hashes[0], side="left")
-        high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
-        theirs = np.arange(low, high)
-        at = block.find(other.hashes[low:high])
-        while theirs.size:
-            inside = at < block.hashes.size
-            inside[inside] = block.hashes[at[inside]] == other.hashes[theirs[inside]]
-            theirs, at = theirs[inside], at[inside]
-            if not theirs.size:
-                break  # the next block of the newer SST may still have some
-            same = same_keys(_take(other, theirs, source.key), _take(block, at, source.key), source.key)
+        keys, everywhere = other.rows.select(source.key), np.arange(len(other.hashes))
+        for _, at, _, same in block.match(other.hashes, keys, everywhere, source.key):
             yield at[same]
-            # Another key of the same hash; theirs may be the next row.
-            theirs, at = theirs[~same], at[~same] + 1
-
-
-def _take(block: Block, at: npt.NDArray[np.int64], columns: list[str]) -> pa.RecordBatch:
-    return block.rows.select(columns).take(pa.array(at))
 
 
 class _Source:

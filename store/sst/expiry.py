@@ -5,10 +5,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...durations import DAY_MS
 from ..versions.manifest import Table, Ttl
 from .types import EXPIRES, OP, PUT
-
-_DAY_MS = 86_400_000
 
 
 def expired(rows: pa.Table | pa.RecordBatch, clock_ms: int | None) -> npt.NDArray[np.bool_] | None:
@@ -25,11 +24,7 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
     """The rows with `_expires_at`, milliseconds since 1970 UTC, where the table has a time to live.
 
     Null, which is never: for tombstones, for rows whose event time is null, and while the time to live is turned off.
-
-    Args:
-        rows: value columns and `_op`.
-        table: what the columns are declared to be.
-        clock_ms: the batch's, for a time to live by write time.
+    `rows` has the value columns and `_op`; `clock_ms` is the batch's, for a time to live by write time.
     """
     ttl = table.ttl
     if ttl is None:
@@ -61,5 +56,5 @@ def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:
 def event_ms(times: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Timestamps (microseconds) or dates as milliseconds since 1970 UTC; a date is its first instant."""
     if pa.types.is_date32(times.type):
-        return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), _DAY_MS)
+        return pc.multiply(times.cast(pa.int32()).cast(pa.int64()), DAY_MS)
     return pc.divide(times.cast(pa.int64()), 1000)

@@ -72,12 +72,8 @@ def same_keys(
 def sort_keys(hashes: npt.NDArray[np.int64], keys: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """The order of keys by (hash, key), and which of them, in that order, repeat the key before.
 
-    Stable: equal keys keep the order they came in. Costs a sort of the hashes; only keys whose hashes are
-    equal are looked at.
-
-    Args:
-        hashes: `hash_keys` of the keys.
-        keys: the key columns, normalised.
+    Stable: equal keys keep the order they came in. Costs a sort of the hashes (`hash_keys` of the keys); only keys
+    whose hashes are equal are looked at. The keys are normalised.
     """
     order = np.argsort(hashes, kind="stable")
     hashes = hashes[order]
@@ -182,10 +178,8 @@ def _chain(name: str, column: pa.Array, seeds: U64) -> U64:
     """The running hash after this column."""
     if column.null_count == len(column):
         return seeds
-    if column.null_count:
-        hashed = _hash_column(name, column, seeds)
-        return np.where(np.asarray(column.is_valid()), hashed, seeds)
-    return _hash_column(name, column, seeds)
+    hashed = _hash_column(name, column, seeds)
+    return np.where(np.asarray(column.is_valid()), hashed, seeds) if column.null_count else hashed
 
 
 def _check_hashable(name: str, kind: pa.DataType) -> None:

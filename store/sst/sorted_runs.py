@@ -38,10 +38,10 @@ def overlapping(ssts: Iterable[Sst], low: int, high: int) -> tuple[Sst, ...]:
     return tuple(sst for sst in ssts if sst.hash_min <= high and sst.hash_max >= low)
 
 
-def bytes_within(sst: Sst, low: int, high: int) -> int:
-    """About how many of the SST's bytes are of these hashes, both included: hashes are spread evenly."""
+def part_within(whole: int, sst: Sst, low: int, high: int) -> int:
+    """About how many of an SST's bytes or rows (`whole`) are of these hashes, both included: they are spread evenly."""
     inside = min(high, sst.hash_max) - max(low, sst.hash_min) + 1
-    return sst.bytes * max(0, inside) // (sst.hash_max - sst.hash_min + 1)
+    return whole * max(0, inside) // (sst.hash_max - sst.hash_min + 1)
 
 
 def by_partition(ssts: Iterable[Sst], partitions: int) -> dict[int, list[Sst]]:

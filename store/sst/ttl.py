@@ -33,9 +33,7 @@ def by_write_time(ttl: Ttl | None) -> bool:
 def batch_clock_ms(head: Manifest, now_ms: int) -> int:
     """The clock by which the batch after `head` looks its keys up.
 
-    Args:
-        head: the version that the batch builds on.
-        now_ms: the wall clock at the batch's start. To decide again as a batch did: its version's `clock_ms`.
+    `now_ms` is the wall clock at the batch's start; to decide again as a batch did, its version's `clock_ms`.
     """
     if head.table is not None and by_write_time(head.table.ttl):
         return max(now_ms, head.clock_ms)

@@ -13,11 +13,7 @@ import pyarrow.parquet as pq
 
 
 def read_whole(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pa.Table:
-    """All rows of a Parquet file.
-
-    Args:
-        data: the file.
-        check_pages: compare each page with its own checksum.
+    """All rows of a Parquet file; `check_pages` compares each page with its own checksum.
 
     Raises:
         ArrowException, OSError: it is no Parquet, or a page is damaged.

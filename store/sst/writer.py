@@ -169,17 +169,7 @@ def write(
     rows: pa.Table,
     level: int = 0,
 ) -> Sst:
-    """Put one SST with these rows into the store (one request), and into the cache if there is one.
-
-    Args:
-        store: the store of the app.
-        cache: where the rows are wanted next; None leaves it alone.
-        app: name of the app.
-        stage: name of the stage.
-        table: what the columns are declared to be.
-        partition: the state partition that all rows belong to.
-        rows: at least one; see `prepare`.
-        level: 0 for what a batch writes.
+    """Put one SST with these rows, at least one, into the store (one request), and into the cache if there is one.
 
     Returns:
         Its entry for the manifest. Until a manifest with it is committed, nobody else sees the object.

@@ -92,8 +92,7 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
     if output.sent and len(output.sent) != len(output.ends):
         yield Wrong(f"{at}.sent", output.sent, f"as many numbers as ends, {len(output.ends)}, or none")
     for snapshot, offsets in output.markers.items():
-        within = len(offsets) == len(output.ends) and all(map(int.__le__, offsets, output.ends))
-        if not within:
+        if len(offsets) != len(output.ends) or not all(map(int.__le__, offsets, output.ends)):
             yield Wrong(f"{at}.markers[{snapshot!r}]", offsets, "an offset for each partition, not beyond its end")
     if output.schema:
         try:

@@ -19,12 +19,13 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from ...durations import HOUR_MS
 from ...errors import ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, documents
 from . import checks, codec, keys
 from . import limits as fits
 
-MIN_AGE_MS = 3_600_000
+MIN_AGE_MS = HOUR_MS
 """A version younger than this, by storage's clock, is never collected."""
 
 _UNCHECKED_S = 30.0

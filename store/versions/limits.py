@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ...durations import DAY_MS
 from . import keys
 
 MAX_OBJECT_BYTES = 64 << 20
@@ -30,7 +31,7 @@ MIN_FILE_BYTES = 1 << 8
 may not even say less than a MiB."""
 MAX_FILE_BYTES = 1 << 45
 """Of an SST, and of what a level may hold. The sum over a manifest's SSTs is still a 64-bit integer."""
-MAX_TTL_MS = 1_000_000 * 86_400_000
+MAX_TTL_MS = 1_000_000 * DAY_MS
 """With any time that a column can hold, the sum is still a 64-bit integer."""
 FANOUT_LEAST, FANOUT_MOST = 1.1, 1e6
 """A table of a TiB has some 150 levels by the one, and two by the other."""

@@ -45,13 +45,7 @@ class Cost(Struct, frozen=True):
 
 
 def monthly_cost(hourly: Stats, stored_bytes: int, prices: Prices) -> Cost:
-    """What a month costs.
-
-    Args:
-        hourly: what is taken in an hour.
-        stored_bytes: what lies in the store all the time.
-        prices: of the store.
-    """
+    """What a month costs in which `hourly` is taken each hour, and so many bytes lie in the store all the time."""
     thousands = (
         hourly.gets * prices.get_per_1000
         + hourly.puts * prices.put_per_1000

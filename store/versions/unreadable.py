@@ -44,13 +44,13 @@ def _explain(raw: msgspec.Raw, kind: Any, path: str) -> Field | None:
             if (found := _explain(below, inside, field)) is not None:
                 return found
         text = bytes(raw)[: 4 * MOST_SHOWN].decode(errors="replace")
-        return Field(path, _json_shown(text), _words(kind) or _lower(str(error)))
+        return Field(path, _json_shown(text), _words(kind) or str(error).removeprefix("Expected "))
     return None
 
 
 def _children(raw: msgspec.Raw, kind: Any, path: str) -> Iterator[tuple[msgspec.Raw, str, Any]]:
     """The values inside, with their paths and types; nothing where the JSON is of another shape."""
-    kind = _bare(kind)
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         for one in arguments:
@@ -77,20 +77,11 @@ def _decoded(raw: msgspec.Raw, kind: Callable[[], Any]) -> Any:
         return kind()
 
 
-def _bare(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
-
-
 def _words(kind: Any) -> str:
     """What the type itself says that it is."""
     if get_origin(kind) is Annotated:
         return next((meta.description for meta in get_args(kind)[1:] if getattr(meta, "description", None)), "")
     return ""
-
-
-def _lower(sentence: str) -> str:
-    """A sentence of msgspec's as a part of ours: "Expected `int`, got `str`" -> "`int`, got `str`"."""
-    return sentence.removeprefix("Expected ")
 
 
 def _json_shown(text: str) -> str:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import astuple
 
+from ...durations import HOUR_MS
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Stats
 from . import history, keys
 from .manifest import Manifest
-
-_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def usage_since(store: ObjectStore, app: str, stage: str, since_ms: int) -> Stag
 
 def hourly(taken: Stats) -> Stats | None:
     """The same for an hour in which the runner is on; None when no time was counted."""
-    return Stats(*(round(number * _HOUR_MS / taken.ms) for number in astuple(taken))) if taken.ms else None
+    return Stats(*(round(number * HOUR_MS / taken.ms) for number in astuple(taken))) if taken.ms else None
 
 
 def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stats]:

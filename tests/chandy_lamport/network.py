@@ -10,7 +10,6 @@ from itertools import chain
 from typing import NamedTuple
 from zlib import crc32
 
-from slackwater.chandy_lamport.cut import Channel, Cut
 from slackwater.chandy_lamport.events import (
     Action,
     BatchArrived,
@@ -22,6 +21,7 @@ from slackwater.chandy_lamport.events import (
     Requested,
     SendMarker,
 )
+from slackwater.chandy_lamport.global_state import Channel, GlobalState
 from slackwater.chandy_lamport.network import Ports, completed
 from slackwater.chandy_lamport.process import Process
 
@@ -94,7 +94,7 @@ class Recording:
     """A complete snapshot."""
 
     snapshot: str
-    cut: Cut
+    cut: GlobalState
     commits: Mapping[str, Commit]
     flows: tuple[Flow, ...]
 
@@ -209,7 +209,7 @@ class Network:
                 consumed = self.read(channel, none, commits[reader].positions[channel])
                 flows.append(Flow(channel, reader, sent, consumed, captured))
         channels = tuple(flow.counted(self.bank.writer[flow.channel]) for flow in flows)
-        return Recording(snapshot, Cut(versions, channels), commits, tuple(flows))
+        return Recording(snapshot, GlobalState(versions, channels), commits, tuple(flows))
 
     # What happens to a stage.
 

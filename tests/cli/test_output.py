@@ -16,7 +16,6 @@ from rich.console import Console
 from slackwater.cli import formats, values
 from slackwater.cli.tables import Grid, as_plain, as_rich
 from slackwater.errors import Refused, Usage
-from slackwater.snapshot.cut.refs import AtTime, parse
 
 EVERYTHING = pa.table(
     {
@@ -190,19 +189,3 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
 )
 def test_sizes(num_bytes: int, words: str) -> None:
     assert formats.size(num_bytes) == words
-
-
-@pytest.mark.parametrize(
-    ("elapsed_ms", "words"),
-    [(-5, "now"), (999, "now"), (1000, "1 s ago"), (59_999, "59 s ago"), (60_000, "1 min ago"),
-     (7_200_000, "2 h ago"), (3 * 86_400_000, "3 d ago")],
-)  # fmt: skip
-def test_ages(elapsed_ms: int, words: str) -> None:
-    assert formats.age(1_000_000, 1_000_000 + elapsed_ms) == words
-
-
-@given(st.integers(0, 4_000_000_000_000))
-def test_a_moment_as_shown_is_a_ref_that_includes_it(time_ms: int) -> None:
-    moment = parse(f"flights@{formats.moment(time_ms)}", now_ms=time_ms).moment
-    assert isinstance(moment, AtTime)
-    assert time_ms <= moment.time_ms < time_ms + 1000

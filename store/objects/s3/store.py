@@ -24,9 +24,9 @@ from .transfer import download, read, upload
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_NO_SUCH_KEY = "NoSuchKey"
 _NO_SUCH_UPLOAD = "NoSuchUpload"
 _NO_SUCH_RANGE = "InvalidRange"
+_NO_BYTES = ("NoSuchKey", _NO_SUCH_RANGE)
 _PRECONDITION_FAILED = "PreconditionFailed"
 
 _SHORTEST_READ_S = 5.0
@@ -97,9 +97,7 @@ class S3Store(OtherRoots):
     def get(self, key: str) -> bytes:
         """The object's bytes. Raises `ObjectNotFound`."""
         name = self._name(key)
-        return self._read(
-            key, lambda expected: download(self._call, self._bucket, name, self._settings, expected=expected)
-        )
+        return self._read(key, lambda: download(self._call, self._bucket, name, self._settings, expected=_NO_BYTES))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from `start`, fewer at the object's end. Raises `ObjectNotFound`."""
@@ -112,11 +110,11 @@ class S3Store(OtherRoots):
             until_s = time.monotonic() + self._settings.attempt_timeout_s
             return read(s3.get_object(Bucket=self._bucket, Key=name, Range=wanted)["Body"], until_s)
 
-        return self._read(key, lambda expected: self._call(attempt, expected=expected))[:length]
+        return self._read(key, lambda: self._call(attempt, expected=_NO_BYTES))[:length]
 
-    def _read(self, key: str, ask: Callable[[Collection[str]], bytes]) -> bytes:
+    def _read(self, key: str, ask: Callable[[], bytes]) -> bytes:
         try:
-            return ask((_NO_SUCH_KEY, _NO_SUCH_RANGE))
+            return ask()
         except ClientError as error:
             if error_code(error) == _NO_SUCH_RANGE:
                 return b""  # it starts at the object's end or after it
@@ -223,5 +221,5 @@ class S3Store(OtherRoots):
             silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
             made = connection(self._place, silence_s)
             where = f"S3 at {made.endpoint}, bucket {self._bucket!r},"
-            self._connected = (os.getpid(), made, Retry(lambda: where, self._patience_s, budget=made.budget))
+            self._connected = (os.getpid(), made, Retry(where, self._patience_s, budget=made.budget))
         return self._connected[1:]

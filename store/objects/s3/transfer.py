@@ -122,12 +122,12 @@ def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expec
         Exception: as `ask` raises.
     """
     for _ in range(_TRIES):
-        first, etag, size = ask(_ranged(bucket, name, 0, settings.part_bytes, settings), expected=expected)
+        first, etag, size = ask(_part(bucket, name, 0, settings), expected=expected)
         starts = range(len(first), size, settings.part_bytes)
         if not starts:
             return first
         same = {"IfMatch": etag} if etag else {}
-        parts = [_ranged(bucket, name, start, settings.part_bytes, settings, **same) for start in starts]
+        parts = [_part(bucket, name, start, settings, **same) for start in starts]
         try:
             with ThreadPoolExecutor(min(settings.parallel_parts, len(parts))) as pool:
                 rest = pool.map(lambda part: ask(part, expected=(*expected, _CHANGED))[0], parts)
@@ -141,14 +141,15 @@ def download(ask: Asking, bucket: str, name: str, settings: S3Settings, *, expec
     )
 
 
-def _ranged(
-    bucket: str, name: str, start: int, length: int, settings: S3Settings, **given: Any
+def _part(
+    bucket: str, name: str, start: int, settings: S3Settings, **given: Any
 ) -> "Callable[[S3Client], tuple[bytes, str, int]]":
     """A request for a part of an object; it returns the bytes, the object's ETag and its size."""
 
     def request(s3: "S3Client") -> tuple[bytes, str, int]:
         asked_s = time.monotonic()
-        answer = s3.get_object(Bucket=bucket, Key=name, Range=f"bytes={start}-{start + length - 1}", **given)
+        wanted = f"bytes={start}-{start + settings.part_bytes - 1}"
+        answer = s3.get_object(Bucket=bucket, Key=name, Range=wanted, **given)
         data = read(answer["Body"], asked_s + settings.attempt_timeout_s)
         size = answer.get("ContentRange", "").rpartition("/")[2]
         return data, answer.get("ETag", ""), int(size) if size.isdigit() else len(data)

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from slackwater.cli import formats
+from slackwater import instants
 from slackwater.snapshot.status import roster
 from ulid import ULID
 
@@ -22,7 +22,7 @@ def test_status_of_an_empty_store_says_how_to_begin() -> None:
 @pytest.mark.usefixtures("app")
 def test_status_shows_every_stage_upstream_first() -> None:
     lines = done("status").splitlines()
-    assert lines[0].startswith(f"flights  created {formats.moment(START_MS)} (")
+    assert lines[0].startswith(f"flights  created {instants.iso(START_MS)} (")
     assert lines[1].split()[:4] == ["stage", "runs", "version", "epoch"]
     assert [line.split()[:2] for line in lines[2:]] == [["legs", "no"], ["aircraft", "no"], ["carriers", "no"]]
     assert re.search(r"by-aircraft 1 version, \d+ rows$", lines[3])

@@ -162,9 +162,9 @@ def test_whoever_starts_an_app_has_the_last_word_on_its_batches() -> None:
 
     assert bounds("silent") == (None, 0, 0)
     assert bounds("explicit") == (500, 10_000, 3)
-    said = {"max_records": 70_000, "trigger": "1 second", "max_unflushed": 1}
+    said = {"max_records": 70_000, "trigger_ms": 1_000, "max_unflushed": 1}
     assert bounds("silent", **said) == bounds("explicit", **said) == (70_000, 1_000, 1)
-    assert bounds("explicit", trigger="0 seconds", max_unflushed=0) == (500, 0, 0)
+    assert bounds("explicit", trigger_ms=0, max_unflushed=0) == (500, 0, 0)
     with pytest.raises(Usage, match="max_unflushed is -1"):
         bounds("silent", max_unflushed=-1)
 
@@ -314,4 +314,4 @@ def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -
     app = sw.App("a")
     app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"))(rows)  # type: ignore[arg-type]
     with pytest.raises(Usage, match="trigger 10 is not a span of time"):
-        limits_of(app.stages["s"], Options(store="s", kafka={}, trigger=10))  # type: ignore[arg-type]
+        app.run(store="s", kafka="k", trigger=10)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Versions on their way to durability, beside compactions in other processes, take-overs and storage's bad days."""
 
+import threading
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -201,3 +202,25 @@ def test_whatever_storage_and_compactions_do_every_record_is_read_once(seed: int
     found = versions(inner)
     assert_whole(inner, sum(one.kind == "batch" for one in found))
     assert {told.manifest.version for told in runner.told} <= {one.version for one in found}
+
+
+def test_who_waits_for_the_last_version_goes_on_only_when_its_failure_is_told() -> None:
+    inner = MemoryStore()
+    head = claimed(inner)
+    went_on = threading.Event()
+    told: list[tuple[type[BaseException], bool]] = []
+
+    def failed(error: BaseException) -> None:
+        told.append((type(error), went_on.wait(0.2)))
+
+    committer = Committer(FaultyStore(inner, 0, refused=1.0), head, max_unflushed=1, failed=failed)
+
+    def drain() -> None:
+        assert not committer.drain(30)
+        went_on.set()
+
+    Runner(committer).batch()
+    draining = threading.Thread(target=drain)
+    draining.start()
+    draining.join(30)
+    assert told == [(Unavailable, False)]

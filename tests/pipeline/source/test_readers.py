@@ -10,12 +10,21 @@ from pyspark.sql.types import StructType
 from slackwater.pipeline.source.data_source import Private, SourceOptions
 from slackwater.pipeline.source.readers import TopicReader
 
+class Away:
+    def latest(self, start):
+        raise ConnectionResetError("Kafka's")
+
 reader = TopicReader(SourceOptions(input="t", topic="t"), StructType(), Private())
 try:
-    raise {error}
+    {what}
 finally:
     reader.stop()
 """
+
+
+def planning(what: str) -> subprocess.CompletedProcess[str]:
+    program = PLANNING.format(what=what)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +38,11 @@ finally:
     ],
 )
 def test_a_planner_ends_without_a_word_where_spark_has_hung_up_and_only_there(error: str, silent: bool) -> None:
-    program = PLANNING.format(error=error)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = planning(f"raise {error}")
     assert (done.returncode, done.stderr) == (0, "") if silent else done.returncode == 1
+
+
+def test_a_planner_tells_of_a_broken_connection_that_is_not_sparks() -> None:
+    done = planning("reader._planner = Away(); reader.latestOffset({'input': 't', 'offsets': []}, None)")
+    assert done.returncode == 1
+    assert "ConnectionResetError: Kafka's" in done.stderr

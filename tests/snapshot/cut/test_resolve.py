@@ -58,6 +58,14 @@ def test_now_is_the_head_of_every_stage(app: FlightsApp) -> None:
     assert cut(app, "flights@now") == cut(app, "flights")
 
 
+@pytest.mark.parametrize("moment", ["", "@now", "@-3s"])
+def test_a_moment_of_a_stage_takes_no_more_requests_than_that_of_the_app(app: FlightsApp, moment: str) -> None:
+    of_app, of_stage = CountingStore(app.store), CountingStore(app.store)  # nothing read before is remembered for them
+    whole = resolve(of_app, f"flights{moment}", now_ms=app.clock.now_ms)
+    assert resolve(of_stage, f"flights/carriers{moment}", now_ms=app.clock.now_ms) == whole
+    assert of_stage.counts == of_app.counts
+
+
 def test_stages_come_in_the_order_in_which_records_flow(app: FlightsApp) -> None:
     assert order(cut(app, "flights").stages) == STAGES
     assert descendants(cut(app, "flights").stages, "aircraft") == {"carriers"}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from slackwater.cli import formats, main
+from slackwater import instants
+from slackwater.cli import main
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
@@ -111,7 +112,7 @@ def test_the_head_goes_on_expiring_and_versions_show_what_they_showed(app: Hourl
 def test_query_and_get_show_no_row_that_has_expired(cache: SstCache, tmp_path: Path, stage: str) -> None:
     store = open_store(str(tmp_path / "store"))
     # The second batch was an hour and a half ago: its row has half an hour left, the other's time is over.
-    app = Hourly(cache, store=store, start_ms=formats.now_ms() - 7 * HOUR_MS // 2)
+    app = Hourly(cache, store=store, start_ms=instants.now_ms() - 7 * HOUR_MS // 2)
     app.batch(a=1)
     app.batch(b=2)
     if stage:

@@ -2,23 +2,26 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
-from slackwater.errors import CommitConflict, Corruption, NotFound, Refused
+from slackwater.errors import CommitConflict, Corruption, NotFound, Refused, Unavailable
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain import stage_compactor
 from slackwater.snapshot.maintain.compact import AppCompactor, Merge, plan
 from slackwater.snapshot.maintain.stage_compactor import Compacted, StageCompactor
 from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.compaction.merge import run
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.sorted_runs import by_partition, depth, sorted_runs
@@ -322,6 +325,34 @@ def test_looking_where_nothing_is_due_costs_a_listing_and_a_request_a_stage(app:
     # What is new it finds.
     app.run(flights(100))
     assert len([*watching.merge_due()]) == 2
+
+
+def test_what_is_merged_stands_in_the_log_of_operations(app: FlightsApp, cache: SstCache) -> None:
+    told: list[Compacted] = []
+    (done,) = compactor(app, cache, "aircraft").once(full=True, on_version=told.append)
+    assert told == [done]
+    assert compactor(app, cache, "aircraft").once(full=True, on_version=told.append) == ()
+    operations = list_operations(app.store, app.name)
+    assert [(each.verb, each.detail) for each in operations] == [("compact", f"--full, aircraft@v{done.version}")]
+
+
+def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCache) -> None:
+    stop, notes = threading.Event(), list[str]()
+    away = FaultyStore(app.store, 0, refused=0.5, lost=0, late=0, echoed=0)
+    watching = compactor(app, cache, store=away, stop=stop)
+
+    def merged(done: Compacted) -> None:
+        notes.append(done.stage)
+        if {"aircraft", "carriers"} <= {*notes}:
+            stop.set()
+
+    for _ in range(100):
+        with suppress(Unavailable):  # what is refused at the start is no watching yet
+            watching.watch(0, on_version=merged, failed=lambda *_: None, away=lambda _: notes.append("away"))
+            break
+    assert notes.count("away") > 0
+    assert {"aircraft", "carriers"} <= {*notes}
+    assert list_operations(app.store, app.name)[0].detail == "--watch, all tables"
 
 
 def test_a_damaged_sst_is_told(app: FlightsApp, cache: SstCache) -> None:

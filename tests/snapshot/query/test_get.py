@@ -115,6 +115,17 @@ def test_values_are_parsed_as_the_key_columns_types(kind: str) -> None:
     assert get(store, cut, "t", [None]).num_rows == 0
 
 
+def test_in_the_json_of_a_struct_true_is_text_for_a_string_and_null_is_no_struct() -> None:
+    store = MemoryStore()
+    cut = one_row(store, "struct<a: string, b: bool, in: struct<c: string>>", None)
+    assert get(store, cut, "t", ["null"]).to_pylist() == [{"k": None, "n": 7}]
+    key = {"a": "true", "b": False, "in": {"c": "false"}}
+    cut = one_row(store, "struct<a: string, b: bool, in: struct<c: string>>", key)
+    assert get(store, cut, "t", ['{"a": true, "b": false, "in": {"c": false}}']).to_pylist() == [{"k": key, "n": 7}]
+    with pytest.raises(Usage, match="for key column 'k'"):
+        get(store, cut, "t", [{**key, "a": True}])
+
+
 def test_a_time_without_an_offset_is_utc_for_a_key_in_utc() -> None:
     store = MemoryStore()
     cut = one_row(store, "timestamp[us, tz=UTC]", dt.datetime(2013, 1, 31, tzinfo=dt.UTC))

@@ -9,7 +9,7 @@ from slackwater.snapshot.cut.requests import Request, cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots, read_snapshot
 from slackwater.snapshot.take import audit_log
-from slackwater.snapshot.take.remove import remove
+from slackwater.snapshot.take.remove import remove, remove_or_withdraw
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.store.objects.counting import CountingStore
@@ -190,6 +190,22 @@ def test_a_removed_snapshot_is_gone_and_its_name_free(app: FlightsApp) -> None:
     with pytest.raises(NotFound):
         read_snapshot(app.store, "flights", "good")
     ask(app, "good")
+
+
+def test_who_removes_a_snapshot_again_hears_when_it_was_removed(app: FlightsApp) -> None:
+    def remove_it(*, dry_run: bool = False) -> object:
+        return remove_or_withdraw(app.store, "flights", "good", by="ada@host", dry_run=dry_run)
+
+    pinned = pin(app.store, now(app), "good")
+    assert remove_it(dry_run=True) == remove_it() == pinned
+    (operation,) = audit_log.list_operations(app.store, "flights")
+    assert (operation.verb, operation.detail) == ("snapshot rm", "good")
+    assert remove_it(dry_run=True) == remove_it() == operation
+    asked = ask(app, "good")
+    assert remove_it(dry_run=True) == remove_it() == asked
+    assert open_requests(app.store, "flights") == ()
+    with pytest.raises(NotFound):
+        remove_or_withdraw(app.store, "flights", "goood", by="ada@host")
 
 
 def clone_of(app: FlightsApp, store: ObjectStore, snapshot: str) -> AppInfo:

@@ -22,7 +22,7 @@ class Clock:
 
 
 def retry(clock: Clock, patience_s: float = 60, seed: int = 1) -> Retry:
-    return Retry(lambda: "S3 at home", patience_s, clock=lambda: clock.now_s, sleep=clock.sleep, seed=seed)
+    return Retry("S3 at home", patience_s, clock=lambda: clock.now_s, sleep=clock.sleep, seed=seed)
 
 
 def away_until(clock: Clock, time_s: float) -> Callable[[], str]:

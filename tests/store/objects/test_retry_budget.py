@@ -36,8 +36,7 @@ class Server:
 
 def retries(crowd: Crowd, budget: RetryBudget, num: int) -> list[Retry]:
     return [
-        Retry(lambda: "S3", PATIENCE_S, budget=budget, clock=crowd.clock, sleep=crowd.sleep, seed=seed)
-        for seed in range(num)
+        Retry("S3", PATIENCE_S, budget=budget, clock=crowd.clock, sleep=crowd.sleep, seed=seed) for seed in range(num)
     ]
 
 

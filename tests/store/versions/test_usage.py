@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
-from slackwater.cli import formats, main
+from slackwater import instants
+from slackwater.cli import main
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
@@ -162,7 +163,7 @@ def shop(isolated: None, tmp_path: Path) -> Written:
     """An app of one stage, half an hour ago: three batches, a merge, and a batch."""
     store = open_store(str(tmp_path / "store"))
     apps.ensure_app(store, AppInfo("shop", 1))
-    written = Written(store, now_ms=formats.now_ms() - HOUR_MS // 2)
+    written = Written(store, now_ms=instants.now_ms() - HOUR_MS // 2)
     for _ in range(3):
         written.batch(1_000_000)
     written.merge()

@@ -5,15 +5,15 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.chandy_lamport.cut import Channel, Cut, violations
 from slackwater.chandy_lamport.errors import ProtocolError
+from slackwater.chandy_lamport.global_state import Channel, GlobalState, violations
 
 Counts = tuple[int, ...]
 
 
-def cut(sent: Counts, consumed: Counts, in_flight: Counts, lost: Counts = ()) -> Cut:
+def cut(sent: Counts, consumed: Counts, in_flight: Counts, lost: Counts = ()) -> GlobalState:
     channel = Channel("sums", "total", "alert", sent=sent, consumed=consumed, in_flight=in_flight, lost=lost)
-    return Cut({"total": 5, "alert": 9}, (channel,))
+    return GlobalState({"total": 5, "alert": 9}, (channel,))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=4))
@@ -56,8 +56,8 @@ def test_one_partition_does_not_hide_what_another_lacks() -> None:
 def test_every_channel_is_looked_at() -> None:
     good = Channel("good", "a", "b", sent=(1,), consumed=(1,), in_flight=(0,))
     bad = Channel("bad", "a", "b", sent=(1,), consumed=(0,), in_flight=(0,))
-    assert len(violations(Cut({"a": 1, "b": 1}, (bad, good, bad)))) == 2
-    assert violations(Cut({}, ())) == ()
+    assert len(violations(GlobalState({"a": 1, "b": 1}, (bad, good, bad)))) == 2
+    assert violations(GlobalState({}, ())) == ()
 
 
 def test_counts_of_different_partitions_are_refused() -> None:
@@ -96,4 +96,4 @@ def test_a_channel_between_stages_without_a_version_is_refused(
     channel = Channel("sums", "total", "alert", sent=(), consumed=(), in_flight=())
     expected = f"cutting channel 'sums': expected versions of {known}, found {missing}"
     with pytest.raises(ProtocolError, match=f"^{re.escape(expected)}$"):
-        Cut(versions, (channel,))
+        GlobalState(versions, (channel,))

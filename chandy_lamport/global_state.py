@@ -1,4 +1,4 @@
-"""A cut as the protocol sees it, and whether it is consistent. Values and a pure function."""
+"""What a cut is to the protocol, a global state in the words of the paper, and whether it is consistent. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from .errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One channel between one writer and one reader, as a cut found it.
+    """One channel between one writer and one reader, as a global state found it.
 
     The counts are of records since the channel began, one count for each partition: sums would let one
     partition hide what is missing in another.
@@ -43,7 +43,7 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class GlobalState:
     """One version of each stage, and what every channel held between them.
 
     Raises:
@@ -61,18 +61,18 @@ class Cut:
                     raise ProtocolError(f"cutting channel {channel.name!r}", f"versions of {known}", repr(stage))
 
 
-def violations(cut: Cut) -> tuple[str, ...]:
-    """What makes the cut inconsistent, one sentence each; empty when it is consistent.
+def violations(state: GlobalState) -> tuple[str, ...]:
+    """What makes the state inconsistent, one sentence each; empty when it is consistent.
 
     Nothing may be consumed that was not sent, and what was sent is consumed, lost or in flight.
     """
-    return tuple(_violations(cut))
+    return tuple(_violations(state))
 
 
-def _violations(cut: Cut) -> Iterator[str]:
-    for channel in cut.channels:
-        sender = f"{channel.sender} at version {cut.versions[channel.sender]}"
-        receiver = f"{channel.receiver} at version {cut.versions[channel.receiver]}"
+def _violations(state: GlobalState) -> Iterator[str]:
+    for channel in state.channels:
+        sender = f"{channel.sender} at version {state.versions[channel.sender]}"
+        receiver = f"{channel.receiver} at version {state.versions[channel.receiver]}"
         lost = channel.lost or (0,) * len(channel.sent)
         counts = zip(channel.sent, channel.consumed, lost, channel.in_flight, strict=True)
         for partition, (sent, consumed, gone, in_flight) in enumerate(counts):

@@ -1,0 +1,39 @@
+"""The names of snapshots that a run tells of: what they are, and what looking them up takes of the store."""
+
+from slackwater.pipeline.run.snapshot_names import snapshot_names
+from slackwater.snapshot.cut.requests import Request
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.faults import FaultyStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import codec, keys
+from ulid import ULID
+
+
+def asked_for(store: CountingStore, name: str) -> Request:
+    ulid = ULID()
+    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by="ada@host")
+    store.put(keys.request("app", asked.id), codec.encode(asked))
+    return asked
+
+
+def test_each_snapshot_is_looked_up_once_however_many_stages_record_it() -> None:
+    store = CountingStore(MemoryStore())
+    first, known = asked_for(store, "first"), dict[str, str]()
+    store.reset()
+    assert snapshot_names(store, "app", (), known) == ()
+    assert store.requests == 0, "most commits are part of none"
+    for _ in range(3):
+        assert snapshot_names(store, "app", (first.id,), known) == ("first",)
+    assert store.counts == {"list": 1, "get": 1}
+    second = asked_for(store, "second")
+    store.reset()
+    for _ in range(3):
+        assert snapshot_names(store, "app", (second.id, first.id), known) == ("second", "first")
+    assert store.counts == {"list": 1, "get": 2}
+
+
+def test_an_id_that_cannot_be_looked_up_stays_one_until_it_can() -> None:
+    store, known = CountingStore(MemoryStore()), dict[str, str]()
+    asked = asked_for(store, "late")
+    assert snapshot_names(FaultyStore(store, 0, refused=1.0), "app", (asked.id,), known) == (asked.id,)
+    assert snapshot_names(store, "app", (asked.id, "withdrawn"), known) == ("late", "withdrawn")
