@@ -51,14 +51,16 @@ def start(
     from .verbs.bisect import go_on
 
     check_none_open(app_name)
-    now_ms, given = formats.now_ms(), {"good": good, "bad": bad}
-    refs = {
-        word: pinned(session.store, app_name, ref, word, now_ms)  # type: ignore[arg-type]  # good and bad
-        for word, ref in given.items()
+    now_ms = formats.now_ms()
+    ends: dict[Answer, str] = {"good": good, "bad": bad}
+    marks = tuple(
+        Mark(pinned(session.store, app_name, ref, answer, now_ms), answer, by_hand=True)
+        for answer, ref in ends.items()
         if ref
-    }
-    marks = (Mark(ref, word, by_hand=True) for word, ref in refs.items())  # type: ignore[arg-type]
-    go_on(session, Search(session.store.url, Asked(app_name, **refs)).with_marks(*marks))
+    )
+    refs = {mark.answer: mark.ref for mark in marks}
+    asked = Asked(app_name, good=refs.get("good", ""), bad=refs.get("bad", ""))
+    go_on(session, Search(session.store.url, asked).with_marks(*marks))
 
 
 @verb("slackwater bisect good flights", of=words)
@@ -132,6 +134,17 @@ def reset(session: Session, app_name: options.App) -> None:
     path.unlink(missing_ok=True)
     done = f"removed {path}" if was_there else f"there is no search of {app_name}"
     session.show({"app": app_name, "removed": was_there}, done)
+
+
+def keep(session: Session, search: "Search") -> None:
+    """Write the search down. One that a predicate makes goes on where the folder cannot be written."""
+    try:
+        search.write(FOLDER)
+    except Refused as error:
+        if search.asked.by_hand:
+            raise
+        if search.found:
+            session.note(f"note: {error.message}")
 
 
 def check_none_open(app_name: str) -> None:

@@ -104,14 +104,15 @@ class _Either(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] in self.commands:
             ctx.invoked_subcommand, ctx.args = args[0], args[1:]
-            return ctx.args
+            return args[1:]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.invoked_subcommand is None:
             return super().invoke(ctx)
-        command = self.commands[ctx.invoked_subcommand]
-        with command.make_context(ctx.invoked_subcommand, list(ctx.args), parent=ctx) as inner:
+        command, words = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
+        # Not below this verb, whose arguments its usage would show.
+        with command.make_context(words, list(ctx.args), parent=ctx.parent) as inner:
             return command.invoke(inner)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ...errors import Usage
 from .. import formats, options
-from ..bisect_words import FOLDER, check_none_open, note_input_gone, show_wanted, words
+from ..bisect_words import check_none_open, keep, note_input_gone, show_wanted, words
 from ..output import Progress
 from ..session import Session, verb
 from ..tables import Grid, Title
@@ -106,7 +106,7 @@ def go_on(session: Session, search: "Search", out: Path | None = None) -> None:
             nonlocal kept
             show_step(step)
             kept = kept.with_step(step)
-            kept.write(FOLDER)
+            keep(session, kept)
 
         try:
             verdict = find(
@@ -123,16 +123,16 @@ def go_on(session: Session, search: "Search", out: Path | None = None) -> None:
             )
         except Wanted as wanted:
             kept = replace(kept, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
-            kept.write(FOLDER)
+            keep(session, kept)
             show_wanted(session, kept, wanted.cut, wanted.left)
             return
-    replace(kept, found=_found(verdict), wanted=None).write(FOLDER)
-    _show(session, verdict, out)
+    keep(session, replace(kept, found=_found(verdict), wanted=None))
+    _show(session, verdict, out, asked.edge)
     if verdict.candidates:
         raise typer.Exit(2)
 
 
-def _show(session: Session, verdict: "Verdict", out: Path | None) -> None:
+def _show(session: Session, verdict: "Verdict", out: Path | None, edge: str) -> None:
     from ...snapshot.bisect.verdict import MAX_ROWS
     from .. import values
 
@@ -156,9 +156,10 @@ def _show(session: Session, verdict: "Verdict", out: Path | None) -> None:
         )
     if verdict.non_monotone:
         against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in verdict.non_monotone)
+        which = f"the {edge} that was met" if edge else "one of the changes"
         session.note(
-            f"it went from good to bad more than once ({against}), and this is one of the changes: "
-            "narrow it with --good and --bad, or say --first or --last"
+            f"it went from good to bad more than once ({against}), and this is {which}: "
+            f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
         )
 
 
@@ -287,7 +288,11 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
     if verdict.keys:
         yield from _keys(verdict.keys, out)
     yield ""
-    yield f"found with {formats.plural(verdict.evaluations, 'evaluation')}; to go on:"
+    if not verdict.where and verdict.rows.column(0)[0].as_py():
+        yield f"at {verdict.bad_ref}: {verdict.rows.column(0)[0]}"
+    made = len(verdict.steps)
+    more = f", {made} with those that looked for other changes" if made > verdict.evaluations else ""
+    yield f"found with {formats.plural(verdict.evaluations, 'evaluation')}{more}; to go on:"
     query = verdict.where or f"FROM {verdict.stage}"
     if verdict.good_ref:
         yield f"  slackwater query {verdict.good_ref} {shlex.quote(query)}{flags}"

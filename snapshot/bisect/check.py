@@ -10,10 +10,10 @@ from ..cut.moments import line_of
 from ..query.columns import visible_schema
 from .predicate import Where
 
-_ALONE = "SELECT ({condition}\n) AS holds"
+_ALONE = "SELECT ({condition}) AS holds"
 _OVER = _ALONE + " FROM {table}"
 """Of an aggregate one row, else one for each of the table's."""
-_ROWS = "SELECT * FROM {table} WHERE NOT ({condition}\n)"
+_ROWS = "SELECT * FROM {table} WHERE NOT ({condition})"
 """The rows for which it does not hold, with their keys."""
 _FAILS = "SELECT * FROM ({query}) AS checked(holds) WHERE NOT holds"
 
@@ -35,6 +35,9 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         Usage: it is no condition, or no table or several have its columns.
         NotFound: there is no such app or table.
     """
+    said = condition
+    if "--" in condition:
+        condition += "\n"  # a comment ends there
     tables = {name: head.table for name, head in line_of(store, app).heads.tables.items() if head.table is not None}
     if table and table not in tables:
         raise NotFound("table", table, tables)
@@ -43,7 +46,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
             con.register(name, visible_schema(declared).empty_table())
         if (query := _whole_query(con, condition)) is not None:
             _bind(con, query, condition)
-            return Where(_FAILS.format(query=query), condition)
+            return Where(_FAILS.format(query=query), said)
         failures = {}
         for name in (table,) if table else tables:
             try:
@@ -52,7 +55,7 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
                 failures[name] = error
         found = [name for name in ((table,) if table else tables) if name not in failures]
         if len(found) == 1:
-            return Where(_of_table(con, condition, _quoted(found[0])), condition)
+            return Where(_of_table(con, condition, _quoted(found[0])), said)
     if found:
         raise Usage(f"the check {condition!r} may be over {' or '.join(found)}", hint=f"say which: --table {found[0]}")
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())

@@ -54,25 +54,23 @@ class Ends:
             Refused: a moment that is known to be good is not before one that is known to be bad.
         """
         between, line = self.between, self.between.whole
-        low, high = between.low, between.high
+        good, bad = [between.low], list[Cut]()
         for ref, answer in known.items():
-            cut = with_retired(line, resolve(store, ref, now_ms=now_ms)) if ref else Cut(high.app, {})
+            cut = with_retired(line, resolve(store, ref, now_ms=now_ms)) if ref else Cut(between.high.app, {})
             is_left = frozenset(cut.versions.items()) in self.refs
             if not is_left:
                 cut = line.within(cut) if answer == "good" else line.around(cut)
             judge.know(cut, answer)
-            if answer == "good" and not is_left and length(cut) > length(low):
-                low = cut
-            elif answer == "bad" and not is_left and length(cut) < length(high):
-                high = cut
-        moved = replace(between, low=low, high=high)
-        if moved != between and length(low) >= length(high):
+            if not is_left and answer != "skip":
+                (good if answer == "good" else bad).append(cut)
+        low, high = max(good, key=length), min(bad, key=length, default=between.high)
+        if bad and length(low) >= length(high):
             raise Refused(
                 f"{judge.ref(low) or 'the beginning'} is good, and {judge.ref(high) or 'the beginning'}, "
                 "which is not after it, is bad",
                 hint=f"`slackwater bisect log {high.app}` shows what was said; `bisect replay` takes it corrected",
             )
-        return replace(self, between=moved)
+        return replace(self, between=replace(between, low=low, high=min(high, between.high, key=length)))
 
     def settle(self, judge: Judge) -> tuple[Between, bool]:
         """The stretch to search, from a good end to a bad one, and whether all its versions are there.
@@ -86,7 +84,8 @@ class Ends:
         if last.answer != "bad":
             where = self._said(judge, self.bad, high) or f"{app}@now"
             if last.answer == "skip":
-                raise Refused(f"the predicate cannot judge {where}: {last.why}", hint="give another --bad")
+                why = f": {last.why}" if last.why else ""
+                raise Refused(f"nobody can judge {where}, where the search ends{why}", hint="give another --bad")
             raise Refused(
                 f"the predicate returns no rows at {where}: nothing is wrong there"
                 if judge.predicate.sql
@@ -165,12 +164,13 @@ def find_ends(
     asked = {text: with_retired(line, cut) for text, cut in asked.items()}
     limit = horizon.newest(store, app)
     lost = _lost(limit)
-    early, late = (bool(ref) and not _is_whole(line, lost, asked[ref]) for ref in (good, bad))
+    early = asked[good] if good and not _is_whole(line, lost, asked[good]) else None
+    late = asked[bad] if bad and not _is_whole(line, lost, asked[bad]) else None
     moments = _moments(app, limit) if limit and lost else ()
-    left = _within(moments, (good, asked[good]) if good and early else None, asked[bad] if bad and late else None)
+    left = _within(moments, good or "", early, late)
     begin = line.beginning()
-    high = line.heads if not bad else asked[bad] if late else line.around(asked[bad])
-    low = high if late else line.within(asked[good]) if good and not early else begin
+    high = late or (line.around(asked[bad]) if bad else line.heads)
+    low = late or (line.within(asked[good]) if good and not early else begin)
     asks = predicate.channels
     watched = frozenset(line.heads.stages) if asks else predicate.tables(line.heads)
     _check_not_retired(predicate, high, bad or app)
@@ -234,15 +234,15 @@ def _moments(app: str, limit: horizon.Boundary) -> tuple[Left, ...]:
     return tuple(found)
 
 
-def _within(moments: Iterable[Left], good: tuple[str, Cut] | None, bad: Cut | None) -> tuple[Left, ...]:
-    """Those from `good`, a ref and its cut, on, and before `bad`."""
+def _within(moments: Iterable[Left], ref: str, good: Cut | None, bad: Cut | None) -> tuple[Left, ...]:
+    """Those from `good` on, which `ref` names, and before `bad`."""
     found = [
         each
         for each in moments
-        if (good is None or each.time_ms >= good[1].time_ms) and (bad is None or each.time_ms < bad.time_ms)
+        if (good is None or each.time_ms >= good.time_ms) and (bad is None or each.time_ms < bad.time_ms)
     ]
-    if good is not None and (not found or found[0].versions != good[1].versions):
-        found.insert(0, Left(good[0], good[1].time_ms, good[1].versions))
+    if good is not None and (not found or found[0].versions != good.versions):
+        found.insert(0, Left(ref, good.time_ms, good.versions))
     return tuple(found)
 
 

@@ -125,7 +125,10 @@ def _verdict(judge: Judge, ends: Ends, found: Narrowed, evaluations: int, is_who
     candidates = () if found.certain else _candidates(between)
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
-    commit = between.only() if found.certain else max(heads, key=_place(between, is_whole), default=None)
+    if found.certain:
+        commit = between.only()
+    else:
+        commit = max(heads, key=line.place if is_whole else _time, default=None)
     if commit is None or (certain and commit.kind in ("claim", "compaction", "rescale", "retire")):
         raise _unsteady()  # these change no row
     last_good, first_bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
@@ -190,12 +193,8 @@ def _lineage(store: ObjectStore, before: Manifest | None, commit: Manifest) -> L
         return Lineage(commit.stage, direct(before, commit) if before else (), ())
 
 
-def _place(between: Between, is_whole: bool) -> Callable[[Manifest], object]:
-    return between.line.place if is_whole else _time
-
-
-def _time(commit: Manifest) -> int:
-    return commit.time_ms
+def _time(commit: Manifest) -> tuple[int, int, int]:
+    return commit.time_ms, 0, commit.version
 
 
 def _unsteady() -> Refused:

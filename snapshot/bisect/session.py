@@ -20,7 +20,7 @@ from .programs import Run, load
 from .search import Edge
 from .verdict import Answer, Step
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 BEGINNING = "beginning"
 """How the moment before the first commit is called, which no ref names."""
 

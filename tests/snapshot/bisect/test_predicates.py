@@ -194,7 +194,7 @@ def test_a_command_that_ends_otherwise_stops_the_search(
 
 
 def test_a_command_that_cannot_judge_the_bad_end_is_told_at_once(app: FlightsApp, cache: SstCache) -> None:
-    with pytest.raises(Refused, match="cannot judge flights@now: exit code 125"):
+    with pytest.raises(Refused, match="nobody can judge flights@now, where the search ends: exit code 125"):
         find(app, cache, Run("exit 125"))
     with pytest.raises(Refused, match="something is wrong already at the beginning"):
         find(app, cache, Run("exit 127"))

@@ -199,7 +199,7 @@ def _fields(manifest: Manifest) -> dict[str, object]:
 
 
 def test_a_bad_end_that_cannot_be_judged_is_refused_with_the_reason(cache: SstCache) -> None:
-    with pytest.raises(Refused, match="cannot judge app@now: nobody knows"):
+    with pytest.raises(Refused, match="nobody can judge app@now, where the search ends: nobody knows"):
         bisect(linear(), cache, "app", Oracle({VERSIONS: "skip"}))
 
 
