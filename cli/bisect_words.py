@@ -182,7 +182,8 @@ def note_input_gone(session: Session, app_name: str) -> None:
 def show_wanted(session: Session, search: "Search", cut: "Cut", left: int) -> None:
     """What a person is to look at next."""
     app, ref = search.asked.app, search.wanted or ""
-    table = next(iter(cut.tables), "")
+    stage = ref.partition("/")[2].partition("@")[0]
+    table = stage if stage in cut.tables else next(iter(cut.tables), "")
     to_type = [f"  slackwater query {ref} 'FROM {table}'{session.flags}"] if ref and table else []
     session.show(
         {"app": app, "wanted": ref, "cut": cut.versions, "left": left},

@@ -290,15 +290,21 @@ def _parts(verdict: "Verdict", out: Path | None, store: "ObjectStore", flags: st
     yield ""
     if not verdict.where and verdict.rows.column(0)[0].as_py():
         yield f"at {verdict.bad_ref}: {verdict.rows.column(0)[0]}"
-    made = len(verdict.steps)
-    more = f", {made} with those that looked for other changes" if made > verdict.evaluations else ""
-    yield f"found with {formats.plural(verdict.evaluations, 'evaluation')}{more}; to go on:"
+    yield f"found with {_effort(verdict)}; to go on:"
     query = verdict.where or f"FROM {verdict.stage}"
     if verdict.good_ref:
         yield f"  slackwater query {verdict.good_ref} {shlex.quote(query)}{flags}"
     yield f"  slackwater query {verdict.bad_ref} {shlex.quote(query)}{flags}"
     if verdict.good_ref:
         yield f"  slackwater clone {verdict.good_ref} {_free_name(store, verdict.app)}{flags}"
+
+
+def _effort(verdict: "Verdict") -> str:
+    made = sum(not step.given for step in verdict.steps)
+    if not made:
+        return formats.plural(len(verdict.steps), "answer")
+    more = f", {formats.count(made)} with those that looked for other changes" if made > verdict.evaluations else ""
+    return f"{formats.plural(verdict.evaluations, 'evaluation')}{more}"
 
 
 def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:

@@ -125,10 +125,8 @@ def _verdict(judge: Judge, ends: Ends, found: Narrowed, evaluations: int, is_who
     candidates = () if found.certain else _candidates(between)
     certain = found.certain or [each.last - each.first for each in candidates] == [0]
     heads = [between.high.stages[each.stage] for each in candidates]
-    if found.certain:
-        commit = between.only()
-    else:
-        commit = max(heads, key=line.place if is_whole else _time, default=None)
+    place = line.place if is_whole else _time
+    commit = between.only() if found.certain else max(heads, key=place, default=None)
     if commit is None or (certain and commit.kind in ("claim", "compaction", "rescale", "retire")):
         raise _unsteady()  # these change no row
     last_good, first_bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
