@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ...snapshot.take.audit_log import Operation
 
 _HEADINGS = ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots")
-_KNOWN = {None: "-", True: "yes", False: "no"}
 
 
 @verb(
@@ -55,19 +54,17 @@ def log(
                 raise
             session.note(f"note: nobody knows what can be replayed: {error.message}")
             commits, topics = entries(session.store, app_name, limit, stage=stage), None
-        session.show(commits, _commits(commits, app_name))
+        session.show(commits, _commits(commits, app_name, asked_kafka=topics is not None))
 
 
-def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
+def _commits(commits: "tuple[Entry, ...]", app_name: str, *, asked_kafka: bool) -> Part:
     if not commits:
         return f"{app_name} has no commit yet; `slackwater run FILE` makes them"
-    return Grid.of(
-        (*_HEADINGS, "restorable", "replayable", "read"),
-        (line for entry in commits for line in _lines(entry)),
-    )
+    headings = (*_HEADINGS, *(["can be"] if asked_kafka else []), "read")
+    return Grid.of(headings, (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka)))
 
 
-def _lines(entry: "Entry") -> "Iterator[tuple[str, ...]]":
+def _lines(entry: "Entry", *, asked_kafka: bool) -> "Iterator[tuple[str, ...]]":
     """The version, and those right before it that are gone."""
     yield (
         formats.when(entry.time_ms),
@@ -76,14 +73,13 @@ def _lines(entry: "Entry") -> "Iterator[tuple[str, ...]]":
         entry.kind,
         *_work(entry),
         ", ".join(entry.snapshots),
-        "yes",
-        _KNOWN[entry.replayable],
+        *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
         formats.windows(map(str, entry.windows)) or "; ".join(_lost(entry)),
     )
     if entry.thinned is not None:
         first, last = entry.thinned
         versions = f"v{first}..v{last}" if first < last else f"v{first}"
-        yield ("", entry.stage, versions, "thinned out", "-", "-", "", "no", "no", "")
+        yield ("", entry.stage, versions, "gone", "-", "-", "", *(["-"] if asked_kafka else []), "thinned out by gc")
 
 
 def _lost(entry: "Entry") -> "Iterator[str]":

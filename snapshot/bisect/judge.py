@@ -41,7 +41,7 @@ class Judge:
     def judge(self, cut: Cut, to_come: int) -> Step:
         """The answer at a moment; `to_come` is how many will follow, as far as one can tell.
 
-        Where the predicate fails, that is a skip: but for the first moment of all, where it must be understood.
+        Where the predicate fails, that is a skip: but for the first moment of all, the bad end, where it must work.
         """
         content = self.between.content(cut)
         if content in self.judged:
@@ -89,7 +89,7 @@ class Judge:
 
     def _ask(self, cut: Cut) -> tuple[Answer, str, bool]:
         """The answer, why it is that, and whether it is a skip for want of a table or column."""
-        is_first = all(step.given for step in self.judged.values())
+        is_first = all(step.given and not step.bad for step in self.judged.values())
         try:
             rows = self.rows(cut, 1)
             # Of code, the row says what it found wrong.

@@ -104,3 +104,17 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
     first = at(boundary_of(thinned).moments[0].time_ms)
     found = from_json("bisect", "flights", *where, "--good", f"flights@{first}")
     assert (found["candidates"], found["begins"]) == ([], begins)
+
+
+def test_the_log_shows_what_is_gone(thinned: FlightsApp) -> None:
+    entries = from_json("log", "flights", "--stage", "carriers", "--limit", "0")
+    left = [entry["version"] for entry in entries]
+    gone = [
+        version
+        for entry in entries
+        if entry["thinned"]
+        for version in range(entry["thinned"][0], entry["thinned"][1] + 1)
+    ]
+    assert sorted(left + gone) == list(range(1, thinned.heads["carriers"].version + 1))
+    text = done("log", "flights", "--stage", "carriers", "--limit", "0")
+    assert text.count("thinned out by gc") == sum(entry["thinned"] is not None for entry in entries) > 1
