@@ -1,5 +1,6 @@
 """Replays as verbs start them: with which program, and what is said while they go on."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,23 @@ if TYPE_CHECKING:
     from ..store.read.cache import SstCache
 
 
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The program that is replayed."""
+
+    file: Path | None
+    """None for the one that the settings name."""
+
+
 def replayed(
-    session: Session, verdict: "Verdict", cache: "SstCache", code: Path | None, progress: Progress
+    session: Session, verdict: "Verdict", cache: "SstCache", code: Code, progress: Progress
 ) -> "Guilty | None":
     """The record behind a verdict; None, and a note why, where nothing can be replayed here."""
     settings = session.settings
+    if verdict.candidates:
+        return None  # it is not known which commit it was
     ran = verdict.bad.stages[verdict.stage].program
-    file = str(code) if code is not None else settings.programs.get(verdict.app)
+    file = str(code.file) if code.file is not None else settings.programs.get(verdict.app)
     if file is None:
         session.note(
             f"note: which input record it was, a replay tells: add --code {ran.path if ran else 'FILE'}, the program "
@@ -38,12 +49,11 @@ def replayed(
     from ..pipeline.replay.program import open_program
     from ..pipeline.replay.record import find_record
     from ..pipeline.run.program import load_app
-    from ..snapshot.bisect.predicate import Where
 
     try:
         app = load_app(file, name=verdict.app)
         with open_program(app, session.store, cache, settings.kafka()) as program:
-            return find_record(program, verdict, Where(verdict.where), on_hop)
+            return find_record(program, verdict, verdict.predicate, on_hop)
     except SlackwaterError as error:
         # What is found already is not lost.
         session.note(f"note: the commit is found, but nothing is replayed: {error.message}")

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .. import instants
 from . import formats, options
@@ -88,8 +89,41 @@ def group() -> typer.Typer:
     return typer.Typer(add_completion=False, no_args_is_help=True)
 
 
+class _Either(TyperGroup):
+    """A verb with arguments and options, unless the first word is one of its own verbs."""
+
+    allow_interspersed_args = True
+    allow_extra_args = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            ctx.invoked_subcommand, ctx.args = args[0], args[1:]
+            return args[1:]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.invoked_subcommand is None:
+            return super().invoke(ctx)
+        command, words = self.commands[ctx.invoked_subcommand], f"{ctx.info_name} {ctx.invoked_subcommand}"
+        # Not below this verb, whose arguments its usage would show.
+        with command.make_context(words, list(ctx.args), parent=ctx.parent) as inner:
+            return command.invoke(inner)
+
+
+def either() -> typer.Typer:
+    """A verb that also has verbs of its own: which it is, the first word says. `verb(of=…, whole=True)` is the verb."""
+    return typer.Typer(
+        cls=_Either, add_completion=False, no_args_is_help=True, subcommand_metavar="| COMMAND [ARGS]..."
+    )
+
+
 def verb(
-    *examples: str, of: typer.Typer | None = None, name: str | None = None, store: bool = True, kafka: bool = False
+    *examples: str,
+    of: typer.Typer | None = None,
+    name: str | None = None,
+    whole: bool = False,
+    store: bool = True,
+    kafka: bool = False,
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a command of a function whose first parameter is its `Session`.
 
@@ -99,6 +133,7 @@ def verb(
         examples: for the end of its help.
         of: the group that it belongs to; by itself without one.
         name: its name, where that is not the function's.
+        whole: whether it is what the group itself does, `either`.
         store: whether it has --store.
         kafka: whether it has --kafka.
     """
@@ -122,7 +157,10 @@ def verb(
         command.__doc__ = body.__doc__
         command.__annotations__ = {each.name: each.annotation for each in parameters}
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        app.command(name or body.__name__, epilog=options.examples(*examples))(command)
+        if whole:
+            app.callback(invoke_without_command=True, epilog=options.examples(*examples))(command)
+        else:
+            app.command(name or body.__name__, epilog=options.examples(*examples))(command)
         return app
 
     return register

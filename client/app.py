@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
+from ..snapshot.bisect.flips import Flips, scan
+from ..snapshot.bisect.predicate import Predicate
+from ..snapshot.bisect.programs import Function, Python
+from ..snapshot.bisect.search import Edge
 from ..snapshot.bisect.search import bisect as search
+from ..snapshot.bisect.session import Asked
 from ..snapshot.bisect.verdict import Step
 from ..snapshot.clone.clone import clone as make_clone
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
-from ..snapshot.query.channel_tables import names_channels
 from ..snapshot.query.log import entries
 from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
@@ -96,39 +100,87 @@ class StoredApp(Shown):
     def bisect(
         self,
         *,
-        where: str,
+        where: str = "",
+        check: str = "",
+        table: str = "",
+        python: Function | None = None,
+        run: str = "",
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
+        edge: Edge = "",
         on_step: Callable[[Step], None] | None = None,
     ) -> Bisection:
-        """Find the first commit, of any stage, at which a query returns rows.
+        """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
 
         Args:
             where: SQL over the app's tables that returns rows when something is wrong.
-            good: a moment at which it returns none, as `at` takes it; default the beginning of the history.
-            bad: a moment at which it returns rows; default now.
+            check: a condition in SQL that must hold: over the rows of one table or their aggregates, or as a SELECT.
+                One that is NULL holds.
+            table: the table that `check` is over, where its columns do not say.
+            python: a function that gets a DuckDB connection with the tables as views, and returns whether the moment is
+                good. It may assert instead, and raise `unittest.SkipTest` where it cannot tell.
+            run: a shell command that gets the moment as the DuckDB file `$SLACKWATER_DB`, and its ref as
+                `$SLACKWATER_REF`; it exits with 0 for good, 125 to skip, any other below 128 for bad.
+            good: a moment at which nothing is wrong, as `at` takes it; default the beginning of the history.
+            bad: a moment at which something is; default now.
+            edge: `first` or `last`: which change is meant, should the search meet several.
             on_step: told of each evaluation.
 
         Raises:
-            Usage: a moment or the SQL is malformed.
+            Usage: a moment or the SQL is malformed, or there is no predicate, or more than one.
             NotFound: there is no such moment, table or column.
-            Refused: the query returns no rows at `bad`, or some at `good`; or `good` is not before `bad`.
+            Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`.
             Corruption: an SST is not what its manifest promises.
             Unavailable: the store or Kafka did not answer.
+            SlackwaterError: the function raised something, or the command stopped the search.
         """
-        client = self._client
+        client, predicate = self._client, self._predicate(where, check, table, python, run)
         verdict = search(
             client.store,
             client.cache,
             self._name,
-            where,
+            predicate,
             good=self._ref(good) if good is not None else None,
             bad=self._ref(bad) if bad is not None else None,
+            edge=edge,
             on_step=on_step,
-            reader=client.channels() if names_channels(where) else None,
+            reader=client.channels() if predicate.channels else None,
         )
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
         return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad))
+
+    def scan(
+        self,
+        *,
+        where: str = "",
+        check: str = "",
+        table: str = "",
+        good: str | datetime | None = None,
+        bad: str | datetime | None = None,
+    ) -> Flips:
+        """All versions at which a condition on single rows of one table went from good to bad or back.
+
+        Reads what versions wrote, once, and no version's whole state.
+
+        Args:
+            where: SQL that returns the wrong rows of one table, of which each is wrong or not by itself.
+            check: a condition that must hold for each row.
+            table: as of `bisect`.
+            good: where to begin, as `at` takes it; default the beginning of the history.
+            bad: where to end; default now.
+
+        Raises:
+            Refused: the condition is not one on single rows, or versions in between were thinned out. Others as
+                `bisect`.
+        """
+        return scan(
+            self._client.store,
+            self._client.cache,
+            self._name,
+            self._predicate(where, check, table, None, ""),
+            good=self._ref(good) if good is not None else None,
+            bad=self._ref(bad) if bad is not None else None,
+        )
 
     def clone(
         self,
@@ -174,6 +226,15 @@ class StoredApp(Shown):
             by=whoami(),
         )
         return target.app(to)
+
+    def _predicate(self, where: str, check: str, table: str, python: Function | None, run: str) -> Predicate:
+        if python is None:
+            asked = Asked(self._name, where=where, check=check, table=table, run=run)
+            if not asked.by_hand:
+                return asked.predicate(self._client.store)
+        elif not (where or check or run):
+            return Python(getattr(python, "__name__", "function"), python)
+        raise Usage("say what is wrong by one of where=, check=, python= and run=")
 
     def _ref(self, moment: str | datetime, stage: str = "") -> str:
         text = moment.isoformat() if isinstance(moment, datetime) else moment

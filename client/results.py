@@ -48,7 +48,7 @@ class Log(Shown, tuple[Entry, ...]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Bisection(Shown):
-    """The first commit at which a query returned rows."""
+    """The first commit at which something was wrong; the last that may be, where moments could not be judged."""
 
     verdict: Verdict
     """All that was found out."""
@@ -89,6 +89,8 @@ class Bisection(Shown):
         notes = [f"read {', '.join(map(str, self.windows))}", f"found with {found.evaluations} evaluations"]
         if more > 0:
             notes.insert(0, f"and {more:,} more keys")
+        if found.candidates:
+            notes.append(f"not certain: one of {', '.join(map(str, found.candidates))}")
         if found.non_monotone:
             notes.append("it went from good to bad more than once: this is one of the changes")
         return View(

@@ -304,9 +304,26 @@ def test_bisect_gives_the_moments_on_both_sides_of_the_bad_commit(app: StoredApp
     assert found.keys is not None
     assert found.keys.select("carrier", "change").fetchall() == [("C1", "changed")]
     assert [str(window) for window in found.windows] == ["flights[0] 8..9"]
-    assert len(told) == found.verdict.evaluations
+    assert tuple(told) == found.verdict.steps
     assert "is the first bad commit of flights" in repr(found)
     assert "C1" in found._repr_html_()
+
+
+def test_bisect_takes_conditions_functions_and_commands(app: StoredApp, tmp_path: Path) -> None:
+    def holds(con: duckdb.DuckDBPyConnection) -> bool:
+        return not con.sql("FROM carriers WHERE delay < 0").fetchall()
+
+    found = app.bisect(where="FROM carriers WHERE delay < 0")
+    for again in (
+        app.bisect(check="delay >= 0", table="carriers"),
+        app.bisect(python=holds),
+        app.bisect(run=f"case $SLACKWATER_REF in '{found.bad.ref}') exit 1;; *) exit 0;; esac", bad=found.bad.ref),
+    ):
+        assert (again.stage, again.version) == (found.stage, found.version)
+    assert [flip.ref for flip in app.scan(where="FROM carriers WHERE delay < 0").flips] == [found.bad.ref]
+    for wrong in ({}, {"where": "FROM carriers", "python": holds}):
+        with pytest.raises(sw.errors.Usage, match="say what is wrong by one of"):
+            app.bisect(**wrong)
 
 
 def test_bisect_takes_moments_as_at_does(app: StoredApp) -> None:

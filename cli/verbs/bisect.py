@@ -7,11 +7,14 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from ... import instants
 from ...errors import Usage
 from .. import formats, options
+from ..bisect_words import check_none_open, keep, note_input_gone, show_wanted, words
 from ..output import Progress
-from ..replaying import replayed
+from ..replaying import Code, replayed
 from ..session import Session, verb
 from ..tables import Grid, Title
 from ..terminal import Part
@@ -19,6 +22,8 @@ from ..terminal import Part
 if TYPE_CHECKING:
     from ...snapshot.bisect.changed_keys import ChangedKeys
     from ...snapshot.bisect.record import Guilty
+    from ...snapshot.bisect.session import Asked
+    from ...snapshot.bisect.session import Session as Search
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.lineage import Window
@@ -29,54 +34,115 @@ _BAR_WIDTH = 40
 
 @verb(
     'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
-    'slackwater bisect flights --good flights@before-deploy --where "FROM carriers WHERE flights < 0"',
+    'slackwater bisect flights --check "min(flights) >= 0" --table carriers --good flights@before-deploy',
+    'slackwater bisect flights --run "python check.py"      # SLACKWATER_DB is the moment, 0 good, 125 skip, else bad',
     'slackwater bisect flights --where "SELECT tail FROM aircraft WHERE flights < 0" --out keys.parquet',
+    "slackwater bisect start flights      # and say of each moment what it is: good, bad, skip",
+    of=words,
+    whole=True,
     kafka=True,
 )
 def bisect(
     session: Session,
     app_name: options.App,
-    where: str = options.option("SQL", "A query that returns rows when something is wrong.", ...),
-    good: str | None = options.option("REF", "A moment without rows. Default: the beginning."),
-    bad: str | None = options.option("REF", "A moment with rows. Default: now."),
+    where: str = options.option("SQL", "A query that returns rows when something is wrong.", ""),
+    check: str = options.option("CONDITION", "SQL that must hold, over a table's columns or as a SELECT.", ""),
+    table: str = options.option("TABLE", "Which table --check is over, where its columns do not say.", ""),
+    python: str = options.option("FILE:FUNCTION", "Gets a DuckDB connection with the tables; says if it is good.", ""),
+    run: str = options.option("CMD", "Gets the moment as the file $SLACKWATER_DB; exits as git's run has it.", ""),
+    good: str = options.option("REF", "A moment at which nothing is wrong. Default: the beginning.", ""),
+    bad: str = options.option("REF", "A moment at which something is. Default: now.", ""),
+    first: bool = options.flag("--first", "The first change from good to bad, should there be several."),
+    last: bool = options.flag("--last", "The last one."),
+    scan: bool = options.flag("--scan", "List all changes; for a condition on the single rows of one table."),
     out: Path | None = options.option("FILE", "Write all keys that turned bad to a .parquet, .csv or .json file."),
     code: Path | None = options.option(
         "FILE", "The program that ran, to replay the commit. Default: [programs] of slackwater.toml."
     ),
     no_replay: bool = options.flag("--no-replay", "Stop at the commit; do not look for the input record."),
 ) -> None:
-    """Find the first commit at which a query returns rows.
+    """Find the first commit at which something is wrong: by a query, a condition, a function or a command.
 
     The commits of all stages are searched in the order in which `log` shows them, as few as a binary search takes;
     each moment that is looked at is printed as a ref. The answer names the last good and the first bad moment, the
-    offsets read between them, and the keys that turned bad. Then the batch is replayed here, on a Spark and a store of
-    its own, by the stage's own code, until the input record is found that turned it bad.
+    offsets read between them, and the keys that turned bad. Moments that cannot be judged are passed over; where that
+    leaves several commits, all are named, and the exit code is 2.
+
+    Then the batch is replayed here, on a Spark and a store of its own, by the stage's own code, until the input record
+    is found that turned it bad.
     """
-    from ...snapshot.bisect import search
-    from ...snapshot.query.channel_tables import names_channels
+    from ...snapshot.bisect.session import Asked
+    from ...snapshot.bisect.session import Session as Search
     from .. import values
 
-    _check_name(app_name)
-    if out is not None:
-        values.check_ending(out)
-    store, reader = session.store, session.settings.open_channels() if names_channels(where) else None
-    with closing(session.settings.open_cache()) as cache, session.output.progress() as progress:
-        on_step = _steps(progress, app_name)
-        verdict = search.bisect(store, cache, app_name, where, good=good, bad=bad, on_step=on_step, reader=reader)
-        guilty = None if no_replay else replayed(session, verdict, cache, code, progress)
-    _show(session, verdict, out, guilty)
-
-
-def _check_name(app_name: str) -> None:
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
         raise Usage(
             f"bisect takes the name of an app, found the ref {app_name!r}; --good and --bad take refs",
             hint=f"write `slackwater bisect {name}`, and --good {app_name} if that is where it was good",
         )
+    if first and last:
+        raise Usage("--first and --last name two changes; give one of them")
+    if out is not None:
+        values.check_ending(out)
+    asked = Asked(app_name, where, check, table, python, run, good, bad, "first" if first else "last" if last else "")
+    if asked.by_hand:
+        raise Usage(
+            "nothing says what is wrong",
+            hint=f"give --where, --check, --python or --run; or look yourself: `slackwater bisect start {app_name}`",
+        )
+    if scan:
+        _scan(session, asked)
+        return
+    check_none_open(app_name)
+    note_input_gone(session, app_name)
+    go_on(session, Search(session.store.url, asked), out, None if no_replay else Code(code))
 
 
-def _show(session: Session, verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> None:
+def go_on(session: Session, search: "Search", out: Path | None = None, code: Code | None = None) -> None:
+    """Search with what is known, keep what is found out, and show the verdict or what a person is to look at."""
+    from msgspec.structs import replace
+
+    from ...snapshot.bisect.predicate import Wanted
+    from ...snapshot.bisect.search import bisect as find
+
+    asked, kept = search.asked, search
+    predicate = asked.predicate(session.store)
+    with closing(session.settings.open_cache()) as cache, session.output.progress() as progress:
+        show_step = _steps(progress, asked.app)
+
+        def on_step(step: "Step") -> None:
+            nonlocal kept
+            show_step(step)
+            kept = kept.with_step(step)
+            keep(session, kept)
+
+        try:
+            verdict = find(
+                session.store,
+                cache,
+                asked.app,
+                predicate,
+                good=asked.good or None,
+                bad=asked.bad or None,
+                edge=asked.edge,
+                known=search.known,
+                on_step=on_step,
+                reader=session.settings.open_channels() if predicate.channels and not asked.by_hand else None,
+            )
+        except Wanted as wanted:
+            kept = replace(kept, wanted=wanted.ref, asked=replace(asked, bad=asked.bad or wanted.ref))
+            keep(session, kept)
+            show_wanted(session, kept, wanted.cut, wanted.left)
+            return
+        keep(session, replace(kept, found=_found(verdict), wanted=None))
+        guilty = replayed(session, verdict, cache, code, progress) if code is not None else None
+    _show(session, verdict, guilty, out, asked.edge)
+    if verdict.candidates:
+        raise typer.Exit(2)
+
+
+def _show(session: Session, verdict: "Verdict", guilty: "Guilty | None", out: Path | None, edge: str) -> None:
     from ...snapshot.bisect.verdict import MAX_ROWS
     from .. import values
 
@@ -84,12 +150,14 @@ def _show(session: Session, verdict: "Verdict", out: Path | None, guilty: "Guilt
         session.note_thinned(ref, cut.thinned)
     if verdict.begins:
         session.note(
-            f"note: the history of {verdict.app} before {verdict.begins} was thinned out by gc; it is not searched"
+            f"note: the history of {verdict.app} before {verdict.begins} was thinned out by gc; "
+            "of that, the moments that are left are searched"
         )
     if out is not None and verdict.keys is not None:
         values.write(verdict.keys.flat(), out)
     elif out is not None:
-        session.note(f"note: {verdict.stage} keeps no table, so no key turned bad, and {out} is not written")
+        why = f"{verdict.stage} keeps no table, so no key turned bad" if not verdict.candidates else "no key is certain"
+        session.note(f"note: {why}, and {out} is not written")
     session.show(_data(verdict, out, guilty), *_parts(verdict, out, guilty, session.store, session.flags))
     if verdict.more_rows:
         session.note(
@@ -97,25 +165,58 @@ def _show(session: Session, verdict: "Verdict", out: Path | None, guilty: "Guilt
             "keys that only later rows name are not reported"
         )
     if verdict.non_monotone:
-        against = ", ".join(f"{step.ref or 'its beginning'} is {_word(step.bad)}" for step in verdict.non_monotone)
+        against = ", ".join(f"{step.ref or 'its beginning'} is {step.answer}" for step in verdict.non_monotone)
+        which = f"the {edge} that was met" if edge else "one of the changes"
         session.note(
-            f"it went from good to bad more than once ({against}), and this is one of the changes: "
-            "narrow it with --good and --bad"
+            f"it went from good to bad more than once ({against}), and this is {which}: "
+            f"narrow it with --good and --bad{'' if edge else ', or say --first or --last'}"
         )
+
+
+def _found(verdict: "Verdict") -> str:
+    if not verdict.candidates:
+        return f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}"
+    listed = ", ".join(map(str, verdict.candidates))
+    return f"the first bad commit of {verdict.app} is one of {listed}"
+
+
+def _scan(session: Session, asked: "Asked") -> None:
+    from ...snapshot.bisect.flips import scan
+
+    with closing(session.settings.open_cache()) as cache:
+        found = scan(
+            session.store,
+            cache,
+            asked.app,
+            asked.predicate(session.store),
+            good=asked.good or None,
+            bad=asked.bad or None,
+        )
+    words = (
+        (
+            flip.ref,
+            instants.when(flip.time_ms),
+            "good to bad" if flip.bad else "bad to good",
+            formats.count(flip.keys),
+        )
+        for flip in found.flips
+    )
+    changes = formats.plural(len(found.flips), "change")
+    session.show(
+        found,
+        Grid.of(("commit", "committed", "went from", ">wrong keys"), words) if found.flips else "",
+        f"{changes} in {found.stage}@v{found.first + 1}..v{found.last}, of {formats.plural(found.rows, 'row')} written",
+    )
 
 
 def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
     def on_step(step: "Step") -> None:
         moment = step.ref or f"{app_name} before its first commit"
-        line = f"{step.number}/{step.total}  {moment}: {_word(step.bad)}"
+        line = f"{step.number}/{step.total}  {moment}: {step.answer}{f' ({step.why})' if step.why else ''}"
         done = min(_BAR_WIDTH, _BAR_WIDTH * step.number // max(step.total, 1))
         progress(line, f"{'━' * done}{'─' * (_BAR_WIDTH - done)}  {line}")
 
     return on_step
-
-
-def _word(is_bad: bool) -> str:
-    return "bad" if is_bad else "good"
 
 
 def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict[str, Any]:
@@ -123,7 +224,17 @@ def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict
     from ..bisect_tables import record_data
 
     def data_of(steps: "Iterable[Step]") -> list[dict[str, Any]]:
-        return [{"ref": step.ref, "cut": step.cut.versions, "bad": step.bad} for step in steps]
+        return [
+            {
+                "ref": step.ref,
+                "cut": step.cut.versions,
+                "bad": step.bad,
+                "answer": step.answer,
+                "why": step.why,
+                "took_ms": step.took_ms,
+            }
+            for step in steps
+        ]
 
     def moment(ref: str, version: int, time_ms: int, cut: "Cut") -> dict[str, Any]:
         return {"ref": ref, "version": version, "time_ms": time_ms, "cut": cut.versions}
@@ -132,6 +243,7 @@ def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict
     return {
         "app": verdict.app,
         "where": verdict.where,
+        "predicate": verdict.predicate.text,
         "stage": verdict.stage,
         "last_good": moment(verdict.good_ref, verdict.good_version, verdict.good_time_ms, verdict.good),
         "first_bad": moment(verdict.bad_ref, verdict.bad_version, verdict.bad_time_ms, verdict.bad),
@@ -143,6 +255,7 @@ def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict
         "file": str(out) if out is not None and keys is not None else None,
         "rows": values.for_json(verdict.rows)["rows"],
         "more_rows": verdict.more_rows,
+        "candidates": verdict.candidates,
         "evaluations": verdict.evaluations,
         "steps": data_of(verdict.steps),
         "non_monotone": data_of(verdict.non_monotone),
@@ -157,7 +270,13 @@ def _parts(
 ) -> Iterator[Part]:
     from ..bisect_tables import record_parts
 
-    yield Title(f"{verdict.stage} v{verdict.bad_version} is the first bad commit of {verdict.app}")
+    yield Title(_found(verdict))
+    if verdict.candidates:
+        yield (
+            "the versions in between were thinned out by gc"
+            if verdict.thinned
+            else "there are only moments left that cannot be judged; `slackwater bisect explain` says why"
+        )
     good = (verdict.good_ref, instants.when(verdict.good_time_ms), verdict.good.ref)
     yield Grid.of(
         ("", "", "committed", "the whole app"),
@@ -180,12 +299,23 @@ def _parts(
     if guilty is not None:
         yield from record_parts(guilty)
     yield ""
-    yield f"found with {formats.plural(verdict.evaluations, 'evaluation')}; to go on:"
+    if not verdict.where and verdict.rows.column(0)[0].as_py():
+        yield f"at {verdict.bad_ref}: {verdict.rows.column(0)[0]}"
+    yield f"found with {_effort(verdict)}; to go on:"
+    query = verdict.where or f"FROM {verdict.stage}"
     if verdict.good_ref:
-        yield f"  slackwater query {verdict.good_ref} {shlex.quote(verdict.where)}{flags}"
-    yield f"  slackwater query {verdict.bad_ref} {shlex.quote(verdict.where)}{flags}"
+        yield f"  slackwater query {verdict.good_ref} {shlex.quote(query)}{flags}"
+    yield f"  slackwater query {verdict.bad_ref} {shlex.quote(query)}{flags}"
     if verdict.good_ref:
         yield f"  slackwater clone {verdict.good_ref} {_free_name(store, verdict.app)}{flags}"
+
+
+def _effort(verdict: "Verdict") -> str:
+    made = sum(not step.given for step in verdict.steps)
+    if not made:
+        return formats.plural(len(verdict.steps), "answer")
+    more = f", {formats.count(made)} with those that looked for other changes" if made > verdict.evaluations else ""
+    return f"{formats.plural(verdict.evaluations, 'evaluation')}{more}"
 
 
 def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:

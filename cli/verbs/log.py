@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from ... import instants
+from ...errors import Refused, Unavailable
 from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid
@@ -14,11 +15,14 @@ if TYPE_CHECKING:
     from ...snapshot.query.log import Entry
     from ...snapshot.take.audit_log import Operation
 
+_HEADINGS = ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots")
+
 
 @verb(
     "slackwater log flights",
     "slackwater log flights --stage carriers --limit 5",
     "slackwater log flights --operations",
+    kafka=True,
 )
 def log(
     session: Session,
@@ -30,7 +34,9 @@ def log(
     """Show the commits of an app, newest first.
 
     Each with its rows, the offsets it read (from the first up to, not including, the second), and the
-    snapshots it is part of. --operations shows instead who took, removed or cloned what.
+    snapshots it is part of; versions that were thinned out cannot be restored. Where Kafka is known, also whether it
+    still holds what each version read, so that it can be replayed. --operations shows instead who took, removed or
+    cloned what.
     """
     from ...snapshot.query.log import entries
     from ...snapshot.take.audit_log import list_operations
@@ -41,28 +47,40 @@ def log(
         done = list_operations(session.store, app_name, limit)
         session.show(done, _operations(done, app_name))
     else:
-        commits = entries(session.store, app_name, limit, stage=stage)
-        session.show(commits, _commits(commits, app_name))
+        topics = session.settings.open_channels()
+        try:
+            commits = entries(session.store, app_name, limit, stage=stage, topics=topics)
+        except (Unavailable, Refused) as error:
+            if topics is None:
+                raise
+            session.note(f"note: nobody knows what can be replayed: {error.message}")
+            commits, topics = entries(session.store, app_name, limit, stage=stage), None
+        session.show(commits, _commits(commits, app_name, asked_kafka=topics is not None))
 
 
-def _commits(commits: "tuple[Entry, ...]", app_name: str) -> Part:
+def _commits(commits: "tuple[Entry, ...]", app_name: str, *, asked_kafka: bool) -> Part:
     if not commits:
         return f"{app_name} has no commit yet; `slackwater run FILE` makes them"
-    return Grid.of(
-        ("committed", "stage", ">version", "kind", ">rows", ">took", "snapshots", "read"),
-        (
-            (
-                instants.when(entry.time_ms),
-                entry.stage,
-                f"v{entry.version}",
-                entry.kind,
-                *_work(entry),
-                ", ".join(entry.snapshots),
-                formats.windows(map(str, entry.windows)) or "; ".join(_lost(entry)),
-            )
-            for entry in commits
-        ),
+    headings = (*_HEADINGS, *(["can be"] if asked_kafka else []), "read")
+    return Grid.of(headings, (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka)))
+
+
+def _lines(entry: "Entry", *, asked_kafka: bool) -> "Iterator[tuple[str, ...]]":
+    """The version, and those right before it that are gone."""
+    yield (
+        instants.when(entry.time_ms),
+        entry.stage,
+        f"v{entry.version}",
+        entry.kind,
+        *_work(entry),
+        ", ".join(entry.snapshots),
+        *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
+        formats.windows(map(str, entry.windows)) or "; ".join(_lost(entry)),
     )
+    if entry.thinned is not None:
+        first, last = entry.thinned
+        versions = f"v{first}..v{last}" if first < last else f"v{first}"
+        yield ("", entry.stage, versions, "gone", "-", "-", "", *(["-"] if asked_kafka else []), "thinned out by gc")
 
 
 def _lost(entry: "Entry") -> "Iterator[str]":

@@ -20,7 +20,7 @@ from .messages import decode_addressed, header_of, marker_of, read_rows, split
 
 @dataclass(frozen=True, slots=True)
 class KafkaChannels:
-    """Implements the Protocols by which `snapshot` asks for Kafka: `Channels`, `ChannelReader` and `Rereader`."""
+    """The Protocols by which `snapshot` asks for Kafka: `Channels`, `ChannelReader`, `Rereader` and `Topics`."""
 
     kafka: Kafka = field(repr=False)
     patience_s: float = 60
@@ -45,6 +45,10 @@ class KafkaChannels:
     def ends(self, topic: str, /) -> tuple[int, ...] | None:
         """The end offset of each partition, or None when there is no such topic."""
         return topics.end_offsets(self.kafka, topic)
+
+    def starts(self, topic: str, /) -> tuple[int, ...] | None:
+        """See the Protocol `Topics`. Raises `Refused` or `Unavailable`."""
+        return topics.start_offsets(self.kafka, topic)
 
     def read(self, in_flight: InFlight, /) -> Iterator[pa.Table]:
         """See the Protocol. Raises `Corruption`, `Refused` or `Unavailable`."""

@@ -52,6 +52,18 @@ def offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[tuple[i
     return _until_led(kafka, ask, timeout_s)
 
 
+def start_offsets(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> tuple[int, ...] | None:
+    """The first offset that each partition still holds, None when there is no such topic. Raises as `offsets`."""
+
+    def ask(left_s: float) -> tuple[int, ...]:
+        return _list(kafka, topic, [OffsetSpec.earliest()] * _count(kafka, topic, left_s), left_s)
+
+    try:
+        return _until_led(kafka, ask, timeout_s)
+    except NotFound:
+        return None
+
+
 def offsets_since(kafka: Kafka, topic: str, times_ms: Sequence[int]) -> tuple[int, ...]:
     """Of each partition the offset of its first record that is as late as its time, in ms since 1970, or later.
 

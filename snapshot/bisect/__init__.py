@@ -1,3 +1,16 @@
-"""Finding the commit that made something wrong: the search, its lattice of cuts, the keys that changed."""
+"""Finding the commit that made something wrong: predicates, the search over cuts, its session, the changed keys."""
 
-__all__ = ["changed_keys", "ends", "judge", "lattice", "predicate", "search", "verdict"]
+__all__ = [
+    "changed_keys",
+    "check",
+    "ends",
+    "flips",
+    "judge",
+    "lattice",
+    "narrow",
+    "predicate",
+    "programs",
+    "search",
+    "session",
+    "verdict",
+]

@@ -1,12 +1,20 @@
 """The stretch of an app's line between two of its prefixes: what a binary search over it needs."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
 
 from ...store.sst import ttl
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, order
 from ..cut.line import Line
+
+Skips = Mapping[str, Collection[int]]
+"""By stage, the versions whose prefixes the predicate cannot judge."""
+
+_NONE: Skips = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Between:
 
     def length(self, stage: str) -> int:
         """Number of the stage's versions in this stretch."""
-        return self.high.stages[stage].version - self._lowest(stage)
+        return self.high.stages[stage].version - self.lowest(stage)
 
     def differing(self) -> tuple[str, ...]:
         """The watched stages whose table may hold other rows in `high` than in `low`, upstream first."""
@@ -51,24 +59,39 @@ class Between:
         """What decides the predicate at a cut: the same content, the same answer."""
         return tuple(self._content(cut, stage) for stage in sorted(self.watched))
 
-    def middle(self) -> Manifest | None:
+    def middle(self, skips: Skips = _NONE) -> Manifest | None:
         """A commit whose prefix lies strictly between; None when at most one commit of a watched table is left.
 
         The longest stretch of a watched table's versions is halved. Where each of them is a single version, it is the
-        middle one of these.
+        middle one of these. None of `skips` is given: where they are on all sides, the stretches beside them are
+        halved, those that end with a moment that could be judged first.
         """
         differing = self.differing()
-        longest = max(differing, key=self.length, default="")
-        if longest and self.length(longest) > 1:
-            return self.line.read(longest, (self._lowest(longest) + self.high.stages[longest].version) // 2)
+        found = {stage: gap for stage in differing if (gap := self._gap(stage, skips)) is not None}
+        if found:
+            stage = max(found, key=lambda each: found[each][:2])
+            _, length, low = found[stage]
+            return self.line.read(stage, low + length // 2)
         left = sorted((self.high.stages[stage] for stage in differing), key=self.line.place)
-        return left[(len(left) - 1) // 2] if len(left) > 1 else None
+        half = (len(left) - 1) // 2
+        others = [each for each in left[:-1] if each.version not in skips.get(each.stage, ())]
+        return min(others, key=lambda each: abs(left.index(each) - half), default=None)
+
+    def _gap(self, stage: str, skips: Skips) -> tuple[bool, int, int] | None:
+        """The stretch of the stage's versions to look into: whether one of its ends was judged, its length, its start.
+
+        None when no version lies inside one.
+        """
+        low, high, skipped = self.lowest(stage), self.high.stages[stage].version, skips.get(stage, ())
+        places = (low, *sorted(version for version in skipped if low < version < high), high)
+        gaps = ((at == low not in skipped or to == high, to - at, at) for at, to in pairwise(places) if to - at > 1)
+        return max(gaps, key=lambda gap: gap[:2], default=None)
 
     def only(self) -> Manifest | None:
         """When `middle` is None, the one commit of a watched table that is left; None without any."""
         return next((self.high.stages[stage] for stage in self.differing()), None)
 
-    def _lowest(self, stage: str) -> int:
+    def lowest(self, stage: str) -> int:
         """The stage's version in `low`; when it has none there, the number before its first."""
         return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
 

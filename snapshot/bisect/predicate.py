@@ -34,6 +34,8 @@ class At:
     """The tables to open; None for those that the predicate names."""
     reader: ChannelReader | None = None
     """Reads records in flight."""
+    ref: str = ""
+    """Names the cut; empty for one that was never committed, or before the first commit."""
 
 
 class Predicate(Protocol):
@@ -77,7 +79,47 @@ class Predicate(Protocol):
 
 
 class Skip(Exception):
-    """A predicate cannot judge this cut; the message says why. Nothing is wrong with the request."""
+    """A predicate cannot judge this cut; the message says why. Nothing is wrong with the request.
+
+    `lacks` when that is for want of a table or column.
+    """
+
+    def __init__(self, why: str, *, lacks: bool = False) -> None:
+        super().__init__(why)
+        self.lacks = lacks
+
+
+class Wanted(Exception):
+    """A person is to say what a moment is."""
+
+    def __init__(self, cut: Cut, ref: str = "", left: int = 0) -> None:
+        super().__init__(ref)
+        self.cut = cut
+        self.ref = ref
+        """A ref to the moment; empty for the one before the first commit."""
+        self.left = left
+        """How many will follow, as far as one can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """No predicate: a person looks. What they look at is not known, so every stage counts, and what it sent."""
+
+    text: str = "by hand"
+    sql: str = ""
+    channels: bool = True
+
+    def tables(self, cut: Cut) -> frozenset[str]:
+        """See `Predicate`."""
+        return frozenset(cut.stages)
+
+    def names(self, table: str) -> bool:
+        """See `Predicate`."""
+        return False
+
+    def rows(self, at: At, max_rows: int) -> pa.Table:
+        """Raises `Wanted`."""
+        raise Wanted(at.cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +127,13 @@ class Where:
     """SQL that returns rows when something is wrong. Rows with a table's key columns name the keys that are."""
 
     sql: str
+    said: str = ""
+    """What was typed, where it was not SQL."""
 
     @property
     def text(self) -> str:
         """See `Predicate`."""
-        return self.sql
+        return self.said or self.sql
 
     @property
     def channels(self) -> bool:

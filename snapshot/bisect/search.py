@@ -1,31 +1,33 @@
-"""Find the commit that made something wrong: a binary search over the app's line with a SQL predicate.
+"""Find the commit that made something wrong: a binary search over the app's line with a predicate.
 
-The predicate is a query that returns rows when something is wrong. It is asked at prefixes of the line (`line`), which
-are consistent cuts that a ref names: so a wrong answer is wrong state, never a torn look at a running app, and whoever
-types the ref gets the same answer.
+The predicate is asked at prefixes of the line (`line`), which are consistent cuts that a ref names: so a wrong answer
+is wrong state, never a torn look at a running app, and whoever types the ref gets the same answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from math import ceil, log2
+from typing import Literal
+
+import pyarrow as pa
 
 from ... import instants
-from ...errors import Refused
+from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.lineage import trace
+from ..cut.lineage import Lineage, direct, trace
 from ..take.capture import ChannelReader
 from .changed_keys import changed_keys
-from .ends import find_ends
-from .judge import Judge, ref_of
+from .ends import Ends, find_ends
+from .judge import Judge
 from .lattice import Between
-from .predicate import Predicate, Where
-from .verdict import MAX_ROWS, Step, Verdict
+from .narrow import Narrowed, length, narrow, probe
+from .predicate import ByHand, Predicate, Where
+from .verdict import MAX_ROWS, Answer, Step, Stretch, Verdict
 
-_PROBES = 2
-"""Prefixes looked at after the search on each side, for a history that was bad, then good, then bad again."""
+Edge = Literal["", "first", "last"]
+"""Which change from good to bad is meant, where there are several: the one that is found, the first or the last."""
 
 
 def bisect(
@@ -36,6 +38,8 @@ def bisect(
     *,
     good: str | None = None,
     bad: str | None = None,
+    edge: Edge = "",
+    known: Mapping[str, Answer] | None = None,
     on_step: Callable[[Step], None] | None = None,
     now_ms: int | None = None,
     reader: ChannelReader | None = None,
@@ -45,15 +49,17 @@ def bisect(
     Tables that had no version yet at a moment are empty there. Versions whose tables hold the same rows are not
     evaluated twice, nor those of tables that the predicate does not name, so there are O(log versions) evaluations
     per table. An end that is no prefix of the line, as a snapshot, is moved to the next one that is: the good end
-    back, the bad one forward.
+    back, the bad one forward. Where versions were thinned out, the moments that are left are searched.
 
     Args:
         store: where the app lives.
         cache: where SSTs of a remote store come to lie.
         app: name of the app.
         predicate: what is wrong; SQL alone is short for `Where`, a query that returns rows then.
-        good: ref of a moment where it returns none; default the beginning of the app's history.
-        bad: ref of a moment where it returns rows; default now.
+        good: ref of a moment where nothing is; default the beginning of the app's history.
+        bad: ref of a moment where something is; default now.
+        edge: which change is meant, should evaluations show that there are several.
+        known: answers that are known, by ref; these moments are not evaluated.
         on_step: told of each evaluation.
         now_ms: what relative refs count from; default the wall clock.
         reader: reads records in flight, which SQL may ask for as `inflight('channel')`.
@@ -61,91 +67,136 @@ def bisect(
     Raises:
         Usage: a ref or the SQL is malformed, or it asks for records in flight without a `reader`.
         NotFound: there is no such app, moment, table or column.
-        Refused: the predicate returns no rows at `bad`, or some at `good`; or `good` is not before `bad`.
+        Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`; or known answers
+            contradict each other.
+        Wanted: the predicate is `ByHand`, and this moment is to be looked at next.
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
     predicate = Where(predicate) if isinstance(predicate, str) else predicate
-    ends = find_ends(store, app, predicate, good, bad, instants.now_ms() if now_ms is None else now_ms)
-    between = ends.between
-    judge = Judge(store, cache, predicate, between, on_step, reader)
-    ends.check(judge, _halvings(between))
-    # Prefixes known to be good, and to be bad, each nearer to the verdict than the one before it.
-    known_good, known_bad = [between.low], [between.high]
-    while (cut := _next(judge, between)) is not None:
-        if judge.is_bad(cut, _halvings(between) - 1):
-            between = replace(between, high=cut)
-            known_bad.append(cut)
-        else:
-            between = replace(between, low=cut)
-            known_good.append(cut)
-    commit = between.only()
-    if commit is None or commit.kind in ("claim", "compaction", "rescale", "retire"):
+    now_ms = instants.now_ms() if now_ms is None else now_ms
+    ends = find_ends(store, app, predicate, good, bad, now_ms)
+    judge = Judge(store, cache, predicate, ends.between, on_step, reader, ends.refs)
+    if isinstance(predicate, ByHand) and not good:
+        judge.know(ends.between.low, "good")  # there is nothing to look at
+    ends = ends.with_known(judge, store, known or {}, now_ms)
+    between, is_whole = ends.settle(judge)
+    if not is_whole:
+        return _verdict(judge, ends, Narrowed(between, (), (), certain=False), _evaluated(judge), is_whole)
+    found = narrow(judge, between)
+    evaluations = _evaluated(judge)
+    while not isinstance(predicate, ByHand):
+        probe(judge, found)
+        nearer = _towards(edge, judge, found)
+        if nearer is None:
+            break
+        found = narrow(judge, nearer)
+        evaluations = _evaluated(judge)
+    return _verdict(judge, ends, found, evaluations, is_whole)
+
+
+def _evaluated(judge: Judge) -> int:
+    """How many moments with rows were evaluated until now."""
+    return sum(any(content) and not step.given for content, step in judge.judged.items())
+
+
+def _towards(edge: Edge, judge: Judge, found: Narrowed) -> Between | None:
+    """A stretch nearer to the edge that is meant, in which it went from good to bad, too; None when none is known."""
+    low, high = length(found.between.low), length(found.between.high)
+    steps = sorted(judge.judged.values(), key=lambda step: length(step.cut))
+    if edge == "first":
+        bad = next((step.cut for step in steps if step.bad and length(step.cut) <= low), None)
+        if bad is None:
+            return None
+        good = max((cut for cut in found.good if length(cut) < length(bad)), key=length)
+        return replace(found.between, low=good, high=bad)
+    if edge == "last":
+        again = next((s.cut for s in reversed(steps) if s.answer == "good" and length(s.cut) >= high), None)
+        if again is None:
+            return None
+        return replace(
+            found.between, low=again, high=min((c for c in found.bad if length(c) > length(again)), key=length)
+        )
+    return None
+
+
+def _verdict(judge: Judge, ends: Ends, found: Narrowed, evaluations: int, is_whole: bool) -> Verdict:
+    between, line = found.between, found.between.line
+    candidates = () if found.certain else _candidates(between)
+    certain = found.certain or [each.last - each.first for each in candidates] == [0]
+    heads = [between.high.stages[each.stage] for each in candidates]
+    place = line.place if is_whole else _time
+    commit = between.only() if found.certain else max(heads, key=place, default=None)
+    if commit is None or (certain and commit.kind in ("claim", "compaction", "rescale", "retire")):
         raise _unsteady()  # these change no row
-    last_good, first_bad = between.line.before(commit), between.line.up_to(commit)
-    contradictions = tuple(_contradictions(judge, known_good, known_bad))
-    rows = judge.rows(first_bad, MAX_ROWS + 1)
-    if not rows.num_rows:
-        raise _unsteady()
-    before, previous = last_good.stages.get(commit.stage), between.whole.last(last_good)
+    last_good, first_bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
+    rows = _rows(judge, first_bad)
+    before, previous = last_good.stages.get(commit.stage), max(last_good.stages.values(), key=_time, default=None)
+    if is_whole:
+        previous = between.whole.last(last_good)
+    keys = changed_keys(judge.store, judge.cache, before, commit, rows.slice(0, MAX_ROWS))
+    ordered = [(length(step.cut), step) for step in judge.judged.values()]
+    low, high = length(last_good), length(first_bad)
     return Verdict(
-        app=app,
-        predicate=predicate,
+        app=between.high.app,
+        predicate=judge.predicate,
         stage=commit.stage,
         good=last_good,
         bad=first_bad,
-        good_ref=ref_of(previous),
-        bad_ref=ref_of(commit),
+        good_ref=judge.ref(last_good),
+        bad_ref=judge.ref(first_bad),
         good_version=before.version if before else 0,
         bad_version=commit.version,
         good_time_ms=previous.time_ms if previous else 0,
         bad_time_ms=commit.time_ms,
-        lineage=trace(store, before, commit),
+        lineage=_lineage(judge.store, before, commit),
         rows=rows.slice(0, MAX_ROWS),
         more_rows=rows.num_rows > MAX_ROWS,
-        keys=changed_keys(store, cache, before, commit, rows.slice(0, MAX_ROWS)),
+        keys=keys if certain or (keys is not None and keys.named) else None,
         steps=tuple(judge.judged.values()),
-        non_monotone=contradictions,
+        evaluations=evaluations,
+        candidates=() if certain else candidates,
+        thinned=not is_whole and not certain,
+        non_monotone=tuple(
+            step for at, step in ordered if (step.bad and at <= low) or (step.answer == "good" and at >= high)
+        ),
         asked=ends.asked,
         begins=ends.begins,
     )
 
 
-def _next(judge: Judge, between: Between) -> Cut | None:
-    """The prefix to look at next, None when the first bad commit is found."""
-    if (commit := between.middle()) is not None:
-        return between.line.up_to(commit)
-    if (commit := between.only()) is None:
-        return None
-    # Commits of other watched tables that were undone may lie beside it: then both its sides must be looked at.
-    before, up_to = between.line.before(commit), between.line.up_to(commit)
-    if judge.is_bad(before, 0):
-        return before
-    return None if judge.is_bad(up_to, 0) else up_to
+def _rows(judge: Judge, bad: Cut) -> pa.Table:
+    """What is wrong at the first bad moment; of code, what it said."""
+    if not judge.predicate.sql:
+        return pa.table({"wrong": [judge.judge(bad, 0).why]})
+    rows = judge.rows(bad, MAX_ROWS + 1)
+    if not rows.num_rows:
+        raise _unsteady()
+    return rows
 
 
-def _contradictions(judge: Judge, good: list[Cut], bad: list[Cut]) -> Iterator[Step]:
-    """Look into the widest stretches that the search jumped over, where nothing proves the order."""
-    probes: list[tuple[Cut, bool]] = []
-    for chain, expected in ((good, False), (bad[::-1], True)):
-        gaps = [replace(judge.between, low=low, high=high) for low, high in pairwise(chain)]
-        gaps.sort(key=lambda gap: sum(gap.length(stage) for stage in gap.differing()), reverse=True)
-        commits = ((gap, gap.middle()) for gap in gaps[:_PROBES])
-        probes += [(gap.line.up_to(commit), expected) for gap, commit in commits if commit is not None]
-    for number, (cut, expected) in enumerate(probes, 1):
-        if (step := judge.judge(cut, len(probes) - number)).bad != expected:
-            yield step
+def _candidates(between: Between) -> tuple[Stretch, ...]:
+    """The versions of which one made it bad."""
+    return tuple(
+        Stretch(stage, between.lowest(stage) + 1, manifest.version)
+        for stage, manifest in between.high.stages.items()
+        if stage in between.watched and between.length(stage) > 0
+    )
 
 
-def _halvings(between: Between) -> int:
-    """How many evaluations it will take from here, as far as one can tell."""
-    differing = between.differing()
-    longest = max((between.length(stage) for stage in differing), default=1)
-    return ceil(log2(max(longest, 1))) + ceil(log2(max(len(differing), 1))) + _PROBES
+def _lineage(store: ObjectStore, before: Manifest | None, commit: Manifest) -> Lineage:
+    try:
+        return trace(store, before, commit)
+    except NotFound:  # of the stages upstream, the versions that were read are collected
+        return Lineage(commit.stage, direct(before, commit, ()) if before else (), ())
+
+
+def _time(commit: Manifest) -> tuple[int, int, int]:
+    return commit.time_ms, 0, commit.version
 
 
 def _unsteady() -> Refused:
     return Refused(
-        "the predicate returned rows at one moment and none at another whose tables hold the same rows",
+        "the predicate found something wrong at one moment and nothing at another whose tables hold the same rows",
         hint="let it depend on the tables alone: no random(), now() or settings",
     )

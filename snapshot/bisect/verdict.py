@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pyarrow as pa
 
@@ -13,31 +14,61 @@ from .predicate import Predicate
 MAX_ROWS = 1_000_000
 """Rows of the predicate's result that are held, and told of, when the commit is found."""
 
+Answer = Literal["good", "bad", "skip"]
+"""What a predicate, or a person, says of a moment; `skip` is neither."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One evaluation of the predicate."""
 
     number: int
-    """From 1."""
+    """From 1; 0 for one that needed none."""
     total: int
     """How many there will be, as far as one can tell."""
     ref: str
     """A ref to the moment, empty for the one before the app's first commit."""
     cut: Cut
-    bad: bool
+    answer: Answer
+    why: str = ""
+    """Why it is a skip, in a sentence."""
+    took_ms: int = 0
+    given: bool = False
+    """Whether it was not evaluated, but said before."""
+    lacks: bool = False
+    """Whether it is a skip because a table or a column was not there."""
+
+    @property
+    def bad(self) -> bool:
+        """Whether something was wrong there."""
+        return self.answer == "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Versions of a stage that follow one another."""
+
+    stage: str
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}@v{self.first}" + (f"..v{self.last}" if self.last > self.first else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The first commit of the line at which the predicate says that something is wrong."""
+    """The first commit of the line at which the predicate says that something is wrong.
+
+    Or, with `candidates`, that it is one of several: then what is said of the commit is said of the last of them.
+    """
 
     app: str
     predicate: Predicate
     stage: str
     """The stage whose commit made it bad."""
     good: Cut
-    """The prefix of the line right before that commit."""
+    """The prefix of the line right before that commit; with candidates, the last moment that is known to be good."""
     bad: Cut
     """The prefix that ends with it."""
     good_ref: str
@@ -58,9 +89,16 @@ class Verdict:
     more_rows: bool
     """Whether it returns more than these."""
     keys: ChangedKeys | None
-    """The keys that turned bad, None for a stage without a table."""
+    """The keys that turned bad, None for a stage without a table, and where candidates leave open which they are."""
     steps: tuple[Step, ...]
-    """All evaluations, in their order."""
+    """All answers, in their order; after those that found the commit come those that looked for other changes."""
+    evaluations: int
+    """How many moments at which tables had rows were evaluated to find the commit."""
+    candidates: tuple[Stretch, ...] = ()
+    """When skips, or versions that are gone, leave it open: the versions, of all stages, of which one is the first bad
+    one. Empty when the commit is certain."""
+    thinned: bool = False
+    """Whether it is because garbage collection took versions between `good` and `bad` that there are candidates."""
     non_monotone: tuple[Step, ...] = ()
     """Evaluations against the order: good after the first bad moment, or bad before the last good one. Empty as
     far as could be seen when the history went from good to bad once; otherwise the verdict is one of several
@@ -68,14 +106,9 @@ class Verdict:
     asked: Mapping[str, Cut] = field(default_factory=dict)
     """What the refs to both ends resolve to, where they were given."""
     begins: str = ""
-    """The ref from which on was searched, where older history was thinned out."""
+    """The ref from which on every version was there to be searched, where older history was thinned out."""
 
     @property
     def where(self) -> str:
         """SQL that returns rows when something is wrong; empty where code decides that."""
         return self.predicate.sql
-
-    @property
-    def evaluations(self) -> int:
-        """How many times the predicate was evaluated."""
-        return len(self.steps)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ...store.objects.protocol import ObjectStore
+from ...store.versions import horizon
+from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Kind, Lost, Manifest
 from ..cut.line import newest_first
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import newest, stages_of
 from ..cut.stored import list_snapshots
 from ..cut.timeline import before
+from .replayable import Held, Topics
 
 _CLOCK_SLACK_MS = 3_600_000
 """How far the clocks of storage and of writers may differ, before a snapshot's name could be missing."""
@@ -37,13 +40,25 @@ class Entry:
     """Names of the snapshots whose part of this stage it is."""
     epoch: int
     by: str
+    thinned: tuple[int, int] | None = None
+    """The first and the last of the versions right before it, when these were thinned out: none can be restored."""
+    replayable: bool | None = None
+    """Whether the version before it and all that it read are still there; None when that is not known, and for one
+    that read nothing."""
 
 
-def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -> tuple[Entry, ...]:
+def entries(
+    store: ObjectStore, app: str, limit: int = 50, *, stage: str = "", topics: Topics | None = None
+) -> tuple[Entry, ...]:
     """The newest `limit` versions of the app (0 for all), or of one stage, newest first: the app's line from its end.
 
     Where old versions were collected, those that are left follow the others. Reads the manifests it shows, one more for
-    each stage, and the snapshots written since the oldest of them. Raises `NotFound` for an unknown app or stage.
+    each stage, and the snapshots written since the oldest of them. With `topics`, Kafka is asked once for each topic
+    what it still holds.
+
+    Raises:
+        NotFound: there is no such app or stage.
+        Unavailable: storage or Kafka did not answer.
     """
     stages = stages_of(store, app, stage)
     line = newest_first(store, app, newest(store, app, (stage,) if stage else stages), thinned=True)
@@ -51,11 +66,20 @@ def entries(store: ObjectStore, app: str, limit: int = 50, *, stage: str = "") -
     if not manifests:
         return ()
     names = _names(store, app, manifests)
-    return tuple(_entry(store, manifest, names) for manifest in manifests)
+    held, limits = Held(topics) if topics is not None else None, horizon.newest(store, app)
+    return tuple(_entry(store, manifest, names, held, limits) for manifest in manifests)
 
 
-def _entry(store: ObjectStore, manifest: Manifest, names: dict[tuple[str, int], list[str]]) -> Entry:
+def _entry(
+    store: ObjectStore,
+    manifest: Manifest,
+    names: dict[tuple[str, int], list[str]],
+    held: Held | None,
+    limits: Boundary | None,
+) -> Entry:
     earlier = before(store, manifest)
+    windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
+    thinned = _thinned(manifest, limits) if earlier is None and limits is not None else None
     return Entry(
         stage=manifest.stage,
         version=manifest.version,
@@ -63,13 +87,24 @@ def _entry(store: ObjectStore, manifest: Manifest, names: dict[tuple[str, int], 
         time_ms=manifest.time_ms,
         rows_in=sum(source.rows for source in manifest.inputs.values()),
         rows_out=sum(output.rows for output in manifest.outputs.values()),
-        windows=direct(earlier, manifest, losses(manifest)) if earlier else (),
+        windows=windows,
         lost=manifest.lost,
         duration_ms=manifest.duration_ms,
         snapshots=tuple(names.get((manifest.stage, manifest.version), ())),
         epoch=manifest.epoch,
         by=manifest.by,
+        thinned=thinned,
+        replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
     )
+
+
+def _thinned(manifest: Manifest, limits: Boundary) -> tuple[int, int] | None:
+    """The versions right before this one, when they were collected."""
+    if manifest.version > limits.first.get(manifest.stage, 0) or manifest.kind == "clone":
+        return None
+    left = [version for version in limits.kept.get(manifest.stage, ()) if version < manifest.version]
+    first = left[-1] + 1 if left else 1
+    return (first, manifest.version - 1) if first < manifest.version else None
 
 
 def _names(store: ObjectStore, app: str, manifests: Iterable[Manifest]) -> dict[tuple[str, int], list[str]]:

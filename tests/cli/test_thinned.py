@@ -88,11 +88,33 @@ def test_bisect_says_where_the_history_is_thinned_out(thinned: FlightsApp) -> No
     assert said.exit_code == 0, said.output
     begins = from_json("bisect", "flights", *where)["begins"]
     assert begins.startswith("flights/")
-    assert f"note: the history of flights before {begins} was thinned out by gc; it is not searched" in said.stderr
-    already = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 300")
-    assert already.exit_code == 1
-    assert f"already at {begins}: before that, the history of flights was thinned out" in already.stderr
-    early = at(boundary_of(thinned).moments[0].time_ms)
-    refused = slackwater("bisect", "flights", *where, "--good", f"flights@{early}")
-    assert refused.exit_code == 1
-    assert "thinned out" in refused.stderr
+    told = f"note: the history of flights before {begins} was thinned out by gc; of that, the moments that are left are"
+    assert told in said.stderr
+    early = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 300")
+    assert early.exit_code == 2
+    assert early.stdout.startswith("the first bad commit of flights is one of carriers@v")
+    assert "the versions in between were thinned out by gc" in early.stdout
+    good, bad = (line.split()[2] for line in early.stdout.splitlines() if line.startswith("  slackwater query"))
+    for ref, expected in ((good, 0), (bad, 1)):
+        rows = from_json("query", ref, "SELECT 1 FROM carriers HAVING sum(flights) > 300")["rows"]
+        assert len(rows) == expected
+    always = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING sum(flights) > 0")
+    assert always.exit_code == 1
+    assert "the oldest moment that is left of the history of flights" in always.stderr
+    first = at(boundary_of(thinned).moments[0].time_ms)
+    found = from_json("bisect", "flights", *where, "--good", f"flights@{first}")
+    assert (found["candidates"], found["begins"]) == ([], begins)
+
+
+def test_the_log_shows_what_is_gone(thinned: FlightsApp) -> None:
+    entries = from_json("log", "flights", "--stage", "carriers", "--limit", "0")
+    left = [entry["version"] for entry in entries]
+    gone = [
+        version
+        for entry in entries
+        if entry["thinned"]
+        for version in range(entry["thinned"][0], entry["thinned"][1] + 1)
+    ]
+    assert sorted(left + gone) == list(range(1, thinned.heads["carriers"].version + 1))
+    text = done("log", "flights", "--stage", "carriers", "--limit", "0")
+    assert text.count("thinned out by gc") == sum(entry["thinned"] is not None for entry in entries) > 1

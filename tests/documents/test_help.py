@@ -13,10 +13,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def verbs(group: Any, path: str = "slackwater") -> Iterator[tuple[str, Any]]:
-    """Every command under a group, by the words that call it; groups themselves are not among them."""
+    """Every command under a group, by the words that call it; groups are among them where they do something alone."""
     for name in group.list_commands(None):
         command = group.get_command(None, name)
         if hasattr(command, "list_commands"):
+            if command.invoke_without_command:
+                yield f"{path} {name}", command
             yield from verbs(command, f"{path} {name}")
         else:
             yield f"{path} {name}", command

@@ -180,6 +180,8 @@ def resolve(words: list[str]) -> tuple[Any, list[str]]:
     command: Any = get_command(command_line)
     while words and hasattr(command, "get_command") and not words[0].startswith("-"):
         found = command.get_command(None, words[0])
+        if found is None and command.invoke_without_command:
+            break
         assert found is not None, f"there is no verb {words[0]!r}"
         command, words = found, words[1:]
     return command, words

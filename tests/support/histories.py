@@ -96,6 +96,10 @@ class Kafka:
     def ends(self, topic: str) -> tuple[int, ...] | None:
         return tuple(map(len, self.topics[topic])) if topic in self.topics else None
 
+    def starts(self, topic: str) -> tuple[int, ...] | None:
+        """As `snapshot.query.replayable.Topics`."""
+        return self.earliest.get(topic, (0,) * len(self.topics[topic])) if topic in self.topics else None
+
     def check_topic(self, topic: str, offsets: tuple[int, ...]) -> None:
         ends = self.ends(topic)
         if ends is None:

@@ -215,8 +215,11 @@ def test_it_takes_a_logarithm_of_evaluations(cache: SstCache) -> None:
     steps: list[Step] = []
     verdict = find(app, cache, SECONDS, on_step=steps.append)
     assert verdict.bad_version == first_bad
-    # Both ends, the search over the versions of the one table that matters, and the probes after it.
-    assert verdict.evaluations == len(steps) <= 2 + ceil(log2(app.heads["carriers"].version)) + 4
+    # The bad end, and the search over the versions of the one table that matters.
+    assert verdict.evaluations <= 1 + ceil(log2(app.heads["carriers"].version))
+    # The good end, which has no rows, and the probes after it.
+    assert verdict.steps == tuple(steps)
+    assert len(steps) <= verdict.evaluations + 1 + 4
     assert [step.number for step in steps] == list(range(1, len(steps) + 1))
     assert all(step.total >= step.number for step in steps)
     assert (steps[0].bad, steps[1].bad) == (True, False)

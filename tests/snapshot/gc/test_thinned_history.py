@@ -78,14 +78,31 @@ def test_a_second_collection_thins_out_further_and_keeps_what_it_should() -> Non
     check_whole(app)
 
 
-def test_bisect_searches_what_is_whole_and_says_so_of_the_rest(tmp_path: Any) -> None:
+def test_bisect_searches_what_is_whole_and_the_moments_that_are_left_of_the_rest(tmp_path: Any) -> None:
     app = aging_app()
     for _ in range(4):
         app.run(flights(200))
-    where = "SELECT 1 FROM carriers HAVING sum(flights) > 780"
+    versions = range(1, app.heads["carriers"].version + 1)
+    totals = {v: sum(n for n, _, _ in rows_of(app.store, app.version("carriers", v)).values()) for v in versions}
     gc(app, Retention(all_ms=HOUR_MS, hourly_ms=1000 * HOUR_MS))
-    cache = SstCache(tmp_path, 1 << 30)
-    verdict = bisect(app.store, cache, "flights", where, now_ms=0)
-    assert verdict.stage == "carriers"
-    with pytest.raises(Refused, match="thinned out"):
-        bisect(app.store, cache, "flights", where, good=f"flights@{at(1.2)}")
+    limit = horizon.newest(app.store, "flights")
+    assert limit is not None
+    store, cache = fresh(app.store), SstCache(tmp_path, 1 << 30)
+    for least in (780, 433):
+        first_bad = next(version for version, total in totals.items() if total >= least)
+        where = f"SELECT 1 FROM carriers HAVING sum(flights) >= {least}"
+        verdict = bisect(store, cache, "flights", where, now_ms=0)
+        if first_bad > limit.first["carriers"]:
+            assert (verdict.stage, verdict.bad_version, verdict.candidates) == ("carriers", first_bad, ())
+            continue
+        left = {each.stage: each for each in verdict.candidates}
+        assert left["carriers"].first <= first_bad <= left["carriers"].last
+        assert verdict.thinned
+        for cut, ref in ((verdict.good, verdict.good_ref), (verdict.bad, verdict.bad_ref)):
+            assert resolve(store, ref, now_ms=0).versions == cut.versions
+        assert totals[verdict.good_version] < least <= totals[verdict.bad_version]
+        # The same between these two, as moments or as the time between them.
+        again = bisect(store, cache, "flights", where, good=verdict.good_ref, bad=verdict.bad_ref, now_ms=0)
+        assert again.candidates == verdict.candidates
+    with pytest.raises(Refused, match="is not before the bad one"):
+        bisect(store, cache, "flights", where, good="flights", bad=f"flights@{at(1.2)}", now_ms=app.clock.now_ms)

@@ -1,0 +1,259 @@
+"""All changes of a predicate that looks at one row at a time: one pass over the rows that versions wrote.
+
+Such a predicate says of a row whether it is wrong, and that does not change until its key is written again, or expires.
+So nothing is evaluated at any version but the first: what each version wrote (`_seq`) is looked at once, and how many
+keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ...errors import NotFound, Refused, Usage
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
+from ...store.versions import history
+from ...store.versions.manifest import Manifest, Sst
+from ..query.columns import visible_schema
+from .ends import find_ends
+from .judge import ref_of
+from .lattice import Between
+from .predicate import Predicate
+
+_AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
+_ROW = "_slackwater_row"
+"""Names the rows that are looked at."""
+_HINT = "--scan takes a condition on single rows: SELECT KEY FROM TABLE WHERE …; without --scan, bisect takes any"
+_CHANGES = f"""
+    WITH lives AS (
+        SELECT version, {{row}} IN (FROM _bad) AS bad, _expires,
+            lead(version) OVER (PARTITION BY {HASH}, {{keys}} ORDER BY version, {SEQ}) AS overwritten
+        FROM _written WHERE {HASH} IN (SELECT {HASH} FROM _written WHERE {{row}} IN (FROM _bad))
+    ), ends AS (
+        SELECT version, least(overwritten, if(gone < version, version, gone)) AS until
+        FROM (FROM lives WHERE bad) ASOF LEFT JOIN _clocks ON _expires <= clock_ms
+    )
+    SELECT version, sum(delta)::BIGINT
+    FROM (SELECT version, 1 AS delta FROM ends UNION ALL SELECT until, -1 FROM ends WHERE until IS NOT NULL)
+    GROUP BY version ORDER BY version
+"""
+"""By version, how many more keys are wrong: a wrong row is there until its key is written again, or it expires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A version with which the first wrong row came, or the last one went."""
+
+    ref: str
+    version: int
+    time_ms: int
+    bad: bool
+    """Whether it went from good to bad."""
+    keys: int
+    """How many keys are wrong from it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flips:
+    """All changes of a predicate over the versions of one table."""
+
+    stage: str
+    first: int
+    last: int
+    """The versions that were looked at: after the first, which the counting begins with, up to the last."""
+    flips: tuple[Flip, ...]
+    counts: tuple[tuple[int, int], ...]
+    """How many keys are wrong, by version: where it changed, and at the first version."""
+    rows: int
+    """How many rows were looked at."""
+
+
+def scan(
+    store: ObjectStore,
+    cache: SstCache,
+    app: str,
+    predicate: Predicate,
+    *,
+    good: str | None = None,
+    bad: str | None = None,
+    now_ms: int | None = None,
+) -> Flips:
+    """As `flips`, between two refs; default the beginning and now.
+
+    Raises:
+        Refused: an end lies where history was thinned out, or as `flips` and `find_ends`.
+    """
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    ends = find_ends(store, app, predicate, good, bad, now_ms)
+    if ends.left and (good or not ends.begins):
+        raise Refused(
+            "--scan looks at every version, and some between these ends were thinned out",
+            hint=f"choose ends from {ref_of(ends.between.whole.last(ends.between.whole.beginning()))} on",
+        )
+    return flips(store, cache, ends.between, predicate)
+
+
+def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Predicate) -> Flips:
+    """All versions between two moments at which a predicate on single rows went from good to bad or back.
+
+    Args:
+        store: the store of the app.
+        cache: where SSTs of a remote store come to lie.
+        between: from which moment to which. All versions in between must be there.
+        predicate: SQL over one table, of which each row is wrong or not whatever the others are.
+
+    Raises:
+        Refused: it is no such predicate; says why.
+        Usage: the SQL is malformed.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    stage, sql = _row_local(predicate, between)
+    low, high = between.low.stages.get(stage), between.high.stages[stage]
+    first = between.lowest(stage)
+    after = [history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1)]
+    sources = [*(_Source(sst, first, None) for sst in (low.ssts if low else ())), *_written(after)]
+    manifests = ([low] if low else []) + after
+    if not sources:
+        return Flips(stage, first, high.version, (), ((first, 0),), 0)
+    with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
+        _show(con, stage, high, sources, [str(cache.parquet_path(store, each.sst)) for each in sources])
+        try:
+            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {_ROW} FROM ({sql})")
+        except duckdb.Error as error:
+            raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
+        clocks = {each.clock_ms: each.version for each in reversed(manifests)}
+        con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
+        keys = ", ".join(_quoted(column.name) for column in high.table.key) if high.table else ""
+        changes = con.execute(_CHANGES.format(keys=keys, row=_ROW)).fetchall()
+        rows = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
+    versions = [first, *(version for version, _ in changes if version > first)]
+    at_first = sum(delta for version, delta in changes if version <= first)
+    counts = np.cumsum([at_first, *(delta for version, delta in changes if version > first)]).tolist()
+    by_version = {each.version: each for each in manifests}
+    found = tuple(
+        Flip(ref_of(by_version[version]), version, by_version[version].time_ms, after > 0, after)
+        for (_, before), (version, after) in pairwise(zip(versions, counts, strict=True))
+        if (before > 0) != (after > 0)
+    )
+    return Flips(stage, first, high.version, found, tuple(zip(versions, counts, strict=True)), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An SST, and which of its rows count as written by a version."""
+
+    sst: Sst
+    version: int
+    seq: int | None
+    """Their `_seq`; None for all rows."""
+
+
+def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
+    for manifest in manifests:
+        if manifest.kind not in ("claim", "compaction", "rescale", "retire"):
+            seq = manifest.row_seq
+            yield from (_Source(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
+
+
+def _show(
+    con: duckdb.DuckDBPyConnection, stage: str, high: Manifest, sources: Sequence[_Source], paths: Sequence[str]
+) -> None:
+    """Make `_written` all rows that count, and a view of the table's name those that a query sees, deleted ones not.
+
+    An SST may be there twice: as one of the first version, and as what a version wrote.
+    """
+    labels = [(path, source.version, source.seq) for source, path in zip(sources, paths, strict=True)]
+    con.register(
+        "_labels",
+        pa.table(
+            {
+                "path": pa.array([each[0] for each in labels]),
+                "version": pa.array([each[1] for each in labels], pa.int64()),
+                "seq": pa.array([each[2] for each in labels], pa.int64()),
+            }
+        ),
+    )
+    files = sorted(set(paths))
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
+    expires = EXPIRES if any(source.sst.expiring for source in sources) else "NULL::BIGINT"
+    con.execute("SET allowed_paths = $files", {"files": files})
+    con.execute("SET enable_external_access = false")
+    con.execute(
+        f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version, {expires} AS _expires,"
+        f" hash(filename, file_row_number, l.version) AS {_ROW}"
+        f" FROM (SELECT *, file_row_number FROM"
+        f" read_parquet([{listed}], hive_partitioning = false, union_by_name = true, filename = true)) s"
+        f" JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
+    )
+    shown = ", ".join(map(_quoted, visible_schema(high.table).names)) if high.table else ""
+    con.execute(f"CREATE TEMP VIEW {_quoted(stage)} AS SELECT {shown}, {_ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")
+
+
+def _row_local(predicate: Predicate, between: Between) -> tuple[str, str]:
+    """The table that a predicate is over, and a query for the number of each row of it that is wrong."""
+    if not predicate.sql:
+        raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=_HINT)
+    with duckdb.connect() as con:
+        parsed = json.loads(
+            con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": predicate.sql}).fetchall()[0][0]
+        )
+        if parsed["error"] or len(parsed["statements"]) != 1:
+            raise Usage(f"the predicate is not one query: {parsed.get('error_message', predicate.sql)}")
+        node = parsed["statements"][0]["node"]
+        aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
+        if reason := next(_reasons(node, aggregates), ""):
+            raise Refused(
+                f"whether a row is wrong does not follow from that row alone: the query has {reason}", hint=_HINT
+            )
+        name = node["from_table"]["table_name"].casefold()
+        stage = next((stage for stage in between.high.tables if stage.casefold() == name), None)
+        if stage is None:
+            raise NotFound("table", node["from_table"]["table_name"], between.high.tables)
+        node["modifiers"] = []
+        number = con.execute(f"SELECT json_serialize_sql('SELECT {_ROW}')").fetchall()[0][0]
+        node["select_list"] += json.loads(number)["statements"][0]["node"]["select_list"]
+        sql = con.execute("SELECT json_deserialize_sql($tree::JSON)", {"tree": json.dumps(parsed)}).fetchall()[0][0]
+    return stage, sql
+
+
+def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
+    """Why a query does not look at each row of one table by itself."""
+    if node["type"] != "SELECT_NODE":
+        yield "a set operation"
+        return
+    source = node["from_table"]["type"]
+    if source != "BASE_TABLE":
+        yield {"JOIN": "a join", "SUBQUERY": "a subquery", "EMPTY": "no table"}.get(source, f"a {source.lower()}")
+    named = {"GROUP BY": node["group_expressions"], "HAVING": node["having"], "QUALIFY": node["qualify"]}
+    named |= {"a sample": node["sample"], "WITH": node["cte_map"]["map"]}
+    yield from (name for name, given in named.items() if given)
+    for modifier in node["modifiers"]:
+        if modifier["type"] != "ORDER_MODIFIER":
+            yield modifier["type"].partition("_")[0]
+    yield from _in_expressions([node["select_list"], node["where_clause"]], aggregates)
+
+
+def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
+    if isinstance(node, list):
+        for each in node:
+            yield from _in_expressions(each, aggregates)
+    elif isinstance(node, dict):
+        if node.get("class") in ("WINDOW", "SUBQUERY"):
+            yield "a window function" if node["class"] == "WINDOW" else "a subquery"
+        elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
+            yield f"the aggregate {node['function_name'].removesuffix('_star')}"
+        for each in node.values():
+            yield from _in_expressions(each, aggregates)
+
+
+def _quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'

@@ -1,0 +1,175 @@
+"""The words of `slackwater bisect` as they are typed: a person who looks, and the session of every search."""
+
+import json
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.kafka import channels
+from slackwater.store.objects.protocol import ObjectStore
+
+from tests.cli.verbs.calling import BAD, done, from_json, slackwater
+from tests.support.histories import FlightsApp, Kafka, flights
+
+pytestmark = pytest.mark.usefixtures("isolated")
+
+
+def answer_until_found(truth: int, *, skips: frozenset[str] = frozenset()) -> tuple[int, str]:
+    """Say of each moment what it is, by the version of `carriers` in it. Gives the last exit code and output."""
+    result = slackwater("bisect", "start", "flights", "--json")
+    while result.exit_code == 0 and (said := json.loads(result.stdout)).get("wanted"):
+        assert said["wanted"].startswith("flights/")
+        bad = said["cut"].get("carriers", 0) >= truth
+        word = "skip" if said["wanted"] in skips else "bad" if bad else "good"
+        result = slackwater("bisect", word, "flights", "--json")
+    return result.exit_code, result.stdout
+
+
+@pytest.mark.usefixtures("app")
+def test_a_person_who_looks_finds_the_commit() -> None:
+    code, text = answer_until_found(truth=6)
+    verdict = json.loads(text)
+    assert code == 0
+    assert verdict["first_bad"]["ref"] == "flights/carriers@v6"
+    assert verdict["predicate"] == "by hand"
+    assert "carriers v6 is the first bad commit" in done("bisect", "explain", "flights")
+
+
+@pytest.mark.usefixtures("app")
+def test_skips_leave_candidates_and_exit_as_git_does() -> None:
+    code, text = answer_until_found(truth=5, skips=frozenset({"flights/carriers@v5", "flights/aircraft@v5"}))
+    assert code == 2
+    left = {each["stage"]: (each["first"], each["last"]) for each in json.loads(text)["candidates"]}
+    assert left["carriers"] == (5, 5)
+    assert "aircraft" in left
+    assert "# the first bad commit of flights is one of" in done("bisect", "log", "flights")
+
+
+@pytest.mark.usefixtures("app")
+def test_what_is_to_be_looked_at_is_printed_as_commands() -> None:
+    text = done("bisect", "start", "flights", "--good", "flights/carriers@v2", "--bad", "flights/carriers@v6")
+    ref = text.split()[2].rstrip(",")
+    assert text.startswith(f"look at {ref}")
+    assert f"slackwater query {ref} 'FROM aircraft'" in text
+    assert "slackwater bisect good flights (or bad, or skip)" in text
+    assert "flights/carriers@v2" in done("bisect", "log", "flights")
+
+
+@pytest.mark.usefixtures("app")
+def test_the_log_of_every_search_is_replayed(tmp_path: Path) -> None:
+    found = from_json("bisect", "flights", "--where", BAD)
+    log = done("bisect", "log", "flights")
+    assert log.splitlines()[1].startswith("slackwater bisect flights --where 'SELECT")
+    assert log.count("slackwater bisect good flights") + log.count("slackwater bisect bad flights") == len(
+        found["steps"]
+    )
+    (tmp_path / "search.log").write_text(log)
+    again = from_json("bisect", "replay", "search.log")
+    assert again["first_bad"] == found["first_bad"]
+    assert again["evaluations"] == 0
+    # Mended by hand: without the answers, they are asked for again.
+    (tmp_path / "search.log").write_text("\n".join(log.splitlines()[:2]))
+    assert from_json("bisect", "replay", "search.log")["evaluations"] == found["evaluations"]
+
+
+@pytest.mark.usefixtures("app")
+def test_explain_says_of_each_moment_what_it_was_and_how_long_that_took() -> None:
+    done("bisect", "flights", "--where", BAD)
+    lines = done("bisect", "explain", "flights").splitlines()
+    assert lines[0].split() == ["moment", "was", "took", "why"]
+    assert "ms" in lines[1]
+    assert lines[-1] == "carriers v6 is the first bad commit of flights"
+    assert from_json("bisect", "explain", "flights")["asked"]["where"] == BAD
+
+
+@pytest.mark.usefixtures("app")
+def test_a_search_by_hand_is_not_forgotten_by_mistake() -> None:
+    done("bisect", "start", "flights")
+    for words in (("flights", "--where", BAD), ("start", "flights")):
+        refused = slackwater("bisect", *words)
+        assert refused.exit_code == 1
+        assert "a search of flights by hand is open" in refused.stderr
+    assert "removed" in done("bisect", "reset", "flights")
+    assert "there is no search of flights" in done("bisect", "reset", "flights")
+    assert slackwater("bisect", "log", "flights").exit_code == 1
+    done("bisect", "flights", "--where", BAD)
+
+
+@pytest.mark.usefixtures("app")
+def test_answers_that_contradict_each_other_are_refused() -> None:
+    done("bisect", "start", "flights", "--bad", "flights/carriers@v4")
+    refused = slackwater("bisect", "good", "flights", "flights/carriers@v5")
+    assert refused.exit_code == 1
+    assert "flights/carriers@v5 is good, and flights/carriers@v4, which is not after it, is bad" in refused.stderr
+
+
+def test_an_app_that_is_called_like_a_word_is_searched_with_an_option_first(store: ObjectStore) -> None:
+    app = FlightsApp(store, Kafka(), "start")
+    app.run(flights(20))
+    where = "FROM carriers WHERE flights > 4"
+    found = from_json("bisect", "--where", where, "start")
+    assert found["app"] == "start"
+    assert "look at start/" in done("bisect", "start", "start")
+
+
+@pytest.mark.usefixtures("app")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("flights",), "nothing says what is wrong"),
+        (("flights", "--where", BAD, "--check", "delay > 0"), "--where and --check both say"),
+        (("flights", "--where", BAD, "--table", "carriers"), "--table says which table --check is over"),
+        (("flights", "--where", BAD, "--first", "--last"), "give one of them"),
+        (("flights", "more", "--where", BAD), "unexpected extra argument"),
+        (("flights", "--python", "mine.py:ok"), "there is no file mine.py"),
+    ],
+)
+def test_what_is_no_search_is_a_usage_error(words: tuple[str, ...], expected: str) -> None:
+    result = slackwater("bisect", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert expected in result.stderr
+
+
+@pytest.mark.usefixtures("app")
+def test_a_check_a_function_and_a_command_find_the_same_commit(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def ok(con):\n"
+        "    (worst,) = con.sql('SELECT max(delay) FROM carriers').fetchall()[0]\n"
+        "    return not worst or worst <= 1000\n"
+    )
+    for words in (
+        ("--check", "delay <= 1000", "--table", "carriers"),
+        ("--python", "mine.py:ok"),
+        ("--run", "case $SLACKWATER_REF in *@v6|*@v7) exit 1;; *) exit 0;; esac"),
+    ):
+        found = from_json("bisect", "flights", *words)
+        assert found["predicate"] == words[1]
+        assert found["first_bad"]["version"] == 6
+        assert done("bisect", "log", "flights").count(words[0]) == 1
+
+
+@pytest.mark.usefixtures("app")
+def test_a_scan_lists_all_changes() -> None:
+    text = done("bisect", "flights", "--where", BAD, "--scan")
+    assert "flights/carriers@v6" in text
+    assert "good to bad" in text
+    assert "1 change in carriers@v1..v6" in text
+    refused = slackwater("bisect", "flights", "--where", "SELECT 1 FROM carriers HAVING max(delay) > 9", "--scan")
+    assert refused.exit_code == 1
+    assert "HAVING" in refused.stderr
+
+
+def test_input_that_is_gone_from_kafka_is_told_before_the_search_and_by_the_log(
+    app: FlightsApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "KafkaChannels", lambda _properties: app.kafka)
+    monkeypatch.setenv("SLACKWATER_KAFKA", "in-memory:9092")
+    assert "Kafka does not hold" not in slackwater("bisect", "flights", "--where", BAD).stderr
+    app.kafka.earliest["flights"] = app.version("legs", 4).inputs["flights"].offsets
+    said = slackwater("bisect", "flights", "--where", BAD).stderr.splitlines()
+    assert said[0] == (
+        "note: Kafka does not hold all input any more of legs up to v4: these can be found, not replayed"
+    )
+    logged = {e["version"]: e["replayable"] for e in from_json("log", "flights", "--stage", "legs")}
+    assert logged == {1: None, 2: False, 3: False, 4: False, 5: True, 6: True, 7: True}
+    lines = done("log", "flights", "--stage", "legs").splitlines()
+    assert ["restored, replayed" in line for line in lines[1:]] == [True] * 3 + [False] * 4
