@@ -15,9 +15,10 @@ from ..tables import Grid, Title
 from ..terminal import Part
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
+    from ...snapshot.bisect.changed_keys import ChangedKeys
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.lineage import Window
+    from ...snapshot.diff.key_changes import KeyChange
     from ...store.objects.protocol import ObjectStore
 
 _BAR_WIDTH = 40
