@@ -1,6 +1,6 @@
 """Arrow tables as words for people, as JSON, and as files."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,20 @@ def word(value: object) -> str:
             return _encoder.encode(value).decode()
         case _:
             return str(value)
+
+
+def differing(before: Mapping[str, object] | None, after: Mapping[str, object] | None) -> list[tuple[str, str, str]]:
+    """The columns in which two rows differ, with both values for people; all columns where one of the rows is None.
+
+    There is a line, without a column, also where a row that is None faces one that has no values.
+    """
+    names = list(after or before or ())
+    sides = ["(no row)" if row is None else "" for row in (before, after)]
+    lines = [
+        (name, *(said or word((row or {})[name]) for said, row in zip(sides, (before, after), strict=True)))
+        for name in names
+    ]
+    return [line for line in lines if line[1] != line[2]] or [("", *sides)]
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

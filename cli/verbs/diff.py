@@ -153,11 +153,6 @@ def _key(change: "KeyChange") -> tuple[str, ...]:
 
 def _lines(change: "KeyChange") -> Iterator[tuple[str, ...]]:
     """A line for each value that differs; of a row that one side has, for each that it has."""
-    from ..values import word
+    from ..values import differing
 
-    before, after = change.before, change.after
-    names = [name for name in after or before or {} if before is None or after is None or before[name] != after[name]]
-    if not names:
-        yield *_key(change), "", *("(no row)" if row is None else "" for row in (before, after))
-    for name in names:
-        yield *_key(change), name, *("(no row)" if row is None else word(row[name]) for row in (before, after))
+    return ((*_key(change), *line) for line in differing(change.before, change.after))

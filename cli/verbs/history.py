@@ -84,15 +84,12 @@ def _shown(found: "KeyHistory", key: str) -> Part:
 
 def _lines(change: "Change") -> Iterator[tuple[str, ...]]:
     """A line for each value that changed; the first says when, and by which version."""
-    from ..values import word
+    from ..values import differing
 
-    before, after = change.before, change.after
-    names = [name for name in after or before or {} if before is None or after is None or before[name] != after[name]]
     about = (formats.when(change.time_ms), f"v{change.version}", _what(change))
     read = formats.windows(map(str, change.windows))
-    for number, name in enumerate(names or ("",)):
-        sides = ("(no row)" if row is None else word(row[name]) if name else "" for row in (before, after))
-        yield (*(about if number == 0 else ("", "", "")), name, *sides, read if number == 0 else "")
+    for number, line in enumerate(differing(change.before, change.after)):
+        yield (*(about if number == 0 else ("", "", "")), *line, read if number == 0 else "")
 
 
 def _what(change: "Change") -> str:

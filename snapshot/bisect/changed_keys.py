@@ -10,7 +10,7 @@ from ...store.sst.hashing import hash_keys, normalise_keys
 from ...store.sst.types import HASH, arrow_schema
 from ...store.versions.manifest import Manifest, Table
 from ..diff.ancestry import Ancestry, ancestry
-from ..diff.candidates import candidates
+from ..diff.candidates import changes_between, rows_of
 from ..diff.key_changes import KeyChanges
 from ..diff.side import Side, distinct
 from ..query.columns import visible_schema
@@ -43,15 +43,15 @@ def changed_keys(
     earlier = Side(store, cache, table, before, before.clock_ms if before is not None else 0)
     later = Side(store, cache, table, after, after.clock_ms)
     keys = _named_keys(rows, table)
-    named = keys is not None
-    if keys is None:
-        shared = ancestry((store, before), (store, after)) if before is not None else Ancestry()
-        keys = candidates(earlier, later, shared)
     shown = [name for name in visible_schema(table).names if name not in earlier.key]
-    values_before, was = earlier.look_up(keys, shown)
-    values_after, is_there = later.look_up(keys, shown)
-    found = ChangedKeys(keys.drop_columns([HASH]), values_before, values_after, was, is_there, named)
-    return found if named else found.changed().in_order()
+    if keys is not None:
+        return _of(rows_of(keys, (earlier, None), (later, None), names=shown), named=True)
+    shared = ancestry((store, before), (store, after)) if before is not None else Ancestry()
+    return _of(changes_between(earlier, later, shared, shown).changed().in_order(), named=False)
+
+
+def _of(found: KeyChanges, *, named: bool) -> ChangedKeys:
+    return ChangedKeys(found.keys, found.before, found.after, found.was, found.is_there, named)
 
 
 def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:

@@ -47,7 +47,7 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
     if one[1].stage != other[1].stage:
         return Ancestry()
     if (one[0].url, one[1].app) == (other[0].url, other[1].app):
-        lines = tuple((_stretch(*each),) for each in (one, other))
+        lines: tuple[tuple[Stretch, ...], ...] = tuple((_stretch(*each),) for each in (one, other))
     else:
         lines = tuple(tuple(_line(*each)) for each in (one, other))
     for number, mine in enumerate(lines[0]):

@@ -20,7 +20,7 @@ from ...store.sst.types import HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history, horizon
 from ...store.versions.manifest import Manifest, Sst
 from .ancestry import Ancestry, Stretch
-from .side import Side, identity
+from .side import Side, identity, newest
 
 VERSION_BYTES = 64 << 10
 """Reading a manifest is worth so many bytes of SSTs, in time."""
@@ -82,8 +82,7 @@ def _gone(side: Side, way: Sequence[Stretch], seq: int) -> list[pa.Table] | None
 def _manifests(stretch: Stretch) -> Iterable[Manifest | None]:
     """The versions of a stretch, None for each that is not there."""
     numbers = range(stretch.after + 1, stretch.up_to + 1)
-    asked = (repeat(stretch.store), repeat(stretch.app), repeat(stretch.stage), numbers)
-    return at_once().map(history.find, *asked)
+    return at_once().map(history.find, repeat(stretch.store), repeat(stretch.app), repeat(stretch.stage), numbers)
 
 
 def _is_thinned(stretch: Stretch) -> bool:
@@ -113,6 +112,4 @@ def _newest(side: Side, ssts: Sequence[Sst], seq: int) -> pa.Table:
     """The newest row of each key among those up to a `_seq`: `_hash`, key columns and `_seq`."""
     newest_first = sorted(ssts, key=lambda sst: -sst.seq_max)
     rows = pa.concat_tables([side.no_rows(), *(side.stored(sst, SEQ, 0, seq) for sst in newest_first)])
-    # Of equal keys the first came from the newest SST.
-    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(side.key))
-    return rows.take(pa.array(order[~repeats])).select([HASH, *side.key, SEQ])
+    return newest(rows, side.key).select([HASH, *side.key, SEQ])

@@ -9,13 +9,12 @@ import pyarrow as pa
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.sst.types import HASH
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
 from ..query.columns import visible_schema
 from .ancestry import Ancestry, ancestry
-from .candidates import candidates
+from .candidates import changes_between
 from .key_changes import KeyChanges
 from .side import Side
 
@@ -94,7 +93,9 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
         for name, manifest in moment.cut.tables.items()
         if manifest.table is not None
     }
-    names = tuple(dict.fromkeys((*one.cut.tables, *other.cut.tables)))
+    # In the order of the one that has more: a stage that came later lies behind those that it reads.
+    most, least = sorted((other.cut.tables, one.cut.tables), key=len, reverse=True)
+    names = tuple(dict.fromkeys((*most, *least)))
     if table and table not in names:
         raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
@@ -115,10 +116,7 @@ def table_diff(name: str, before: Side, after: Side) -> TableDiff:
         changes = KeyChanges(mine.empty_table(), pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, (told, *unlike))
     common = [field.name for field in mine if field in theirs and field.name not in before.key]
-    keys = candidates(before, after, _shared(before, after))
-    earlier, was = before.look_up(keys, common)
-    later, is_there = after.look_up(keys, common)
-    changes = KeyChanges(keys.drop_columns([HASH]), earlier, later, was, is_there).changed().in_order()
+    changes = changes_between(before, after, _shared(before, after), common).changed().in_order()
     kinds, differing = changes.kinds(), changes.differing()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     # Overwritten and deleted rows may be stored still: about so many, and never fewer than differ.

@@ -1,6 +1,6 @@
 """One side of a comparison: a table at a moment, and its stored rows, as many of them as are asked for."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
 from ...store.read.read_stats import Reads
 from ...store.read.remote_sst import RangedSst
@@ -47,35 +48,47 @@ class Side:
         """Names of the key columns."""
         return [column.name for column in self.table.key]
 
-    def no_rows(self) -> pa.Table:
+    def no_rows(self, *, values: bool = False) -> pa.Table:
         """What `stored` returns where there are none."""
-        return pa.schema([(HASH, pa.int64()), *arrow_schema(self.table.key), *_SYSTEM]).empty_table()
+        columns = arrow_schema((*self.table.key, *(self.table.values if values else ())))
+        return pa.schema([(HASH, pa.int64()), *columns, *_SYSTEM]).empty_table()
 
-    def look_up(self, keys: pa.Table, names: Sequence[str]) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
+    def look_up(
+        self, keys: pa.Table, names: Sequence[str], newest: pa.Table | None = None
+    ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """Of each key its values in these columns, nulls where it has no row, and whether it has one.
 
         Args:
             keys: `_hash` and the key columns.
             names: of value columns.
+            newest: rows that `stored` gave with their values, as `newest` orders them, and newer than any other.
 
         Raises:
             Corruption: an SST is missing or damaged.
             Unavailable: the store did not answer.
         """
-        hashes = keys.column(HASH).to_numpy()
+        blocks = newest.combine_chunks().to_batches() if newest is not None else ()
         values, present = multi_get(
-            self.store, self.cache, self.ssts, self.table, hashes, keys.drop_columns([HASH]), clock_ms=self.clock_ms
+            self.store,
+            self.cache,
+            self.ssts,
+            self.table,
+            keys.column(HASH).to_numpy(),
+            keys.drop_columns([HASH]),
+            clock_ms=self.clock_ms,
+            newer=map(Block.of, blocks),
         )
         return values.select(list(names)), present
 
-    def stored(self, sst: Sst, column: str, low: int, high: int) -> pa.Table:
+    def stored(self, sst: Sst, column: str, low: int, high: int, *, values: bool = False) -> pa.Table:
         """The rows of an SST, visible or not, whose `column` (`_seq`, `_expires_at`) lies from `low` to `high`.
 
         Of an SST that this machine does not have, and not all of which is asked for, only the row groups are read in
         which such rows can be.
 
         Returns:
-            `_hash`, the key columns, `_seq`, `_op` and `_expires_at`, which is null where the SST has none.
+            `_hash`, the key columns, with `values` these too, `_seq`, `_op`, and `_expires_at`, which is null where the
+            SST has none.
 
         Raises:
             Corruption: the SST is missing or damaged.
@@ -85,15 +98,15 @@ class Side:
         whole = sst.bytes <= SMALL_BYTES or (column == SEQ and low <= sst.seq_min and sst.seq_max <= high)
         if mapped is None and whole:
             mapped = self.cache.open(self.store, sst, self.table)
-        parts: Iterable[pa.RecordBatch]
+        blocks: Iterable[Block]
         if mapped is not None:
-            parts = (block.rows for block in mapped.blocks)
+            blocks = mapped.blocks
         else:
             ranged = RangedSst(self.store, sst, self.table, Reads())
             groups = ranged.having(column, low, high)
-            parts = (block.rows for block in ranged.read(groups)) if groups.size else ()
-        found = [each for part in parts for each in _within(part, self.key, column, low, high)]
-        return pa.concat_tables([self.no_rows(), *found])
+            blocks = ranged.read(groups) if groups.size else ()
+        empty = self.no_rows(values=values)
+        return pa.concat_tables([empty, *(_within(block.rows, empty.schema, column, low, high) for block in blocks)])
 
 
 def identity(sst: Sst) -> tuple[str, str]:
@@ -101,22 +114,25 @@ def identity(sst: Sst) -> tuple[str, str]:
     return sst.object, sst.checksum
 
 
-def _within(part: pa.RecordBatch, key: list[str], column: str, low: int, high: int) -> Iterator[pa.Table]:
-    if column not in part.schema.names:
-        return
-    values = part.column(column)
-    wanted = pc.fill_null(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high)), False)
-    names = [name for name in (HASH, *key, SEQ, OP, EXPIRES) if name in part.schema.names]
-    yield _plain(pa.Table.from_batches([part.select(names).filter(wanted)]), key)
+def _within(rows: pa.RecordBatch, schema: pa.Schema, column: str, low: int, high: int) -> pa.Table:
+    """The rows with such a value, in these columns."""
+    found = rows.schema.names
+    if column not in found:
+        return schema.empty_table()
+    at = rows.column(column)
+    wanted = pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False)
+    some = rows.select([name for name in schema.names if name in found]).filter(wanted)
+    columns = [
+        some.column(name) if name in found else pa.nulls(some.num_rows, schema.field(name).type)
+        for name in schema.names
+    ]
+    return pa.table(columns, schema=schema)
 
 
-def _plain(rows: pa.Table, key: list[str]) -> pa.Table:
-    """The columns that `stored` returns, all of which may be null."""
-    for name, kind in _SYSTEM:
-        if name not in rows.schema.names:
-            rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
-    rows = rows.select([HASH, *key, *(name for name, _ in _SYSTEM)])
-    return rows.cast(pa.schema([field.with_nullable(True) for field in rows.schema]))
+def newest(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Of each key the row that comes first, in the order of an SST: by hash and key."""
+    order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select(list(key)))
+    return rows.take(pa.array(order[~repeats]))
 
 
 def distinct(keys: pa.Table) -> pa.Table:
