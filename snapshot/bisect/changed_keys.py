@@ -1,6 +1,6 @@
 """The keys that a commit turned bad, with their values before and after it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pyarrow as pa
 
@@ -51,7 +51,7 @@ def changed_keys(
 
 
 def _of(found: KeyChanges, *, named: bool) -> ChangedKeys:
-    return ChangedKeys(found.keys, found.before, found.after, found.was, found.is_there, named)
+    return ChangedKeys(**{each.name: getattr(found, each.name) for each in fields(found)}, named=named)
 
 
 def _named_keys(rows: pa.Table, table: Table) -> pa.Table | None:

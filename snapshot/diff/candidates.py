@@ -54,7 +54,7 @@ def rows_of(
     """The rows of these keys (`_hash` and key columns) on two sides, each with what is known already, or None."""
     before, was = one[0].look_up(keys, names, one[1])
     after, is_there = other[0].look_up(keys, names, other[1])
-    return KeyChanges(keys.drop_columns([HASH]), before, after, was, is_there)
+    return KeyChanges.between(keys.drop_columns([HASH]), before, after, was, is_there)
 
 
 def _written(side: Side, ssts: Sequence[Sst], seq: int) -> pa.Table:

@@ -207,9 +207,10 @@ def _shown(versions: Versions, span: _Span, now_ms: int) -> Iterator[_Shown]:
     expires_ms, newest = row.expires_ms, versions[span.last]
     if newest.clock_ms >= expires_ms:
         gone = versions.first_where(span.first, span.last, lambda manifest: manifest.clock_ms >= expires_ms)
-        yield _Shown(gone, None, expires_ms)
         if gone == span.first:
+            yield _Shown(gone, None)  # as it was written
             return
+        yield _Shown(gone, None, expires_ms)
     elif span.last == len(versions) - 1 and seen_clock_ms(newest, now_ms) >= expires_ms:
         yield _Shown(span.last, None, expires_ms, late=True)
     yield _Shown(span.first, row.values)

@@ -43,6 +43,23 @@ class KeyChanges:
     """Whether there was a row at the first moment."""
     is_there: npt.NDArray[np.bool_]
     """Whether there is one at the second."""
+    differing: Mapping[str, npt.NDArray[np.bool_]]
+    """By value column, of which keys both moments have a row with another value."""
+
+    @classmethod
+    def between(
+        cls,
+        keys: pa.Table,
+        before: pa.Table,
+        after: pa.Table,
+        was: npt.NDArray[np.bool_],
+        is_there: npt.NDArray[np.bool_],
+    ) -> "KeyChanges":
+        """These keys, with their rows compared."""
+        unequal = _unequal(before, after) if before.num_rows and before.num_columns else {}
+        nowhere = np.zeros(len(was), np.bool_)
+        differing = {name: was & is_there & unequal.get(name, nowhere) for name in before.column_names}
+        return cls(keys, before, after, was, is_there, differing)
 
     def __len__(self) -> int:
         return int(self.keys.num_rows)
@@ -69,7 +86,13 @@ class KeyChanges:
         """Those at these positions."""
         keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
         return replace(
-            self, keys=keys, before=before, after=after, was=self.was[places], is_there=self.is_there[places]
+            self,
+            keys=keys,
+            before=before,
+            after=after,
+            was=self.was[places],
+            is_there=self.is_there[places],
+            differing={name: each[places] for name, each in self.differing.items()},
         )
 
     def in_order(self) -> Self:
@@ -81,25 +104,10 @@ class KeyChanges:
 
     def kinds(self) -> npt.NDArray[np.object_]:
         """What became of each key's row: its `Kind`."""
-        changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing().values()])
+        changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing.values()])
         words = np.where(changed, "changed", "same")
         words = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", words))
         return words.astype(np.object_)
-
-    def differing(self) -> dict[str, npt.NDArray[np.bool_]]:
-        """By column, of which keys both moments have a row with another value. DuckDB compares values of every type."""
-        if not self.before.num_columns:
-            return {}
-        sides, tests = {}, []
-        for number, name in enumerate(self.before.column_names):
-            sides |= {f"b{number}": self.before.column(name), f"a{number}": self.after.column(name)}
-            tests.append(f"b{number} IS DISTINCT FROM a{number} AS d{number}")
-        with duckdb.connect() as con:
-            con.register("sides", pa.table(sides))
-            found = con.sql(f"SELECT {', '.join(tests)} FROM sides").to_arrow_table()
-        both = self.was & self.is_there
-        names = zip(self.before.column_names, found.columns, strict=True)
-        return {name: both & np.asarray(column.to_numpy(), np.bool_) for name, column in names}
 
     def flat(self) -> pa.Table:
         """One row a key: its columns, what became of it as `change`, and each value as `before_…` and `after_…`.
@@ -111,3 +119,15 @@ class KeyChanges:
             for side, values in (("before", self.before), ("after", self.after)):
                 table = table.append_column(f"{side}_{name}", values.column(name))
         return table
+
+
+def _unequal(before: pa.Table, after: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
+    """By column, in which rows the values are different. DuckDB compares values of every type, NaN and null too."""
+    names = before.column_names
+    columns = {f"b{number}": before.column(name) for number, name in enumerate(names)}
+    columns |= {f"a{number}": after.column(name) for number, name in enumerate(names)}
+    tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(len(names)))
+    with duckdb.connect() as con:
+        con.register("sides", pa.table(columns))
+        found = con.sql(f"SELECT {tests} FROM sides").to_arrow_table()
+    return {name: np.asarray(each.to_numpy(), np.bool_) for name, each in zip(names, found.columns, strict=True)}

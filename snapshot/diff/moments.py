@@ -9,6 +9,7 @@ import pyarrow as pa
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.sst.types import arrow_schema, shape
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
@@ -107,23 +108,24 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
 
 def table_diff(name: str, before: Side, after: Side) -> TableDiff:
     """How a table of this name differs between two sides. Errors as of `diff`."""
-    mine, theirs = visible_schema(before.table), visible_schema(after.table)
+    mine, theirs = _values(before.table), _values(after.table)
     unlike = tuple(_unlike(mine, theirs))
     if before.table.key != after.table.key:
-        keys = (", ".join(f"{each.name} {each.type}" for each in side.table.key) for side in (before, after))
-        told = f"the key is {next(keys)} before and {next(keys)} after: rows cannot be compared"
+        was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
+        told = f"the key is {was} before and {is_now} after: rows cannot be compared"
         nothing = np.zeros(0, np.bool_)
-        changes = KeyChanges(mine.empty_table(), pa.table({}), pa.table({}), nothing, nothing)
+        keys = arrow_schema(before.table.key).empty_table()
+        changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, (told, *unlike))
-    common = [field.name for field in mine if field in theirs and field.name not in before.key]
+    common = [field.name for field in mine if field in theirs]
     changes = changes_between(before, after, _shared(before, after), common).changed().in_order()
-    kinds, differing = changes.kinds(), changes.differing()
+    kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     # Overwritten and deleted rows may be stored still: about so many, and never fewer than differ.
     in_both = max(min(_rows(before) - removed, _rows(after) - added), changed)
     columns = tuple(
         ColumnMatch(column, number := int(places.sum()), 1 - number / in_both if in_both else 1.0)
-        for column, places in differing.items()
+        for column, places in changes.differing.items()
     )
     return TableDiff(name, changes, added, removed, changed, columns, in_both, unlike)
 
@@ -132,6 +134,12 @@ def _shared(before: Side, after: Side) -> Ancestry:
     if before.manifest is None or after.manifest is None:
         return Ancestry()
     return ancestry((before.store, before.manifest), (after.store, after.manifest))
+
+
+def _values(table: Table) -> pa.Schema:
+    """The value columns that users see."""
+    keys = {column.name for column in table.key}
+    return pa.schema([field for field in visible_schema(table) if field.name not in keys])
 
 
 def _rows(side: Side) -> int:

@@ -30,9 +30,9 @@ FOCUS = (
     ("merging", "collecting", "copying"),
     ("merging", "dying", "copying", "expiring"),
 )
-PAIRS = 30
+PAIRS = 12
 """Of versions that are compared at the end of each example."""
-KEYS = 6
+KEYS = 4
 """Whose history is looked at."""
 
 
@@ -140,4 +140,4 @@ def row(found: object) -> Values | None:
 @pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
 def test_diff_and_history_say_what_the_versions_show(focus: tuple[str, ...]) -> None:
     machine = type("diff_" + "_".join(focus), (DiffModel,), {"focus": focus})
-    run_state_machine_as_test(machine, settings=scaled(3, 20))
+    run_state_machine_as_test(machine, settings=scaled(1, 25))
