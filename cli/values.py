@@ -47,13 +47,12 @@ def differing(before: Mapping[str, object] | None, after: Mapping[str, object] |
 
     There is a line, without a column, also where a row that is None faces one that has no values.
     """
-    names = list(after or before or ())
-    sides = ["(no row)" if row is None else "" for row in (before, after)]
-    lines = [
-        (name, *(said or word((row or {})[name]) for said, row in zip(sides, (before, after), strict=True)))
-        for name in names
-    ]
-    return [line for line in lines if line[1] != line[2]] or [("", *sides)]
+
+    def said(row: Mapping[str, object] | None, name: str) -> str:
+        return "(no row)" if row is None else word(row[name]) if name else ""
+
+    lines = [(name, said(before, name), said(after, name)) for name in after or before or ()]
+    return [line for line in lines if line[1] != line[2]] or [("", said(before, ""), said(after, ""))]
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

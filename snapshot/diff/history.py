@@ -128,7 +128,7 @@ def key_history(
     versions = Versions(store, app, table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
     gaps = [versions.numbers[place] for place in range(1, len(versions)) if versions.is_gap(place)]
-    whole_from = gaps[-1] if gaps else versions.numbers[0] if _collected(versions) else 0
+    whole_from = gaps[-1] if gaps else versions.numbers[0] if _inherited(versions) == "collected" else 0
     return KeyHistory(app, table, key, changes, whole_from, stored.reads)
 
 
@@ -141,8 +141,7 @@ def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[
                 yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
-        inherited = "collected" if _collected(versions) else "clone" if versions[0].kind == "clone" else ""
-        yield replace(_change(versions, later, _Shown(0, None)), inherited=inherited)
+        yield replace(_change(versions, later, _Shown(0, None)), inherited=_inherited(versions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,5 +238,8 @@ def _same(one: Row, other: Row) -> bool:
     return one == other or repr(one) == repr(other)
 
 
-def _collected(versions: Versions) -> bool:
-    return bool(versions.numbers) and versions.numbers[0] > 1 and versions[0].kind != "clone"
+def _inherited(versions: Versions) -> Literal["", "clone", "collected"]:
+    """Why the history begins with what it begins with."""
+    if not versions.numbers or versions.numbers[0] == 1:
+        return ""
+    return "clone" if versions[0].kind == "clone" else "collected"

@@ -36,10 +36,6 @@ class StoredRow:
     expires_ms: int | None
     """When it expires, milliseconds since 1970 UTC; None for never."""
 
-    def at(self, clock_ms: int) -> dict[str, object] | None:
-        """What is to be seen of it by a clock; None when it is not."""
-        return None if self.expires_ms is not None and self.expires_ms <= clock_ms else self.values
-
 
 class StoredKey:
     """Looks for one key.
@@ -105,5 +101,7 @@ class StoredKey:
             values = row.select([name for name in visible_schema(table).names if name not in self.key.column_names])
             expires_ms = row.column(EXPIRES)[0].as_py() if EXPIRES in row.column_names else None
             deleted = row.column(OP)[0].as_py() == TOMBSTONE
-            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else python_rows(values)[0], expires_ms)
+            # A table may have no columns beside its key; then these have no rows either.
+            (shown,) = python_rows(values) or ({},)
+            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else shown, expires_ms)
         return None
