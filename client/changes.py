@@ -48,7 +48,11 @@ class TableDifference(Shown):
             (
                 *found.unlike,
                 *((f"and {more:,} more rows",) if more > 0 else ()),
-                *((f"differing: {matches}, of about {found.rows_in_both:,} rows in both",) if matches else ()),
+                *(
+                    (f"differing: {matches}, of {'about ' if found.about else ''}{found.rows_in_both:,} rows",)
+                    if matches
+                    else ()
+                ),
             ),
         )
 

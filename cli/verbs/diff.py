@@ -102,6 +102,7 @@ def _data(each: "TableDiff", *, with_rows: bool, with_values: bool) -> dict[str,
         "removed": each.removed,
         "changed": each.changed,
         "rows_in_both": each.rows_in_both,
+        "about": each.about,
         "columns": each.columns,
         "unlike": each.unlike,
         "rows": values.stream(map(row, each.changes)) if with_rows else None,
@@ -117,7 +118,7 @@ def _parts(found: "Sequence[TableDiff]", *, with_rows: bool, with_values: bool, 
         yield Title(f"{each.table}: {told or 'no row differs'}")
         yield from each.unlike
         if each.changed and each.columns:
-            about = f"of about {formats.plural(each.rows_in_both, 'row')}"
+            about = f"of {'about ' if each.about else ''}{formats.plural(each.rows_in_both, 'row')}"
             yield Grid.of(("column", ">differ", f">{about} equal"), (_match(one, each) for one in each.columns))
         if with_rows and len(each.changes):
             yield ""

@@ -19,6 +19,9 @@ from .candidates import changes_between
 from .key_changes import KeyChanges
 from .side import Side
 
+_COUNTED_BYTES = 1 << 20
+"""A table up to this is read to count its rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnMatch:
@@ -28,7 +31,7 @@ class ColumnMatch:
     differing: int
     """Rows in which it differs."""
     rate: float
-    """The part of the rows in which it is equal, 0 to 1, of about `TableDiff.rows_in_both`."""
+    """The part of the rows in which it is equal, 0 to 1, of `TableDiff.rows_in_both`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,10 @@ class TableDiff:
     columns: tuple[ColumnMatch, ...]
     """The columns that were compared."""
     rows_in_both: int
-    """About how many rows both moments have: what their SSTs hold, where overwritten rows still count."""
+    """How many rows both moments have."""
+    about: bool
+    """Whether that is what SSTs hold, where overwritten rows still count: neither a large table is read to be counted,
+    nor one in which nothing changed."""
     unlike: tuple[str, ...]
     """In words, what is declared differently, so that it could not be compared."""
 
@@ -116,18 +122,19 @@ def table_diff(name: str, before: Side, after: Side) -> TableDiff:
         nothing = np.zeros(0, np.bool_)
         keys = arrow_schema(before.table.key).empty_table()
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
-        return TableDiff(name, changes, 0, 0, 0, (), 0, (told, *unlike))
+        return TableDiff(name, changes, 0, 0, 0, (), 0, True, (told, *unlike))
     common = [field.name for field in mine if field in theirs]
     changes = changes_between(before, after, _shared(before, after), common).changed().in_order()
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
-    # Overwritten and deleted rows may be stored still: about so many, and never fewer than differ.
-    in_both = max(min(_rows(before) - removed, _rows(after) - added), changed)
+    about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
+    # Never fewer than differ, whatever is stored still.
+    in_both = max((before.most_rows if about else before.count_rows()) - removed, changed)
     columns = tuple(
         ColumnMatch(column, number := int(places.sum()), 1 - number / in_both if in_both else 1.0)
         for column, places in changes.differing.items()
     )
-    return TableDiff(name, changes, added, removed, changed, columns, in_both, unlike)
+    return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike)
 
 
 def _shared(before: Side, after: Side) -> Ancestry:
@@ -140,10 +147,6 @@ def _values(table: Table) -> pa.Schema:
     """The value columns that users see."""
     keys = {column.name for column in table.key}
     return pa.schema([field for field in visible_schema(table) if field.name not in keys])
-
-
-def _rows(side: Side) -> int:
-    return sum(sst.rows - sst.tombstones for sst in side.ssts)
 
 
 def _unlike(before: pa.Schema, after: pa.Schema) -> Iterator[str]:

@@ -14,8 +14,9 @@ from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
 from ...store.read.read_stats import Reads
 from ...store.read.remote_sst import RangedSst
+from ...store.sst.expiry import expired
 from ...store.sst.hashing import sort_keys
-from ...store.sst.types import EXPIRES, HASH, OP, SEQ, arrow_schema
+from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
 
 SMALL_BYTES = 128 << 10
@@ -47,6 +48,21 @@ class Side:
     def key(self) -> list[str]:
         """Names of the key columns."""
         return [column.name for column in self.table.key]
+
+    @property
+    def most_rows(self) -> int:
+        """How many rows it has at most: what its SSTs hold, overwritten rows among them."""
+        return sum(sst.rows - sst.tombstones for sst in self.ssts)
+
+    def count_rows(self) -> int:
+        """How many rows it has. Reads all of its SSTs; errors as of `stored`."""
+        newest_first = sorted(self.ssts, key=lambda sst: -sst.seq_max)
+        rows = newest(
+            pa.concat_tables([self.no_rows(), *(self.stored(sst, SEQ, 0, sst.seq_max) for sst in newest_first)]),
+            self.key,
+        )
+        hidden, gone = np.asarray(pc.equal(rows.column(OP), TOMBSTONE)), expired(rows, self.clock_ms)
+        return int((~(hidden if gone is None else hidden | gone)).sum())
 
     def no_rows(self, *, values: bool = False) -> pa.Table:
         """What `stored` returns where there are none."""
