@@ -11,8 +11,9 @@ from .terminal import Part
 from .values import stream, word
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.changed_keys import ChangedKeys, KeyChange
+    from ..snapshot.bisect.changed_keys import ChangedKeys
     from ..snapshot.bisect.record import Guilty, Message
+    from ..snapshot.diff.key_changes import KeyChange
 
 MAX_KEYS = 10
 """Keys that are printed for people."""

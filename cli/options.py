@@ -37,6 +37,19 @@ Ref = Annotated[
     ),
 ]
 
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table.", show_default=False)]
+Key = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KEY",
+        show_default=False,
+        help="The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON.",
+    ),
+]
+
+_NULL = r"\N"
+"""How a key that is null is written, as in the dumps of databases."""
+
 
 def argument(metavar: str, explanation: str, default: Any = ...) -> Any:
     """A positional argument; required without a default."""
@@ -94,6 +107,11 @@ def names_of_stage(text: str) -> tuple[str, str]:
     if not stage:
         raise Usage(f"{text!r} names no stage; expected APP/STAGE", hint=f"`slackwater status {app}` shows the stages")
     return app, stage
+
+
+def key_values(key: list[str]) -> list[str | None]:
+    """The values of a `Key`, None for those that are null."""
+    return [None if value == _NULL else value for value in key]
 
 
 def examples(*lines: str) -> str:

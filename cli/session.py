@@ -65,14 +65,15 @@ class Session:
             f"{instants.iso(thinned.answered_ms, 'milliseconds')}{how_far}"
         )
 
-    def cut_around(self, ref: str, done: str) -> "tuple[Cut, bool]":
+    def cut_around(self, ref: str, done: str, store: "ObjectStore | None" = None) -> "tuple[Cut, bool]":
         """The moment that a ref names, and whether all of the app is in it; notes say what is not, or is another.
 
-        `done` is what happens to the one stage that is left where others cannot be read.
+        `done` is what happens to the one stage that is left where others cannot be read; `store` is where to look, by
+        default in the session's.
         """
         from ..snapshot.cut.resolve import resolve_around
 
-        cut, damage = resolve_around(self.store, ref, now_ms=instants.now_ms())
+        cut, damage = resolve_around(store or self.store, ref, now_ms=instants.now_ms())
         if damage is not None:
             self.note(f"only {', '.join(cut.stages)} is {done}, by itself: {damage.message}")
         self.note_thinned(ref, cut.thinned)

@@ -1,6 +1,6 @@
 """Arrow tables as words for people, as JSON, and as files."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from itertools import chain, count
 from pathlib import Path
@@ -41,6 +41,19 @@ def word(value: object) -> str:
             return _encoder.encode(value).decode()
         case _:
             return str(value)
+
+
+def differing(before: Mapping[str, object] | None, after: Mapping[str, object] | None) -> list[tuple[str, str, str]]:
+    """The columns in which two rows differ, with both values for people; all columns where one of the rows is None.
+
+    There is a line, without a column, also where a row that is None faces one that has no values.
+    """
+
+    def said(row: Mapping[str, object] | None, name: str) -> str:
+        return "(no row)" if row is None else word(row[name]) if name else ""
+
+    lines = [(name, said(before, name), said(after, name)) for name in after or before or ()]
+    return [line for line in lines if line[1] != line[2]] or [("", said(before, ""), said(after, ""))]
 
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:

@@ -7,8 +7,22 @@ any second way to do something. Errors are those of `slackwater.errors`.
 
 from ..snapshot.query.columns import TableColumn
 from .app import StoredApp
+from .changes import Difference, KeyHistory, TableDifference
 from .client import Client, open
 from .moment import Moment, Tables
 from .results import Bisection, Log, Verification
 
-__all__ = ["Bisection", "Client", "Log", "Moment", "StoredApp", "TableColumn", "Tables", "Verification", "open"]
+__all__ = [
+    "Bisection",
+    "Client",
+    "Difference",
+    "KeyHistory",
+    "Log",
+    "Moment",
+    "StoredApp",
+    "TableColumn",
+    "TableDifference",
+    "Tables",
+    "Verification",
+    "open",
+]

@@ -16,9 +16,11 @@ from ..snapshot.bisect.verdict import Step
 from ..snapshot.clone.clone import clone as make_clone
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
+from ..snapshot.diff.history import key_history
 from ..snapshot.query.log import entries
 from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
+from .changes import Difference, KeyHistory
 from .moment import Moment
 from .results import Bisection, Log
 from .shown import Shown, View
@@ -75,6 +77,41 @@ class StoredApp(Shown):
             Unavailable: the store did not answer.
         """
         return Log(entries(self._client.store, self._name, limit, stage=stage))
+
+    def diff(self, before: str | datetime, after: "str | datetime | Moment" = "now", *, table: str = "") -> Difference:
+        """The rows that differ between two moments, as `Moment.diff` finds them.
+
+        Args:
+            before: the first moment, as `at` takes it.
+            after: the second; one of another app, such as a clone's, is given as a `Moment`.
+            table: only this table; empty for all.
+
+        Raises:
+            Usage: a moment is malformed.
+            NotFound: there is no such moment or table.
+            Corruption: an SST or manifest is not what it should be.
+            Unavailable: a store did not answer.
+        """
+        return self.at(before).diff(after if isinstance(after, Moment) else self.at(after), table=table)
+
+    def history(self, table: str, key: object, *, limit: int = 20) -> KeyHistory:
+        """The newest `limit` changes (0 for all) of the row of one key, newest first, over the versions that are left.
+
+        Args:
+            table: the table's name.
+            key: as `Moment.get` takes it.
+            limit: how many at most.
+
+        Raises:
+            NotFound: there is no such table, or a version was collected meanwhile.
+            Usage: there are not as many values as key columns, or one is not of its column's type.
+            Corruption: an SST or manifest is not what it should be.
+            Unavailable: the store did not answer.
+        """
+        client, values = self._client, key if isinstance(key, tuple) else (key,)
+        now_ms = instants.now_ms()
+        found = key_history(client.store, client.cache, self._name, table, values, limit=limit, now_ms=now_ms)
+        return KeyHistory(found)
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
         """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.

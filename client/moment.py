@@ -10,12 +10,14 @@ from .. import instants
 from ..errors import NotFound
 from ..snapshot.cut.graph import Cut, Thinned, channels
 from ..snapshot.cut.resolve import telling_if_collected
+from ..snapshot.diff.moments import StoredCut, diff
 from ..snapshot.query.answers import answer, as_relation, later_stages
 from ..snapshot.query.channel_tables import channel_tables, names_channels
 from ..snapshot.query.columns import TableColumn, columns
 from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
+from .changes import Difference
 from .results import Verification
 from .shown import Shown, View
 
@@ -116,6 +118,23 @@ class Moment(Shown):
         with telling_if_collected(store, self._cut):
             found = python_rows(get(store, self._cut, table, values))
         return found[0] if found else None
+
+    def diff(self, other: "Moment", *, table: str = "") -> Difference:
+        """What another moment has that this one has not, and the other way round: of this app or of another one.
+
+        What both have is not read: the cost follows what was written since the two parted.
+
+        Args:
+            other: the second moment; what only it has was added.
+            table: only this table; empty for all.
+
+        Raises:
+            NotFound: neither moment has such a table, or one was collected meanwhile.
+            Corruption: an SST or manifest is not what it should be.
+            Unavailable: a store did not answer.
+        """
+        sides = (StoredCut(each._client.store, each._cut) for each in (self, other))
+        return Difference(self._ref, other._ref, diff(self._client.cache, *sides, table=table))
 
     def inflight(self, channel: str) -> duckdb.DuckDBPyRelation:
         """The records in flight on a channel, as a DuckDB relation: sent by one stage and not yet read by the next.

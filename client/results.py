@@ -97,7 +97,7 @@ class Bisection(Shown):
             f"{found.stage} v{found.bad_version} is the first bad commit of {found.app} "
             f"(last good: {found.good_ref or 'before the first commit'})",
             ("key", "before", "after"),
-            tuple((_short(key.key), _short(key.before), _short(key.after)) for key in keys),
+            tuple((short(key.key), short(key.before), short(key.after)) for key in keys),
             tuple(notes),
         )
 
@@ -129,7 +129,8 @@ class Verification(Shown):
         )
 
 
-def _short(row: object) -> str:
+def short(row: object) -> str:
+    """A row in one line."""
     if not isinstance(row, dict):
         return "(no row)"
     return ", ".join(f"{name} {value!r}" for name, value in row.items())

@@ -1,6 +1,7 @@
 """The Python API, on a store that was written without Spark and Kafka."""
 
 import gc
+import html
 import re
 import subprocess
 import sys
@@ -331,6 +332,40 @@ def test_bisect_takes_moments_as_at_does(app: StoredApp) -> None:
         app.bisect(where="FROM carriers", good="now")
 
 
+def test_diff_has_the_rows_that_differ_by_table(app: StoredApp) -> None:
+    before = app.bisect(where="SELECT carrier FROM carriers WHERE delay < 0").good
+    assert before is not None
+    found = app.diff(before.ref)
+    assert list(found) == ["aircraft", "carriers"]
+    assert not found.equal
+    (row,) = found["carriers"].rows.filter("carrier = 'C1'").fetchall()
+    assert row[1] == "changed"
+    assert found["carriers"].found.changed == 1
+    assert app.diff("now").equal
+    assert before.diff(before).equal
+
+
+def test_diff_compares_an_app_with_its_clone(app: StoredApp, tmp_path: Path) -> None:
+    for staging in (app.clone("staging"), app.clone("far", store=str(tmp_path / "other"))):
+        assert app.diff("now", staging.at()).equal
+        assert app.diff("~1", staging.at(), table="carriers").equal == app.diff("~1", table="carriers").equal
+    with pytest.raises(sw.errors.NotFound, match="carriers"):
+        app.diff("~1", table="carrier")
+
+
+def test_history_has_the_changes_of_a_key(app: StoredApp) -> None:
+    found = app.history("carriers", "C1")
+    assert [each.before for each in found[:-1]] == [each.after for each in found[1:]]
+    assert (found[-1].kind, found[-1].before) == ("added", None)
+    assert found[0].after == {
+        name: each for name, each in (app.at().get("carriers", "C1") or {}).items() if name != "carrier"
+    }
+    assert len(app.history("carriers", "C1", limit=1)) == 1
+    assert len(app.history("carriers", "XX")) == 0
+    with pytest.raises(sw.errors.NotFound):
+        app.history("carrier", "C1")
+
+
 def test_a_clone_is_an_app_of_its_own(app: StoredApp, client: Client, history: FlightsApp) -> None:
     staging = app.clone("flights-staging", topics={"flights": "flights"})
     assert client.apps == ("flights", "flights-staging")
@@ -412,7 +447,8 @@ def test_hostile_values_of_an_app_stay_text_in_a_notebook(tmp_path: Path) -> Non
 
 def test_every_value_shows_itself_in_words_and_in_a_notebook(client: Client, app: StoredApp) -> None:
     now = app.at()
-    for value in (client, app, now, now.tables, now.verify(), app.log()):
+    changed, key = app.diff("~2"), app.history("carriers", "C1")
+    for value in (client, app, now, now.tables, now.verify(), app.log(), changed, changed["carriers"], key):
         title = repr(value).splitlines()[0]
         assert "object at 0x" not in title
-        assert value._repr_html_().startswith(f"<div><b>{title}</b>")
+        assert value._repr_html_().startswith(f"<div><b>{html.escape(title)}</b>")

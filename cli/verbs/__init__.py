@@ -14,6 +14,8 @@ VERBS = (
     "verify",
     "query",
     "get",
+    "diff",
+    "history",
     "bisect",
     "clone",
     "rescale",

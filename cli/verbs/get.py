@@ -6,9 +6,6 @@ from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid
 
-_NULL = r"\N"
-"""How a key that is null is written, as in the dumps of databases."""
-
 
 @verb(
     "slackwater get flights carriers UA",
@@ -18,10 +15,8 @@ _NULL = r"\N"
 def get(
     session: Session,
     ref: options.Ref,
-    table: str = options.argument("TABLE", "Name of the table."),
-    key: list[str] = options.argument(
-        "KEY", "The values of the key columns, in their order; \\N is null, bytes are hexadecimal, a struct is JSON."
-    ),
+    table: options.Table,
+    key: options.Key,
     verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
     """Print the row of one key.
@@ -36,7 +31,7 @@ def get(
     cut, _ = session.cut_around(ref, "read")
     counted = CountingStore(session.store)
     with telling_if_collected(counted, cut):
-        row = lookup.get(counted, cut, table, [None if value == _NULL else value for value in key])
+        row = lookup.get(counted, cut, table, options.key_values(key))
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
     read = {"requests": counted.requests, "bytes": counted.bytes_read, "table_bytes": state_bytes}
     (found,) = values.rows(row) or (None,)

@@ -9,7 +9,7 @@ predicate, over what the stages in between make of the rows that remain.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,15 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Corruption, NotFound, Refused
-from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys, written_rows
+from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
 from ...snapshot.bisect.delta import turning_point
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.record import Address, CannotProve, Guilty, Hop, Message
-from ...snapshot.bisect.same_rows import differing, places_of
 from ...snapshot.bisect.verdict import MAX_ROWS, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Window
+from ...snapshot.diff.ancestry import Ancestry
+from ...snapshot.diff.side import Side
+from ...snapshot.query.same_rows import differing, places_of
 from ...store.sst.hashing import hash_keys
+from ...store.sst.types import SEQ
 from ...store.versions import history
 from ..kafka.records import message_at
 from .program import Program
@@ -118,7 +121,7 @@ def find_record(
         if upper.tried:
             _follow_down(upper, lower)
     hops = tuple(level.hop for level in levels)
-    keys = _what_it_did([level for level in levels if level.tried][-1], verdict, predicate)
+    keys = _what_it_did(levels, verdict, predicate)
     return Guilty(hops, message, reason, (_window(hops[-1].record),), keys)
 
 
@@ -153,7 +156,10 @@ def _check_committed(replay: StageReplay, every: pa.Table) -> None:
     assert table is not None  # noqa: S101  asked before
     made, _ = replay.merged(every)
     columns = [column.name for column in (*table.key, *table.values)]
-    stored = written_rows(replay.program.store, replay.program.cache, after, table).select([*columns, "_op"])
+    side = Side(replay.program.store, replay.program.cache, table, after, after.clock_ms)
+    seq = after.row_seq
+    mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
+    stored = pa.concat_tables([side.no_rows(values=True), *mine]).select([*columns, "_op"])
     wrong = differing(stored, made.select(stored.column_names).cast(stored.schema))
     if wrong.num_rows:
         keys = wrong.select([column.name for column in table.key])
@@ -231,13 +237,15 @@ def _follow_down(upper: _Level, lower: _Level) -> None:
         lower.found = int(np.searchsorted(lower.candidates, known[0]))
 
 
-def _what_it_did(level: _Level, verdict: Verdict, predicate: Predicate) -> ChangedKeys | None:
+def _what_it_did(levels: Sequence[_Level], verdict: Verdict, predicate: Predicate) -> ChangedKeys | None:
     """The keys of the bad commit's table right before the guilty record and with it."""
-    program = level.replay.program
+    program, level = levels[0].replay.program, [level for level in levels if level.tried][-1]
     before, cut = (level.commit(rows) for rows in level.around())
     rows = predicate.rows(At(program.store, program.cache, cut), MAX_ROWS)
     stage = verdict.stage
-    keys = changed_keys(program.store, program.cache, before.stages[stage], cut.stages[stage], rows)
+    # Both were made of the version before it.
+    shared = Ancestry(max((sst.seq_max for sst in levels[0].replay.before.ssts), default=0))
+    keys = changed_keys(program.store, program.cache, before.stages[stage], cut.stages[stage], rows, shared)
     return keys.changed() if keys is not None else None
 
 

@@ -3,6 +3,7 @@
 __all__ = [
     "changed_keys",
     "check",
+    "delta",
     "ends",
     "flips",
     "judge",
@@ -10,6 +11,7 @@ __all__ = [
     "narrow",
     "predicate",
     "programs",
+    "record",
     "search",
     "session",
     "verdict",

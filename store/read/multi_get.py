@@ -54,6 +54,7 @@ def multi_get(
     reads: Reads | None = None,
     *,
     clock_ms: int | None = None,
+    newer: Iterable[Block] = (),
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -70,6 +71,7 @@ def multi_get(
         reads: counts what the look-up takes; None does not.
         clock_ms: rows that expire at this time or before are absent (`sst.ttl` says whose clock); None only for a
             table without a ttl.
+        newer: rows that are in memory, in the form and order of an SST, each key once, and newer than those of `ssts`.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -81,6 +83,7 @@ def multi_get(
         ValueError: the table has a ttl, and no clock is given.
     """
     search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms)
+    search.look_in(newer, np.arange(len(hashes)))
     _look_up(store, cache, ssts, search)
     return search.result()
 

@@ -62,6 +62,16 @@ class RangedSst:
         """The row groups, ascending, in which hashes from `low` to `high`, both included, can be."""
         return np.flatnonzero((self._footer.hash_min <= high) & (self._footer.hash_max >= low))
 
+    def having(self, column: str, low: int, high: int) -> npt.NDArray[np.int64]:
+        """The row groups, ascending, in which a value from `low` to `high`, both included, can be in a column.
+
+        All, in SSTs that say nothing of the column: `_seq` and `_expires_at` have statistics in those of today.
+        """
+        metadata = self._footer.metadata
+        index = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column)
+        found = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
+        return np.flatnonzero([_meets(statistics, low, high) for statistics in found])
+
     def bytes_of(self, groups: npt.NDArray[np.int64]) -> int:
         """How many bytes these row groups take."""
         return int((self._footer.end[groups] - self._footer.start[groups]).sum())
@@ -121,6 +131,13 @@ class RangedSst:
             or (hashes[ends - 1] != self._footer.hash_max[groups]).any()
         ):
             raise corrupt(self._sst, f"row groups {groups.tolist()} hold other hashes than its footer says")
+
+
+def _meets(statistics: pq.Statistics | None, low: int, high: int) -> bool:
+    if statistics is None or not statistics.has_min_max:
+        # There is no range of nulls, and none of them is meant.
+        return statistics is None or statistics.num_values > 0
+    return bool(statistics.min <= high and statistics.max >= low)
 
 
 class _Partly(io.RawIOBase):

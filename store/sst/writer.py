@@ -1,8 +1,9 @@
 """SSTs: sorted, immutable Parquet objects, and their way to and from Arrow.
 
 One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row
-groups are small and carry the range of their `_hash` and a filter over it, so a look-up reads only those it needs;
-pages carry a CRC, and the manifest the checksum of the whole.
+groups are small and carry the range of their `_hash` and a filter over it, so a look-up reads only those it needs, and
+the ranges of `_seq` and `_expires_at`, so that who asks for what changed does; pages carry a CRC, and the manifest the
+checksum of the whole.
 
 At the end: the filters of all row groups, the xxh3_64 of each (eight bytes, big-endian), Parquet's footer. The
 checksums lie where Parquet looks for nothing; they are ours, because nothing else says that a filter is whole, and a
@@ -48,7 +49,7 @@ class SstWriter:
             self._sink,
             schema,
             **_encoding(schema),
-            write_statistics=[HASH],
+            write_statistics=[HASH, SEQ, *([EXPIRES] if self._can_expire else [])],
             write_page_checksum=True,
             # For a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},

@@ -1,0 +1,189 @@
+"""What asking for changes costs: the difference of two versions of a large table, and the history of a key.
+
+Each is asked for in a fresh process with an empty cache, so that all it reads comes from the store.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import replace
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.moments import StoredCut, diff
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import apply
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst import writer
+from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.versions import apps, commit
+from slackwater.store.versions.manifest import AppInfo, Column, Kind, Manifest, Sst, Table
+
+from .support.row import Row
+
+ROWS = 5_000_000
+CHANGED = 10
+KEYS = 200_000
+VERSIONS = 1_000
+BATCH = 4_000
+EVERY = {"often": 3, "now and then": 20, "seldom": 250}
+"""In every which version the keys are written whose history is asked for."""
+TABLE = Table((Column("leg", "string"),), (Column("flights", "int64"), Column("delay", "double")), 4, "bench")
+
+
+def rows(folder: Path, quick: bool) -> list[Row]:
+    """The difference of two versions of a large table, and the history of a key over many versions."""
+    scale = 20 if quick else 1
+    return [*_diffs(folder / "diff", ROWS // scale), *_histories(folder / "history", KEYS // scale, VERSIONS // scale)]
+
+
+def _diffs(folder: Path, num_rows: int) -> list[Row]:
+    stage = Stage(folder, num_rows)
+    stage.put(np.random.default_rng(1).choice(num_rows, CHANGED, replace=False))
+    changed = stage.head.version
+    stage.compact(full=True)
+    found = []
+    for how, version in (("", changed), (", all rewritten by a compaction", stage.head.version)):
+        seconds, read = _alone(_diff, folder, 1, version)
+        what = f"diff of two versions, {CHANGED} changed rows of {num_rows:,}{how}"
+        stored = sum(sst.bytes for sst in stage.head.ssts)
+        found += [
+            Row(what, f"{seconds:.2f} s", "limit: 2 s", seconds / 2, "< 1", seconds < 2),
+            Row.at_most(
+                f"{what}: bytes read", f"{read / 1e6:.1f} MB", f"the table: {stored / 1e6:.0f} MB", read / stored, 0.1
+            ),
+        ]
+    return found
+
+
+def _histories(folder: Path, num_keys: int, num_versions: int) -> list[Row]:
+    stage, random = Stage(folder, num_keys), np.random.default_rng(2)
+    while stage.head.version < num_versions:
+        followed = [number for number, every in enumerate(EVERY.values()) if stage.head.version % every == 0]
+        drawn = random.choice(np.arange(len(EVERY), num_keys), min(BATCH, num_keys // 10), replace=False)
+        stage.put(np.concatenate((np.array(followed, np.int64), drawn)))
+        stage.compact()
+    found = []
+    for number, how in enumerate(EVERY):
+        seconds, requests, changes = _alone(_history, folder, number)
+        what = f"history of a key that {how} changes, {num_versions:,} versions"
+        # Whether a run has the key costs a request, so what seldom changes takes some for each run in between.
+        ratio, asked = requests / changes / 3, how == "often"
+        found += [
+            Row(f"{what} ({changes} changes)", f"{seconds:.2f} s", "limit: 2 s", seconds / 2, "< 1", seconds < 2),
+            Row(
+                f"{what}: requests a change, manifests aside",
+                f"{requests / changes:.1f}",
+                "limit: 3",
+                ratio,
+                "<= 1" if asked else "shown",
+                ratio <= 1 or not asked,
+            ),
+        ]
+    return found
+
+
+def _alone(measure, *arguments):  # type: ignore[no-untyped-def]
+    """What a function returns in a process of its own: this one remembers footers and manifests."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        return fresh.submit(measure, *arguments).result()
+
+
+def _diff(folder: Path, before: int, after: int) -> tuple[float, int]:
+    """Seconds, and bytes read."""
+    with tempfile.TemporaryDirectory() as cache:
+        store = CountingStore(open_store(str(folder)))
+        began = time.perf_counter()
+        cuts = (resolve(store, f"bench/legs@v{version}", now_ms=1 << 41) for version in (before, after))
+        (found,) = diff(SstCache(Path(cache), 1 << 30), *(StoredCut(store, cut) for cut in cuts))
+        seconds = time.perf_counter() - began
+    assert found.changed == len(found.changes) == CHANGED
+    return seconds, store.bytes_read
+
+
+def _history(folder: Path, number: int) -> tuple[float, int, int]:
+    """Seconds, requests beside those for manifests, and changes."""
+    with tempfile.TemporaryDirectory() as cache:
+        store = open_store(str(folder))
+        (key,) = _legs(np.array([number])).to_pylist()
+        began = time.perf_counter()
+        found = key_history(store, SstCache(Path(cache), 1 << 30), "bench", "legs", [key], now_ms=1 << 41)
+        seconds = time.perf_counter() - began
+    return seconds, found.reads.requests, len(found.changes)
+
+
+class Stage:
+    """A stage whose versions are written as a runner would write them.
+
+    Args:
+        folder: of the store.
+        num_rows: rows of the first version.
+    """
+
+    def __init__(self, folder: Path, num_rows: int) -> None:
+        self.store = open_store(str(folder))
+        self._cache = SstCache(folder.with_name(f"{folder.name}-cache"), 1 << 34)
+        apps.create_app(self.store, AppInfo("bench", 1))
+        first = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE)
+        self.head = replace(first, ssts=self._write(np.arange(num_rows), 1, level=1))
+        commit.commit(self.store, self.head)
+
+    def put(self, numbers: npt.NDArray[np.int64]) -> None:
+        """A batch that changes these keys."""
+        version = self.head.version + 1
+        self._commit("batch", (*self._write(numbers, version), *self.head.ssts))
+
+    def compact(self, *, full: bool = False) -> None:
+        """Merge what the table's policy wants merged, or all."""
+        picked = pick_for(self.head, full=full)
+        done = [run(self.store, self._cache, "bench", "legs", TABLE, one) for one in picked]
+        if done:
+            self._commit("compaction", apply(self.head.ssts, done))
+
+    def _commit(self, kind: Kind, ssts: tuple[Sst, ...]) -> None:
+        head = self.head
+        self.head = replace(head, version=head.version + 1, time_ms=head.time_ms + 1000, kind=kind, ssts=ssts)
+        commit.commit(self.store, self.head)
+
+    def _write(self, numbers: npt.NDArray[np.int64], seq: int, level: int = 0) -> tuple[Sst, ...]:
+        legs = pa.table({"leg": _legs(numbers)})
+        hashes = hash_keys(legs, ["leg"])
+        partitions = partition_of(hashes, TABLE.partitions)
+        rows = pa.table(
+            {
+                "_hash": hashes,
+                "leg": legs["leg"],
+                "flights": numbers + seq,
+                "delay": numbers / 4,
+                "_seq": np.full(len(numbers), seq),
+                "_op": np.zeros(len(numbers), np.uint8),
+            }
+        )
+        return tuple(
+            writer.write(
+                self.store,
+                self._cache if level == 0 else None,
+                app="bench",
+                stage="legs",
+                table=TABLE,
+                partition=partition,
+                rows=rows.filter(pa.array(partitions == partition)),
+                level=level,
+            )
+            for partition in np.unique(partitions).tolist()
+        )
+
+
+def _legs(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    return pc.binary_join_element_wise("leg-", pc.utf8_lpad(pa.array(numbers).cast(pa.string()), 7, "0"), "")

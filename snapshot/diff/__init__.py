@@ -1,0 +1,6 @@
+"""What changed: the rows that differ between two moments, and the history of one key.
+
+Nothing here looks at rows that both moments have, or versions that did not write the key: cost follows the change.
+"""
+
+__all__ = ["ancestry", "candidates", "dropped", "history", "key_changes", "moments", "side", "stored_row", "versions"]

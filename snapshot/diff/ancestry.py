@@ -1,0 +1,108 @@
+"""What two versions of a stage have both seen: the last version before them that is the same for both.
+
+Of one app that is the earlier of the two, since versions follow each other in a line. A clone's line begins with a
+version of its source, so two apps may share one, over any number of clones in between.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps, history
+from ...store.versions.manifest import Manifest
+from ..cut.stored import find_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Versions `after` + 1 to `up_to` of a stage."""
+
+    store: ObjectStore
+    app: str
+    stage: str
+    after: int
+    up_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestry:
+    """What two versions have in common, and what each has of its own."""
+
+    seq: int = 0
+    """Rows of both with a `_seq` up to this were there when the two parted: of one key and `_seq` there is one row.
+    All others were written later, by one of them. 0 when they have nothing in common."""
+    ways: tuple[tuple[Stretch, ...], tuple[Stretch, ...]] = ((), ())
+    """The versions from there to each of the two."""
+
+
+def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manifest]) -> Ancestry:
+    """What two versions of stages have in common; each comes with the store of its app.
+
+    Three requests for each clone on the way; none for two versions of one app.
+
+    Raises:
+        Corruption: what is stored of an app on the way is damaged.
+        Unavailable: a store did not answer.
+    """
+    if one[1].stage != other[1].stage:
+        return Ancestry()
+    if (one[0].url, one[1].app) == (other[0].url, other[1].app):
+        lines: tuple[tuple[Stretch, ...], ...] = tuple((_stretch(*each),) for each in (one, other))
+    else:
+        lines = tuple(tuple(_line(*each)) for each in (one, other))
+    for number, mine in enumerate(lines[0]):
+        for place, theirs in enumerate(lines[1]):
+            if (mine.store.url, mine.app) == (theirs.store.url, theirs.app):
+                parted = min(mine.up_to, theirs.up_to)
+                ends = (number, lines[0], one), (place, lines[1], other)
+                found = next((each for end in ends if (each := _read(*end, parted)) is not None), None)
+                if found is None:
+                    return Ancestry()
+                # Whoever writes on takes a `_seq` above that of every row that is there.
+                seq = max((sst.seq_max for sst in found.ssts), default=0)
+                return Ancestry(seq, (_way(lines[0], number, parted), _way(lines[1], place, parted)))
+    return Ancestry()
+
+
+def _stretch(store: ObjectStore, manifest: Manifest) -> Stretch:
+    return Stretch(store, manifest.app, manifest.stage, 0, manifest.version)
+
+
+def _line(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
+    """The stretches of versions that a version follows from, its own app's first, then its source's."""
+    stretch = _stretch(store, manifest)
+    while True:
+        info = apps.find_app(stretch.store, stretch.app)
+        origin = info.origin if info is not None else None
+        born = origin.cut.get(stretch.stage, 0) if origin is not None else 0
+        yield replace(stretch, after=born)
+        if origin is None or not born:
+            return
+        source = stretch.store.at(origin.root)
+        pinned = find_snapshot(source, origin.app, origin.snapshot)
+        # Without it, an app of that name may be another one since.
+        if pinned is None or pinned.stages.get(stretch.stage) != born:
+            return
+        stretch = Stretch(source, origin.app, stretch.stage, 0, born)
+
+
+def _way(line: tuple[Stretch, ...], number: int, parted: int) -> tuple[Stretch, ...]:
+    """The stretches from a version of the line's stretch of this number on."""
+    way = (*line[:number], replace(line[number], after=parted))
+    return tuple(stretch for stretch in way if stretch.up_to > stretch.after)
+
+
+def _read(number: int, line: tuple[Stretch, ...], end: tuple[ObjectStore, Manifest], version: int) -> Manifest | None:
+    """The manifest of the version at which two lines part; None when nobody has it any more.
+
+    A clone's first version holds what its source's of that number does.
+    """
+    stretch = line[number]
+    if number == 0 and stretch.up_to == version:
+        return end[1]
+    if (found := history.find(stretch.store, stretch.app, stretch.stage, version)) is not None:
+        return found
+    born = line[number - 1] if number else None
+    if born is None or born.after != version:
+        return None
+    return history.find(born.store, born.app, born.stage, version)

@@ -1,0 +1,245 @@
+"""The history of one key: each change of its row, newest first, found without a look at what did not write it.
+
+The newest stored row of the key at a version says by its `_seq` which version wrote it, and as long as it is stored,
+nothing has changed but the clock. So the search jumps from there to the version before, and does the same. Where
+nothing is stored of the key, versions are gone through backwards, by their manifests alone, to the first at which a
+merge can have forgotten something.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+import pyarrow as pa
+
+from ...errors import NotFound
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.read_stats import Reads
+from ...store.sst.hashing import hash_keys
+from ...store.sst.ttl import may_have_expired, seen_clock_ms
+from ...store.versions.manifest import Manifest
+from ..cut.lineage import Window, direct, losses
+from ..cut.moments import heads_of, stages_of
+from ..query.columns import parse_key
+from .side import identity
+from .stored_row import StoredKey, StoredRow
+from .versions import Versions
+
+Row = dict[str, object] | None
+"""Visible values by column; None where there is no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A version that shows another row of the key than the one before it."""
+
+    stage: str
+    version: int
+    after_version: int
+    """The version that shows `before`: the one before it, or the last of those that is left; 0 when it is the first. Of
+    a row that has expired since the newest version, that itself."""
+    time_ms: int
+    """When the version was committed; of a row that has expired since the newest version, when it did."""
+    kind: Literal["added", "removed", "changed"]
+    expired: bool
+    """Whether the row had its time: then no record made the change."""
+    inherited: Literal["", "clone", "collected"]
+    """For the row with which the history begins, why it does: an app was cloned, or older versions were collected."""
+    windows: tuple[Window, ...]
+    """What was read of each input partition after `after_version`, up to this version; empty ones left out."""
+    before: Row
+    after: Row
+
+    @property
+    def gap(self) -> bool:
+        """Whether versions right before it were collected: which of them made the change, nobody knows."""
+        return 0 < self.after_version < self.version - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a replay looks into for the record behind a change."""
+
+    stage: str
+    version: int
+    key: pa.Table
+    """The key columns, one row."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """The changes of one key of a table."""
+
+    app: str
+    table: str
+    key: pa.Table
+    """The key columns, one row."""
+    changes: tuple[Change, ...]
+    """Newest first."""
+    whole_from: int
+    """The version from which on none was collected; 0 when none was at all."""
+    reads: Reads
+    """What it took, manifests aside."""
+
+    def written(self, change: Change) -> Written | None:
+        """Which batch wrote the row of a change; None where no batch did, or nobody knows which."""
+        known = not (change.expired or change.inherited or change.gap)
+        return Written(change.stage, change.version, self.key) if known else None
+
+
+def key_history(
+    store: ObjectStore,
+    cache: SstCache,
+    app: str,
+    table: str,
+    key_values: Sequence[object],
+    *,
+    limit: int = 0,
+    now_ms: int,
+) -> KeyHistory:
+    """The newest `limit` changes (0 for all) of one key, over the versions that are left.
+
+    For each change the SSTs are read in which the row before it may be, up to the one that has it: by ranges of hashes,
+    filters and row groups. Beside these, some manifests for each change, and all of those before the first row.
+
+    Args:
+        store: the store of the app.
+        cache: where SSTs of a remote store come to lie.
+        app: the app's name.
+        table: the table's name.
+        key_values: the values of the key columns, in their order, as text or as Python's own; None for a null.
+        limit: how many changes at most; 0 for all.
+        now_ms: the wall clock: by write time, rows expire also while nothing is committed.
+
+    Raises:
+        NotFound: there is no such app or table, or a version was collected meanwhile.
+        Usage: there are not as many values as key columns, or one is not of its column's type.
+        Corruption: an SST or manifest is not what it should be.
+        Unavailable: the store did not answer.
+    """
+    heads = heads_of(store, app, stages_of(store, app))
+    names = [stage for stage, head in heads.items() if head.table is not None]
+    if table not in names or (declared := heads[table].table) is None:
+        raise NotFound(f"table of app {app!r}", table, names)
+    key = parse_key(table, declared, key_values)
+    stored = StoredKey(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
+    versions = Versions(store, app, table)
+    changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
+    gaps = [versions.numbers[place] for place in range(1, len(versions)) if versions.is_gap(place)]
+    whole_from = gaps[-1] if gaps else versions.numbers[0] if _inherited(versions) == "collected" else 0
+    return KeyHistory(app, table, key, changes, whole_from, stored.reads)
+
+
+def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[Change]:
+    """The changes of a key, newest first. Errors as of `key_history`."""
+    later: _Shown | None = None
+    for span in _spans(versions, stored):
+        for shown in _shown(versions, span, now_ms):
+            if later is not None and not _same(shown.row, later.row):
+                yield _change(versions, later, shown)
+            later = shown
+    if later is not None and later.row is not None:
+        yield replace(_change(versions, later, _Shown(0, None)), inherited=_inherited(versions))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Places of versions, from `first` to `last`, at which the same row of the key is stored; None for no row."""
+
+    first: int
+    last: int
+    row: StoredRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What is to be seen of the key from the version at a place on."""
+
+    place: int
+    row: Row
+    expired_ms: int | None = None
+    """Set where a row is stored and has expired: when."""
+    late: bool = False
+    """Whether it did so after the newest version."""
+
+
+def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
+    """All versions, newest first."""
+    last = len(versions) - 1
+    while last >= 0:
+        row = stored.newest(versions[last])
+        first = _forgot(versions, stored, last) if row is None else _wrote(versions, stored, row, last)
+        yield _Span(first, last, row)
+        last = first - 1
+
+
+def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> int:
+    """The place at which a row, which is stored at `last`, came to be stored."""
+    # A batch that lost its number to a compaction was committed under a later one than its rows have.
+    for place in range(versions.from_number(row.seq), last):
+        if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[place])):
+            return place
+    return last
+
+
+def _forgot(versions: Versions, stored: StoredKey, last: int) -> int:
+    """The first place from which on nothing was stored of the key up to `last`, where nothing is, for all one knows."""
+    later: Manifest | None = None
+    for place, manifest in versions.backwards(last):
+        if later is not None:
+            there, clock_ms, gap = set(map(identity, later.ssts)), later.clock_ms, versions.is_gap(place + 1)
+            for sst in stored.ssts(manifest):
+                if identity(sst) not in there and (gap or sst.tombstones or may_have_expired(sst, clock_ms)):
+                    return place + 1
+        later = manifest
+    return 0
+
+
+def _shown(versions: Versions, span: _Span, now_ms: int) -> Iterator[_Shown]:
+    """What is to be seen in a span, newest first: its row, and from some version on not any more."""
+    row = span.row
+    if row is None or row.values is None or row.expires_ms is None:
+        yield _Shown(span.first, row.values if row is not None else None)
+        return
+    expires_ms, newest = row.expires_ms, versions[span.last]
+    if newest.clock_ms >= expires_ms:
+        gone = versions.first_where(span.first, span.last, lambda manifest: manifest.clock_ms >= expires_ms)
+        if gone == span.first:
+            yield _Shown(gone, None)  # as it was written
+            return
+        yield _Shown(gone, None, expires_ms)
+    elif span.last == len(versions) - 1 and seen_clock_ms(newest, now_ms) >= expires_ms:
+        yield _Shown(span.last, None, expires_ms, late=True)
+    yield _Shown(span.first, row.values)
+
+
+def _change(versions: Versions, later: _Shown, earlier: _Shown) -> Change:
+    manifest = versions[later.place]
+    before = manifest if later.late else versions[later.place - 1] if later.place else None
+    gap = versions.is_gap(later.place)
+    return Change(
+        stage=manifest.stage,
+        version=manifest.version,
+        after_version=before.version if before is not None else 0,
+        time_ms=later.expired_ms if later.late and later.expired_ms is not None else manifest.time_ms,
+        kind="added" if earlier.row is None else "removed" if later.row is None else "changed",
+        expired=later.row is None and later.expired_ms is not None,
+        inherited="",
+        windows=direct(before, manifest, () if gap else losses(manifest)) if before is not None else (),
+        before=earlier.row,
+        after=later.row,
+    )
+
+
+def _same(one: Row, other: Row) -> bool:
+    # NaN is equal to no value, and to itself as it is written.
+    return one == other or repr(one) == repr(other)
+
+
+def _inherited(versions: Versions) -> Literal["", "clone", "collected"]:
+    """Why the history begins with what it begins with."""
+    if not versions.numbers or versions.numbers[0] == 1:
+        return ""
+    return "clone" if versions[0].kind == "clone" else "collected"

@@ -1,0 +1,133 @@
+"""Keys of one table with their rows at two moments, side by side."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...store.sst.python_values import python_rows
+
+_PIECE = 10_000
+"""Keys that are Python values at a time."""
+
+Kind = Literal["added", "removed", "changed", "same"]
+"""What became of a key's row."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """One key, and its visible values at both moments, by column; None where it had no row."""
+
+    key: Mapping[str, object]
+    before: Mapping[str, object] | None
+    after: Mapping[str, object] | None
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanges:
+    """Keys of one table, and their rows at two moments. Arrays and tables have one element a key."""
+
+    keys: pa.Table
+    before: pa.Table
+    """The visible values at the first moment, nulls where there was no row."""
+    after: pa.Table
+    """The same columns at the second."""
+    was: npt.NDArray[np.bool_]
+    """Whether there was a row at the first moment."""
+    is_there: npt.NDArray[np.bool_]
+    """Whether there is one at the second."""
+    differing: Mapping[str, npt.NDArray[np.bool_]]
+    """By value column, of which keys both moments have a row with another value."""
+
+    @classmethod
+    def between(
+        cls,
+        keys: pa.Table,
+        before: pa.Table,
+        after: pa.Table,
+        was: npt.NDArray[np.bool_],
+        is_there: npt.NDArray[np.bool_],
+    ) -> "KeyChanges":
+        """These keys, with their rows compared."""
+        unequal = _unequal(before, after) if before.num_rows and before.num_columns else {}
+        nowhere = np.zeros(len(was), np.bool_)
+        differing = {name: was & is_there & unequal.get(name, nowhere) for name in before.column_names}
+        return cls(keys, before, after, was, is_there, differing)
+
+    def __len__(self) -> int:
+        return int(self.keys.num_rows)
+
+    def __iter__(self) -> Iterator[KeyChange]:
+        kinds = self.kinds()
+        for start in range(0, len(self), _PIECE):
+            keys = python_rows(self.keys.slice(start, _PIECE))
+            # A table may have no columns beside its key; then these have no rows either.
+            sides = (python_rows(side.slice(start, _PIECE)) or [{}] * len(keys) for side in (self.before, self.after))
+            for number, (key, earlier, later) in enumerate(zip(keys, *sides, strict=True), start):
+                before, after = earlier if self.was[number] else None, later if self.is_there[number] else None
+                yield KeyChange(key, before, after, kinds[number])
+
+    def changed(self) -> Self:
+        """Those whose row was added, removed or changed."""
+        return self.take(np.flatnonzero(self.kinds() != "same"))
+
+    def head(self, number: int) -> Self:
+        """The first so many of them."""
+        return self.take(np.arange(min(number, len(self))))
+
+    def take(self, places: npt.NDArray[np.int64]) -> Self:
+        """Those at these positions."""
+        keys, before, after = (side.take(pa.array(places)) for side in (self.keys, self.before, self.after))
+        return replace(
+            self,
+            keys=keys,
+            before=before,
+            after=after,
+            was=self.was[places],
+            is_there=self.is_there[places],
+            differing={name: each[places] for name, each in self.differing.items()},
+        )
+
+    def in_order(self) -> Self:
+        """Sorted by key; keys that have no order, such as structs, stay as they come."""
+        with suppress(pa.ArrowNotImplementedError, pa.ArrowTypeError):
+            order = pc.sort_indices(self.keys, sort_keys=[(name, "ascending") for name in self.keys.column_names])
+            return self.take(np.asarray(order))
+        return self
+
+    def kinds(self) -> npt.NDArray[np.object_]:
+        """What became of each key's row: its `Kind`."""
+        changed = np.logical_or.reduce([np.zeros(len(self), np.bool_), *self.differing.values()])
+        words = np.where(changed, "changed", "same")
+        words = np.where(self.was & ~self.is_there, "removed", np.where(~self.was & self.is_there, "added", words))
+        return words.astype(np.object_)
+
+    def flat(self) -> pa.Table:
+        """One row a key: its columns, what became of it as `change`, and each value as `before_…` and `after_…`.
+
+        `change` is one of `Kind`.
+        """
+        table = self.keys.append_column("change", pa.array(self.kinds(), pa.string()))
+        for name in self.before.column_names:
+            for side, values in (("before", self.before), ("after", self.after)):
+                table = table.append_column(f"{side}_{name}", values.column(name))
+        return table
+
+
+def _unequal(before: pa.Table, after: pa.Table) -> dict[str, npt.NDArray[np.bool_]]:
+    """By column, in which rows the values are different. DuckDB compares values of every type, NaN and null too."""
+    names = before.column_names
+    columns = {f"b{number}": before.column(name) for number, name in enumerate(names)}
+    columns |= {f"a{number}": after.column(name) for number, name in enumerate(names)}
+    tests = ", ".join(f"b{number} IS DISTINCT FROM a{number}" for number in range(len(names)))
+    with duckdb.connect() as con:
+        con.register("sides", pa.table(columns))
+        found = con.sql(f"SELECT {tests} FROM sides").to_arrow_table()
+    return {name: np.asarray(each.to_numpy(), np.bool_) for name, each in zip(names, found.columns, strict=True)}

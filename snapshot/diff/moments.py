@@ -1,0 +1,160 @@
+"""The difference of two moments, of one app or of two: table by table, key by key."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import NotFound
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.sst.types import arrow_schema, shape
+from ...store.versions.manifest import Table
+from ..cut.graph import Cut
+from ..cut.resolve import telling_if_collected
+from ..query.columns import visible_schema
+from .ancestry import Ancestry, ancestry
+from .candidates import changes_between
+from .key_changes import KeyChanges
+from .side import Side
+
+_COUNTED_BYTES = 1 << 20
+"""A table up to this is read to count its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMatch:
+    """How far one value column agrees, over the rows that both moments have."""
+
+    column: str
+    differing: int
+    """Rows in which it differs."""
+    rate: float
+    """The part of the rows in which it is equal, 0 to 1, of `TableDiff.rows_in_both`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiff:
+    """How one table differs between two moments."""
+
+    table: str
+    changes: KeyChanges
+    """The rows that differ, by key, with the columns that both moments have."""
+    added: int
+    """Rows that only the second moment has."""
+    removed: int
+    """Rows that only the first moment has."""
+    changed: int
+    """Rows of both in which a column differs."""
+    columns: tuple[ColumnMatch, ...]
+    """The columns that were compared."""
+    rows_in_both: int
+    """How many rows both moments have."""
+    about: bool
+    """Whether that is what SSTs hold, where overwritten rows still count: neither a large table is read to be counted,
+    nor one in which nothing changed."""
+    unlike: tuple[str, ...]
+    """In words, what is declared differently, so that it could not be compared."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether no row and no column differs."""
+        return not len(self.changes) and not self.unlike
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCut:
+    """A cut, and the store that its app lives in."""
+
+    store: ObjectStore
+    cut: Cut
+
+    def side(self, cache: SstCache, name: str, table: Table) -> Side:
+        """One of its tables; `table` is what is declared where it has none of that name."""
+        manifest = self.cut.tables.get(name)
+        if manifest is None or manifest.table is None:
+            return Side(self.store, cache, table, None)
+        return Side(self.store, cache, manifest.table, manifest, self.cut.clock_ms(name))
+
+
+def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") -> tuple[TableDiff, ...]:
+    """How the tables of two moments differ, upstream first; a table that one of them does not have is empty there.
+
+    Reads manifests, and of SSTs what was written since the two parted; of two moments that have nothing in common, all.
+
+    Args:
+        cache: where SSTs of a remote store come to lie.
+        one: the first moment.
+        other: the second: what only this one has was added.
+        table: only this table; empty for all.
+
+    Raises:
+        NotFound: neither moment has such a table, or one was collected meanwhile.
+        Corruption: an SST or manifest is not what it should be.
+        Unavailable: a store did not answer.
+    """
+    declared = {
+        name: manifest.table
+        for moment in (other, one)
+        for name, manifest in moment.cut.tables.items()
+        if manifest.table is not None
+    }
+    # In the order of the one that has more: a stage that came later lies behind those that it reads.
+    most, least = sorted((other.cut.tables, one.cut.tables), key=len, reverse=True)
+    names = tuple(dict.fromkeys((*most, *least)))
+    if table and table not in names:
+        raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
+    with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
+        return tuple(
+            table_diff(name, one.side(cache, name, declared[name]), other.side(cache, name, declared[name]))
+            for name in ((table,) if table else names)
+        )
+
+
+def table_diff(name: str, before: Side, after: Side) -> TableDiff:
+    """How a table of this name differs between two sides. Errors as of `diff`."""
+    mine, theirs = _values(before.table), _values(after.table)
+    unlike = tuple(_unlike(mine, theirs))
+    if before.table.key != after.table.key:
+        was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
+        told = f"the key is {was} before and {is_now} after: rows cannot be compared"
+        nothing = np.zeros(0, np.bool_)
+        keys = arrow_schema(before.table.key).empty_table()
+        changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
+        return TableDiff(name, changes, 0, 0, 0, (), 0, True, (told, *unlike))
+    common = [field.name for field in mine if field in theirs]
+    changes = changes_between(before, after, _shared(before, after), common).changed().in_order()
+    kinds = changes.kinds()
+    added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
+    about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
+    # Never fewer than differ, whatever is stored still.
+    in_both = max((before.most_rows if about else before.count_rows()) - removed, changed)
+    columns = tuple(
+        ColumnMatch(column, number := int(places.sum()), 1 - number / in_both if in_both else 1.0)
+        for column, places in changes.differing.items()
+    )
+    return TableDiff(name, changes, added, removed, changed, columns, in_both, about, unlike)
+
+
+def _shared(before: Side, after: Side) -> Ancestry:
+    if before.manifest is None or after.manifest is None:
+        return Ancestry()
+    return ancestry((before.store, before.manifest), (after.store, after.manifest))
+
+
+def _values(table: Table) -> pa.Schema:
+    """The value columns that users see."""
+    keys = {column.name for column in table.key}
+    return pa.schema([field for field in visible_schema(table) if field.name not in keys])
+
+
+def _unlike(before: pa.Schema, after: pa.Schema) -> Iterator[str]:
+    """What is declared of columns by one side only, in words."""
+    for name in dict.fromkeys((*before.names, *after.names)):
+        if name not in after.names:
+            yield f"column {name} is there before only"
+        elif name not in before.names:
+            yield f"column {name} is there after only"
+        elif (was := before.field(name).type) != (now := after.field(name).type):
+            yield f"column {name} is {was} before and {now} after: it is not compared"

@@ -1,0 +1,107 @@
+"""One key in the SSTs of any version: its newest stored row, tombstone or expired though it may be.
+
+An SST never changes, so each is looked into once, however many versions name it. One that cannot hold the key costs no
+request where its range of hashes says so, and one for its footer where its filters do; one that holds it one more, for
+the row group. SSTs that are small or on this machine are read whole.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.decode import Block
+from ...store.read.read_stats import Reads
+from ...store.read.remote_sst import RangedSst
+from ...store.sst.hashing import same_keys
+from ...store.sst.python_values import python_rows
+from ...store.sst.sorted_runs import overlapping
+from ...store.sst.types import EXPIRES, OP, SEQ, TOMBSTONE
+from ...store.versions.manifest import Manifest, Sst, Table
+from ..query.columns import visible_schema
+from .side import SMALL_BYTES, identity
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row of the key, as it was written."""
+
+    seq: int
+    """`_seq`: which version wrote it."""
+    values: dict[str, object] | None
+    """The visible value columns; None for a tombstone."""
+    expires_ms: int | None
+    """When it expires, milliseconds since 1970 UTC; None for never."""
+
+
+class StoredKey:
+    """Looks for one key.
+
+    Args:
+        store: the store of the app.
+        cache: this machine's.
+        key: the key columns, normalised: one row.
+        hashed: its `_hash`.
+    """
+
+    def __init__(self, store: ObjectStore, cache: SstCache, key: pa.Table, hashed: int) -> None:
+        self.key = key
+        self.reads = Reads()
+        """What looking took, manifests aside."""
+        self._store = store
+        self._cache = cache
+        self._hashes = np.array([hashed], np.int64)
+        self._found: dict[tuple[str, str], StoredRow | None] = {}
+
+    def ssts(self, manifest: Manifest) -> tuple[Sst, ...]:
+        """The SSTs of a version whose range of hashes has the key's."""
+        hashed = int(self._hashes[0])
+        return overlapping(manifest.ssts, hashed, hashed)
+
+    def newest(self, manifest: Manifest) -> StoredRow | None:
+        """The row that decides what a version shows of the key; None when it stores none.
+
+        Raises:
+            Corruption: an SST is missing or damaged.
+            Unavailable: the store did not answer.
+        """
+        if manifest.table is None:
+            return None
+        for sst in sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max):
+            if identity(sst) not in self._found:
+                self._found[identity(sst)] = self._look_in(sst, manifest.table)
+            if (row := self._found[identity(sst)]) is not None:
+                return row
+        return None
+
+    def _look_in(self, sst: Sst, table: Table) -> StoredRow | None:
+        mapped = self._cache.peek(sst, table)
+        if mapped is None and sst.bytes <= SMALL_BYTES:
+            mapped = self._cache.bring(self._store, sst, table, self.reads)
+        blocks: Iterable[Block]
+        if mapped is not None:
+            blocks = mapped.blocks
+        else:
+            ranged = RangedSst(self._store, sst, table, self.reads)
+            wanted = self._hashes[ranged.passing(self._hashes)]
+            groups = ranged.needed(wanted)
+            blocks = ranged.read(groups) if groups.size else ()
+        return next((row for block in blocks if (row := self._in_block(block, table)) is not None), None)
+
+    def _in_block(self, block: Block, table: Table) -> StoredRow | None:
+        low, high = (int(np.searchsorted(block.hashes, self._hashes[0], side)) for side in ("left", "right"))
+        # Different keys may share a hash.
+        rows = pa.Table.from_batches([block.rows.slice(low, high - low)])
+        keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
+        for place in np.flatnonzero(same_keys(keys, rows, self.key.column_names)).tolist():
+            row = rows.slice(place, 1)
+            values = row.select([name for name in visible_schema(table).names if name not in self.key.column_names])
+            expires_ms = row.column(EXPIRES)[0].as_py() if EXPIRES in row.column_names else None
+            deleted = row.column(OP)[0].as_py() == TOMBSTONE
+            # A table may have no columns beside its key; then these have no rows either.
+            (shown,) = python_rows(values) or ({},)
+            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else shown, expires_ms)
+        return None
