@@ -6,7 +6,6 @@ keys are wrong is counted on. The cost follows the rows that were written, whate
 """
 
 import json
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from ... import instants
 from ...errors import NotFound, Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -91,7 +91,7 @@ def scan(
     Raises:
         Refused: an end lies where history was thinned out, or as `flips` and `find_ends`.
     """
-    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    now_ms = instants.now_ms() if now_ms is None else now_ms
     ends = find_ends(store, app, predicate, good, bad, now_ms)
     if ends.left and (good or not ends.begins):
         raise Refused(
