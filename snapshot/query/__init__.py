@@ -1,6 +1,20 @@
-"""Reading a cut: SQL over its tables and channels, look-ups by key, the log of commits.
+"""Reading a cut: SQL over its tables and channels, also at other moments, look-ups by key, export, the log of commits.
 
 Nothing here writes to the store.
 """
 
-__all__ = ["answers", "channel_tables", "columns", "ddl", "get", "log", "sql"]
+__all__ = [
+    "answers",
+    "channel_tables",
+    "clauses",
+    "columns",
+    "ddl",
+    "export",
+    "get",
+    "log",
+    "moments",
+    "sql",
+    "ui",
+    "views",
+    "words",
+]
