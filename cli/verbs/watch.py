@@ -176,8 +176,12 @@ def _steps(progress: Progress) -> "Callable[[Step], None]":
 def _line(look: "Look") -> str:
     """One line for a look: when, where, and how many invariants are what."""
     by_state = Counter(result.state for result in look.results)
-    words: dict[State, str] = {"holds": "hold", "fails": "fail", "unknown": "cannot be asked"}
-    states = ", ".join(f"{by_state[state]} {word}" for state, word in words.items() if by_state[state])
+    words: dict[State, tuple[str, str]] = {
+        "holds": ("holds", "hold"),
+        "fails": ("fails", "fail"),
+        "unknown": ("cannot be asked", "cannot be asked"),
+    }
+    states = ", ".join(f"{n} {words[state][n > 1]}" for state in words if (n := by_state[state]))
     again = [each.invariant.name for each in look.news if each.state == "holds"]
     parts = (
         formats.moment(look.cut.time_ms),

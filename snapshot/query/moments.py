@@ -13,14 +13,14 @@ from ...store.versions import apps, history, horizon
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import later_stages
-from ..cut.refs import Named, parse
+from ..cut.refs import AtTime, Named, Ref, parse
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot
 from ..cut.timeline import newest_where
 from .clauses import At, Clause, Versions
 
 MAX_VERSIONS = 1_000
-"""Versions that one `versions()` reads at most: the whole table is scanned at each of them."""
+"""Versions that one `versions()` has at most: each has all rows of the table."""
 
 _VERSION = re.compile(r"v\d{1,19}")
 _NO_ROW_CHANGED = ("claim", "compaction", "rescale", "retire")
@@ -72,7 +72,7 @@ class Moments:
 
     def _versions(self, clause: Versions, known: dict[str, Cut]) -> Beside:
         until = self._cut(clause.until, clause.table, known)
-        since = self._cut(clause.since, clause.table, known) if clause.since else Cut(until.app, {})
+        since = self._beginning(clause, known) if clause.since else Cut(until.app, {})
         if since.app != until.app:
             raise Usage(f"versions(): {clause.since} is a moment of {since.app}, and {clause.until} one of {until.app}")
         newest = until.tables.get(clause.table) or later_stages(self.store, until).get(clause.table)
@@ -81,17 +81,31 @@ class Moments:
         found = _between(self.store, clause, since, until)
         return Beside(clause, tuple(Cut(each.app, {each.stage: each}) for each in found), newest.table)
 
+    def _beginning(self, clause: Versions, known: dict[str, Cut]) -> Cut:
+        """Where a stretch begins: the empty cut at a time when the app had not begun."""
+        try:
+            return self._cut(clause.since, clause.table, known)
+        except NotFound:
+            ref = self._ref(clause.since, clause.table)
+            if not isinstance(ref.moment, AtTime) or horizon.newest(self.store, ref.app) is not None:
+                raise
+            return Cut(ref.app, {})
+
     def _cut(self, words: str, table: str, known: dict[str, Cut]) -> Cut:
-        ref = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=table)
-        if ref not in known:
-            if self.is_steady and parse(ref, now_ms=self.now_ms).moves:
+        ref = self._ref(words, table)
+        if ref.text not in known:
+            if self.is_steady and ref.moves:
                 raise Usage(
                     f"{words!r} may be another moment each time that it is looked up",
                     hint="name a snapshot, a time or a version",
                 )
-            known[ref] = resolve(self.store, ref, now_ms=self.now_ms)
-            self.on_moment(ref, known[ref])
-        return known[ref]
+            known[ref.text] = resolve(self.store, ref.text, now_ms=self.now_ms)
+            self.on_moment(ref.text, known[ref.text])
+        return known[ref.text]
+
+    def _ref(self, words: str, table: str) -> Ref:
+        text = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=table)
+        return parse(text, now_ms=self.now_ms)
 
 
 def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage: str = "") -> str:
@@ -160,7 +174,7 @@ def _last_of_steps(
 def _too_many(clause: Versions, found: str) -> Usage:
     since = clause.since or "-1h"
     return Usage(
-        f"versions() of {clause.table} would scan the whole table at {found}; {MAX_VERSIONS:,} are the most",
+        f"versions() of {clause.table} would have the whole table at {found}; {MAX_VERSIONS:,} are the most",
         hint="name moments that are nearer to each other, or a longer step: "
         f"versions('{clause.table}', '{since}', '{clause.until}', '10m') has the last version of every ten minutes",
     )
