@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .pipeline.kafka.channels import KafkaChannels
     from .pipeline.run.options import Options
     from .snapshot.gc.retention import Retention
+    from .snapshot.watch.invariants import Invariant
     from .store.objects.protocol import ObjectStore
     from .store.read.cache import SstCache
 
@@ -41,6 +42,16 @@ class _Rules(Struct, frozen=True):
     versions: Annotated[int, Meta(ge=1, description="a whole number of at least 1")] | None = None
 
 
+class _Invariant(Struct, frozen=True):
+    """A table `[invariants.NAME]`; `every` is read by `parse_ms`."""
+
+    check: _Text | None = None
+    where: _Text | None = None
+    every: Any = "1m"
+    on_failure: _Text = ""
+    app: _Text = ""
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """Everything that it takes to reach the outside. Absent parts are errors only once they are asked for."""
 
@@ -58,6 +69,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Whether `run` fetches SSTs beside the batches."""
     retention: dict[str, Any] = {}
     """The rules for each app that has its own (`Retention`), and under "" those of all others."""
+    invariants: dict[str, Any] = {}
+    """What must always hold (`Invariant`), by its name."""
     prices: Any = Prices()
     """What the store takes: S3's prices for those that the file does not set."""
     s3: Any = S3Settings()
@@ -181,6 +194,9 @@ def _read(path: Path, environ: Mapping[str, str]) -> Settings:
     given["programs"] = {
         app: str((path.parent / Path(file).expanduser()).resolve()) for app, file in given.get("programs", {}).items()
     }
+    if "invariants" in given:
+        tables = _table(path, "invariants", given["invariants"])
+        given["invariants"] = {name: _invariant(path, name, table) for name, table in tables.items()}
     given["s3"] = settings_in(environ, _table(path, "s3", given.get("s3", {})), f"{path}: s3.")
     given["kafka_properties"] = dict(_properties(path, "", given.get("kafka_properties", {})))
     return Settings(**given)
@@ -231,6 +247,21 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
             versions=given.get("versions"), **{f"{rule}_ms": span_ms for rule, span_ms in spans.items()}
         )
     return found
+
+
+def _invariant(path: Path, name: str, table: object) -> "Invariant":
+    from .snapshot.watch.invariants import Invariant, where_of_check
+
+    called = f"invariants.{name}"
+    given = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))
+    if (given.check is None) == (given.where is None):
+        raise Usage(
+            f"{path}: {called} must have either check or where",
+            hint="check is a condition that must hold, where a query that returns rows when something is wrong",
+        )
+    where = given.where or where_of_check(given.check or "")
+    every_ms = parse_ms(f"{path}: {called}.every", given.every)
+    return Invariant(name, where, every_ms, given.on_failure, given.app)
 
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:

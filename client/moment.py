@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -9,11 +11,13 @@ import duckdb
 from .. import instants
 from ..errors import NotFound
 from ..snapshot.cut.graph import Cut, Thinned, channels
+from ..snapshot.cut.moments import later_stages
 from ..snapshot.cut.resolve import telling_if_collected
 from ..snapshot.diff.moments import StoredCut, diff
-from ..snapshot.query.answers import answer, as_relation, later_stages
+from ..snapshot.query.answers import answer, as_relation
 from ..snapshot.query.channel_tables import channel_tables, names_channels
 from ..snapshot.query.columns import TableColumn, columns
+from ..snapshot.query.export import export
 from ..snapshot.query.get import get
 from ..snapshot.verify.verify import verify
 from ..store.sst.python_values import python_rows
@@ -84,20 +88,41 @@ class Moment(Shown):
 
         The rows are computed here and now, and held in memory by a connection of their own. So the relation lives for
         as long as anybody has it, and whatever is done to it, neither the store nor this moment is touched. Records in
-        flight are `FROM inflight('CHANNEL')`.
+        flight are `FROM inflight('CHANNEL')`, a table at another moment `FROM carriers AT '-1h'`, and one at many of
+        its versions `FROM versions('carriers', '-1h')`; relative times count from now.
 
         Raises:
             Usage: the SQL is wrong, or does not only read; or asks for records in flight, and nothing says where Kafka
-                is.
-            NotFound: it names a table or column that there is not; or the moment was collected meanwhile.
+                is; or for more versions than one query reads.
+            NotFound: it names a table, column or moment that there is not; or a moment was collected meanwhile.
             Corruption: an SST is not what its manifest promises.
             Unavailable: the store or Kafka did not answer.
         """
         client = self._client
         store = client.store
         reader = client.channels() if names_channels(sql) else None
-        rows = answer(store, client.cache, self._cut, sql, later=later_stages(store, self._cut), reader=reader)
+        now_ms, later = instants.now_ms(), later_stages(store, self._cut)
+        rows = answer(store, client.cache, self._cut, sql, later=later, reader=reader, now_ms=now_ms)
         return as_relation(rows)
+
+    def export(self, path: str | PathLike[str], *, force: bool = False) -> Path:
+        """Write the tables to a DuckDB file that any DuckDB client opens, and give its path.
+
+        The table `_slackwater` beside them says which moment they are, and the version of each stage. The file appears
+        whole or not at all.
+
+        Args:
+            path: the file.
+            force: overwrite what is there.
+
+        Raises:
+            Refused: there is such a file already, or it cannot be written.
+            NotFound: the moment was collected meanwhile.
+            Corruption: an SST is not what its manifest promises.
+            Unavailable: the store did not answer.
+        """
+        client = self._client
+        return export(client.store, client.cache, self._cut, self._ref, Path(path), force=force).path
 
     def get(self, table: str, key: object) -> dict[str, object] | None:
         """The row of one key, by column; None when it is not there. Reads only the parts that can hold it.

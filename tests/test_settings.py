@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from slackwater.errors import Usage
 from slackwater.settings import load
+from slackwater.snapshot.watch.invariants import Invariant
 from slackwater.store.versions.prices import Prices
 
 
@@ -128,3 +129,43 @@ def test_a_missing_setting_tells_the_three_ways_to_give_it(tmp_path: Path, ask: 
     with pytest.raises(Usage) as caught:
         getattr(settings, ask)()
     assert all(way in caught.value.hint for way in (*ways, "slackwater.toml"))
+
+
+def test_invariants_are_what_the_file_says_of_each(tmp_path: Path) -> None:
+    write_toml(
+        tmp_path,
+        """
+        [invariants.no-negative]
+        where = "FROM accounts WHERE balance < 0"
+        every = "30s"
+        on_failure = "./tell.sh"
+        app = "bank"
+        [invariants.adds-up]
+        check = "sum(balance) = 0 FROM accounts"
+        """,
+    )
+    found = load(environ={}, folder=tmp_path).invariants
+    assert found["no-negative"] == Invariant(
+        "no-negative", "FROM accounts WHERE balance < 0", 30_000, "./tell.sh", "bank"
+    )
+    assert (found["adds-up"].every_ms, found["adds-up"].on_failure, found["adds-up"].app) == (60_000, "", "")
+    assert "sum(balance) = 0 FROM accounts" in found["adds-up"].where
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[invariants.x]", "invariants.x must have either check or where"),
+        ('[invariants.x]\nwhere = "a"\ncheck = "b"', "invariants.x must have either check or where"),
+        ('[invariants.x]\nwere = "a"', "invariants.x.were, which is not a setting of an invariant"),
+        ("[invariants.x]\nwhere = 1", "invariants.x.where must be a string that is not empty"),
+        ('[invariants.x]\nwhere = "a"\nevery = "often"', "invariants.x.every 'often' is not a span of time"),
+        ('[invariants.x]\nwhere = "a"\nevery = "0s"', "is asked every 0 ms"),
+        ("invariants = 1", "invariants must be a table"),
+        ("[invariants]\nx = 1", "invariants.x must be a table"),
+    ],
+)
+def test_an_invariant_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    write_toml(tmp_path, text)
+    with pytest.raises(Usage, match=words):
+        load(environ={}, folder=tmp_path)

@@ -3,7 +3,7 @@
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
 import typer
 
@@ -14,18 +14,16 @@ from ..session import Session, verb
 from ..tables import Grid
 from ..terminal import Part
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from ...snapshot.cut.graph import Cut
-
 
 @verb(
     "slackwater query flights                       # which tables there are",
     'slackwater query flights "SELECT * FROM carriers ORDER BY flights DESC"',
     'slackwater query flights@-5m "SELECT count(*) FROM aircraft"',
     'slackwater query flights@before-deploy "FROM aircraft" --out aircraft.parquet',
+    "slackwater query flights \"FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)\"",
+    "slackwater query flights \"SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL\"",
     "slackwater query flights@before-deploy \"FROM inflight('by-carrier')\"",
+    "slackwater query flights@before-deploy --ui",
     "slackwater query flights --file report.sql --json",
     kafka=True,
 )
@@ -38,31 +36,36 @@ def query(
     file: Path | None = options.option("FILE", "Read the SQL from a file.", exists=True, dir_okay=False),
     out: Path | None = options.option("FILE", "Write all rows to a .parquet, .csv or .json file."),
     limit: int = options.option("N", "Print this many rows; 0 for all.", 50, min=0),
+    ui: bool = options.flag("--ui", "Open DuckDB's own page in the browser, over an export of that moment."),
 ) -> None:
     """Query the state with DuckDB, now or at any earlier moment.
 
-    Every table is named after its stage; records on the way between stages are inflight('NAME'), by the name of the
-    repartition topic. Without SQL the tables and their columns are listed.
+    Every table is named after its stage; TABLE AT 'MOMENT' is one at another moment, and versions('TABLE', 'FROM',
+    'TO', 'STEP') one at many of its versions. Records on the way between stages are inflight('NAME'), by the name of
+    the repartition topic. Without SQL the tables and their columns are listed.
     """
+    if ui:
+        if sql is not None or file is not None or out is not None:
+            raise Usage("--ui shows all tables of a moment", hint="leave the SQL and --out away")
+        _show_page(session, ref)
+        return
     text = _sql(sql, file)
     if text is None:
         session.show(*_tables(session, ref))
         return
-    from .. import values
+    from .. import asking, values
 
     if out is not None:
         values.check_ending(out)
-    cut, rows = _run(session, ref, text)
-    if out is not None:
-        values.write(rows, out)
-        written = {"file": str(out), "rows": rows.num_rows, "thinned_out": cut.thinned}
-        session.show(written, f"{formats.plural(rows.num_rows, 'row')} in {out}")
-    elif session.as_json:
-        session.show({"app": cut.app, "versions": cut.versions, "thinned_out": cut.thinned, **values.for_json(rows)})
-    else:
-        session.show(None, values.grid(rows, limit or None))
-        if 0 < limit < rows.num_rows:
-            session.note(f"and {formats.plural(rows.num_rows - limit, 'more row')}; --limit 0 prints all")
+    with closing(session.settings.open_cache()) as cache:
+        answer = asking.ask(session, cache, ref, text, session.cut_around(ref, "shown"))
+    if out is None:
+        asking.show(session, answer, limit)
+        return
+    values.write(answer.rows, out)
+    number = answer.rows.num_rows
+    written = {"file": str(out), "rows": number, "thinned_out": answer.cut.thinned}
+    session.show(written, f"{formats.plural(number, 'row')} in {out}")
 
 
 def _sql(sql: str | None, file: Path | None) -> str | None:
@@ -83,21 +86,21 @@ def _decoded(text: bytes, where: str) -> str:
         ) from None
 
 
-def _run(session: Session, ref: str, sql: str) -> "tuple[Cut, pa.Table]":
-    from ...snapshot.query.answers import answer, later_stages
-    from ...snapshot.query.channel_tables import names_channels
+def _show_page(session: Session, ref: str) -> None:
+    """Serve the page until Ctrl-C or SIGTERM."""
+    from ...pipeline.run.stopping import stop_signals
+    from ...snapshot.query.export import export
+    from ...snapshot.query.ui import check_page, page
 
-    store = session.store
-    cut, is_whole = session.cut_around(ref, "shown")
-    # A stage that could not be read is none that has not begun.
-    later = later_stages(store, cut) if is_whole else {}
-    not_yet = [name for name, head in later.items() if head.table is not None and name.casefold() in sql.casefold()]
-    reader = session.settings.open_channels() if names_channels(sql) else None
-    with closing(session.settings.open_cache()) as cache:
-        rows = answer(store, cache, cut, sql, later=later, reader=reader)
-    for name in not_yet:
-        session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
-    return cut, rows
+    check_page()
+    cut, _ = session.cut_around(ref, "shown")
+    with TemporaryDirectory(prefix="slackwater-ui-") as folder, stop_signals() as stop, stop.at_once():
+        with closing(session.settings.open_cache()) as cache:
+            written = export(session.store, cache, cut, ref, Path(folder) / f"{cut.app}.duckdb")
+        with page(written.path) as words:
+            shown = {"page": words, "app": cut.app, "versions": cut.versions, "tables": written.rows}
+            session.show(shown, f"{ref}: {words}; what is changed there is gone with it, and Ctrl-C ends it")
+            stop.wait()
 
 
 def _tables(session: Session, ref: str) -> tuple[object, Part]:

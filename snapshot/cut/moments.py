@@ -127,6 +127,16 @@ def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | 
     return then if then is not None and (then.retired or head.retired) else None
 
 
+def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
+    """The newest version of each stage that has none at the cut, where its history had not begun.
+
+    A stage that was retired by then is absent for another reason, and is none of these.
+    """
+    absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
+    found = heads_of(store, cut.app, absent)
+    return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
+
+
 def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:
     """The cut of these versions, without those at which their stage is retired; `asked` stays all the same."""
     there = {stage: manifest for stage, manifest in found.items() if not manifest.retired or manifest == asked}

@@ -1,6 +1,21 @@
-"""Reading a cut: SQL over its tables and channels, look-ups by key, the log of commits.
+"""Reading a cut: SQL over its tables and channels, also at other moments, look-ups by key, export, the log of commits.
 
 Nothing here writes to the store.
 """
 
-__all__ = ["answers", "channel_tables", "columns", "get", "log", "sql"]
+__all__ = [
+    "answers",
+    "channel_tables",
+    "clauses",
+    "columns",
+    "export",
+    "get",
+    "log",
+    "moments",
+    "replayable",
+    "same_rows",
+    "sql",
+    "ui",
+    "views",
+    "words",
+]

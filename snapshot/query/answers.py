@@ -1,32 +1,24 @@
 """SQL asked at a cut: what `query` and bisect do, so that both get the same answer."""
 
 from collections.abc import Collection, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import duckdb
 import pyarrow as pa
 
+from ... import instants
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.moments import heads_of, retired_by_then
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
+from .clauses import understand
+from .moments import Moments, OnMoment
 from .sql import connect, named_tables, run_query
-
-
-def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
-    """The newest version of each stage that has none at the cut, where its history had not begun.
-
-    A stage that was retired by then is absent for another reason, and is none of these.
-    """
-    absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
-    found = heads_of(store, cut.app, absent)
-    return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
 
 
 def answer(
@@ -39,27 +31,45 @@ def answer(
     only: Collection[str] | None = None,
     reader: ChannelReader | None = None,
     max_rows: int | None = None,
+    now_ms: int | None = None,
+    on_moment: OnMoment = lambda _ref, _cut: None,
 ) -> pa.Table:
-    """What one statement that reads returns at a cut: with `max_rows`, as many rows at most.
+    """What a statement returns at a cut, and at the other moments that it names (`clauses`).
 
-    Tables and channels that only `later` versions have are shown without rows. Opened are the tables in `only`, by
-    default those that decide what the statement returns. Records in flight, for which it may ask, come from `reader`.
+    Args:
+        store: the store of the cut's app.
+        cache: where SSTs of a remote store come to lie.
+        cut: the moment to look at.
+        sql: one statement that reads.
+        later: later versions; tables and channels that only they have are shown without rows.
+        only: the tables to open; default those that decide what the statement returns.
+        reader: reads records in flight, which the statement may ask for.
+        max_rows: as many rows at most.
+        now_ms: what relative times in the statement count from. Without it, for a statement that is asked again and
+            again, it may name only moments that stay what they are.
+        on_moment: told of each other moment.
 
     Raises:
-        Usage: the SQL is wrong, or asks for records in flight without a `reader`.
-        NotFound: it names a table or column that is neither at the cut nor later; or the cut was collected meanwhile.
+        Usage: the SQL is wrong, or asks for records in flight without a `reader`, or for a moment that is none.
+        NotFound: it names a table or column that is neither at the cut nor later, or a moment that there is not; or a
+            cut was collected meanwhile.
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
     empty = {stage: manifest.table for stage, manifest in later.items() if manifest.table is not None}
-    flying = channel_tables(store, cut, sql, reader, later) if names_channels(sql) else None
-    opened = named_tables(sql, cut) if only is None else only
-    with (
-        telling_if_collected(store, cut),
-        closing(connect(store, cache, cut, only=opened, empty=empty, channels=flying)) as con,
-    ):
+    statement = understand(sql)
+    is_steady = now_ms is None
+    moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
+    beside = moments.find(statement.clauses)
+    flying = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
+    opened = named_tables(statement.rest, cut, or_all=not beside) if only is None else only
+    with ExitStack() as stack:
+        for each in (cut, *(one for some in beside for one in some.cuts[:1])):
+            stack.enter_context(telling_if_collected(store, each))
+        con = connect(store, cache, cut, only=opened, empty=empty, channels=flying, beside=beside)
+        stack.enter_context(closing(con))
         try:
-            return run_query(con, sql, max_rows=max_rows)
+            return run_query(con, statement.sql, max_rows=max_rows)
         except NotFound as error:
             if error.what == "table" and error.name in history.list_stages(store, cut.app):
                 error.hint = f"its stage is retired: {cut.app}/{error.name} is the moment when it was"

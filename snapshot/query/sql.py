@@ -7,7 +7,7 @@ write into the store or look around on the machine.
 
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,8 +20,11 @@ from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
+from . import views
 from .channel_tables import SCHEMA_NAME
+from .clauses import quoted
 from .columns import visible_schema
+from .moments import Beside
 
 _READING = ("SELECT", "EXPLAIN", "MULTI")
 """Kinds of statements that may run. MULTI is how DuckDB sees a PIVOT."""
@@ -39,21 +42,20 @@ def connect(
     only: Collection[str] | None = None,
     empty: Mapping[str, Table] | None = None,
     channels: Mapping[str, pa.Table] | None = None,
+    beside: Sequence[Beside] = (),
 ) -> duckdb.DuckDBPyConnection:
     """A connection with one view per table of the cut, named as its stage; for the caller to close.
 
     The views use the cache, so it must outlive the connection. Tables that are not among `only`, as `named_tables`
     finds it, are shown without rows (None opens all), and so are those in `empty` that the cut does not hold. The
-    `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`.
+    `channels`, as `channel_tables` gives them, are seen as `inflight('by-route')`, or as `inflight."by-route"`. Tables
+    at other moments are in `beside`.
 
     Raises:
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    # DuckDB makes this folder when a query does not fit into memory, and removes it with the connection.
-    spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{uuid4().hex}"
-    # Python's own variables are no tables of anybody's app.
-    con = duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
+    con = empty_database()
     try:
         opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
         for name, manifest in opened.items():
@@ -64,7 +66,9 @@ def connect(
                 con.register(name, visible_schema(table).empty_table())
         if channels is not None:
             _show_channels(con, channels)
-        files = {str(cache.parquet_path(store, sst)) for manifest in opened.values() for sst in manifest.ssts}
+        ssts = {sst for manifest in opened.values() for sst in manifest.ssts}
+        ssts.update(sst for each in beside for sst in views.register(con, store, cache, each))
+        files = {str(cache.parquet_path(store, sst)) for sst in ssts}
         con.execute("SET allowed_paths = $files", {"files": sorted(files)})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
@@ -74,15 +78,24 @@ def connect(
     return con
 
 
-def named_tables(sql: str, cut: Cut) -> frozenset[str]:
+def empty_database() -> duckdb.DuckDBPyConnection:
+    """A database in memory, for the caller to close."""
+    # DuckDB makes this folder when a query does not fit into memory, and removes it with the connection.
+    spill = Path(tempfile.gettempdir()) / f"slackwater-duckdb-{uuid4().hex}"
+    # Python's own variables are no tables of anybody's app.
+    return duckdb.connect(config={"python_enable_replacements": "false", "temp_directory": str(spill)})
+
+
+def named_tables(sql: str, cut: Cut, *, or_all: bool = True) -> frozenset[str]:
     """The tables that decide what a statement returns: those it names; all, if it may name them otherwise.
 
-    The others need not be opened, and damage to them does no harm.
+    The others need not be opened, and damage to them does no harm. `or_all` is whether a statement that names none has
+    others in mind.
     """
     text = sql.casefold()
     named = frozenset(name for name in cut.tables if name.casefold() in text)
     # The table functions query() and query_table() take names as data.
-    return frozenset(cut.tables) if not named or "query" in text else named
+    return frozenset(cut.tables) if (or_all and not named) or "query" in text else named
 
 
 def run_query(con: duckdb.DuckDBPyConnection, sql: str, *, max_rows: int | None = None) -> pa.Table:
@@ -105,8 +118,7 @@ def _show_channels(con: duckdb.DuckDBPyConnection, channels: Mapping[str, pa.Tab
     con.execute(f"CREATE SCHEMA {SCHEMA_NAME}")
     for number, (name, rows) in enumerate(channels.items()):
         con.register(f"_channel_{number}", rows)
-        quoted = name.replace('"', '""')
-        con.execute(f'CREATE VIEW {SCHEMA_NAME}."{quoted}" AS SELECT * FROM _channel_{number}')
+        con.execute(f"CREATE VIEW {SCHEMA_NAME}.{quoted(name)} AS SELECT * FROM _channel_{number}")
     # Between the quotes of a shell, a string is easier to write than a quoted name.
     con.execute(
         f"CREATE MACRO {SCHEMA_NAME}(channel) AS TABLE "

@@ -75,6 +75,40 @@ def pin(
     return written
 
 
+def move(store: ObjectStore, snapshot: Snapshot, cut: Cut, *, by: str = "") -> Snapshot:
+    """Let an instant snapshot name another cut from now on: one put, so at no time is there none of its name.
+
+    It keeps no records in flight then. Of two that move it at the same time, the later put counts.
+
+    Raises:
+        NotFound: a version of the cut was collected meanwhile, or is about to be; then all is as it was before, or what
+            it named before is gone as well, and so is the snapshot.
+        Unavailable: storage did not answer.
+    """
+    ulid = ULID()
+    moved = Snapshot(
+        name=snapshot.name,
+        id=str(ulid),
+        app=snapshot.app,
+        created_ms=ulid.milliseconds,
+        completed_ms=ulid.milliseconds,
+        kind="instant",
+        stages=cut.versions,
+        by=by,
+    )
+    key = keys.snapshot(snapshot.app, snapshot.name)
+    store.put(key, codec.encode(moved))
+    try:
+        return _whole(store, moved, None)
+    except NotFound:
+        store.put(key, codec.encode(snapshot))
+        try:
+            _whole(store, snapshot, None)  # a collection that began meanwhile has not seen it
+        except NotFound:
+            store.delete(key)
+        raise
+
+
 def _whole(store: ObjectStore, written: Snapshot, keeper: Snapshot | None) -> Snapshot:
     """The snapshot, if nothing of it is gone, or about to be. Raises `NotFound`.
 

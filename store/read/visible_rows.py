@@ -5,7 +5,7 @@ but computed instead of stored. It takes the hashes of the older SST and the key
 as in a look-up. A query then reads of the older SST nothing but the columns that it asks for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
-from ..sst.sorted_runs import overlapping
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -24,6 +23,9 @@ from .decode import BLOCK_ROWS, Block, corrupt, file_name
 
 _MAX_BYTES = 64 << 20
 """What positions that this process keeps may take."""
+
+_AT_ONCE = 64
+"""SSTs whose keys are in memory to be looked for in another one."""
 
 _ENTRY_BYTES = 512
 """What an entry takes besides its positions: mostly its two names. Most pairs of small SSTs share no key."""
@@ -47,12 +49,40 @@ def hidden_rows(
     source = _Source(store, cache, table)
     found = {}
     for sst in ssts:
-        newer = [other for other in overlapping(ssts, sst.hash_min, sst.hash_max) if other.seq_max > sst.seq_max]
+        newer = [other for other in ssts if may_hide(other, sst)]
         by = [None, *newer] if sst.tombstones else newer
         positions = [one for one in _positions(source, sst, by) if one.size]
         if positions:
             found[sst] = np.concatenate(positions)
     return found
+
+
+def may_hide(newer: Sst, older: Sst) -> bool:
+    """Whether one SST may have newer rows of keys that the other has."""
+    overlap = newer.hash_min <= older.hash_max and newer.hash_max >= older.hash_min
+    return overlap and newer.seq_max > older.seq_max
+
+
+class Hiding:
+    """Which rows of one SST another hides, for many SSTs of one table. Errors as of `hidden_rows`.
+
+    Args:
+        store: the store of the app.
+        cache: has the SSTs, or copies of the objects.
+        table: the declared columns.
+    """
+
+    def __init__(self, store: ObjectStore, cache: SstCache, table: Table) -> None:
+        self._source = _Source(store, cache, table, LRUCache(_AT_ONCE))
+
+    def by(self, older: Sst, newer: Sequence[Sst]) -> dict[Sst | None, npt.NDArray[np.int64]]:
+        """The positions of the rows in `older` that each of the others hides, each once; of its tombstones for None.
+
+        Reads the older SST once for every so many others, whose keys are in memory meanwhile.
+        """
+        by = [None, *newer] if older.tombstones else list(newer)
+        chunks = (by[start : start + _AT_ONCE] for start in range(0, len(by), _AT_ONCE))
+        return {one: at for some in chunks for one, at in zip(some, _positions(self._source, older, some), strict=True)}
 
 
 def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> list[npt.NDArray[np.int64]]:
@@ -90,12 +120,18 @@ def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[np
 class _Source:
     """Hashes, keys and operations of SSTs: mapped where this machine has them so, else from the Parquet file."""
 
-    def __init__(self, store: ObjectStore, cache: SstCache, table: Table) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        table: Table,
+        blocks: MutableMapping[Sst, list[Block]] | None = None,
+    ) -> None:
         self.key = [column.name for column in table.key]
         self._store = store
         self._cache = cache
         self._table = table
-        self._blocks: dict[Sst, list[Block]] = {}
+        self._blocks: MutableMapping[Sst, list[Block]] = {} if blocks is None else blocks
 
     def blocks(self, sst: Sst) -> Iterator[Block]:
         """The SST's rows, a block at a time."""
@@ -114,6 +150,7 @@ class _Source:
 
     def blocks_of(self, sst: Sst) -> list[Block]:
         """The blocks of an SST that is compared with several."""
-        if sst not in self._blocks:
-            self._blocks[sst] = list(self.blocks(sst))
-        return self._blocks[sst]
+        found = self._blocks.get(sst)
+        if found is None:
+            found = self._blocks[sst] = list(self.blocks(sst))
+        return found

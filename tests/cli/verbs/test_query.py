@@ -85,6 +85,22 @@ def test_query_refuses_an_unknown_ending_before_it_runs_anything(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("app")
+def test_query_names_other_moments_and_tells_what_they_are() -> None:
+    sql = "SELECT max(now.delay) - max(was.delay) AS more FROM carriers now, carriers AT 'v5' was"
+    found = from_json("query", "flights", sql)
+    assert found["rows"] == [{"more": 4975}]
+    assert found["moments"]["flights/carriers@v5"]["versions"]["carriers"] == 5
+    assert done("query", "flights@~9", "SELECT max(delay) AS worst FROM carriers AT 'v5'").split() == ["worst", "85"]
+
+
+@pytest.mark.usefixtures("app")
+def test_the_page_shows_whole_moments_only() -> None:
+    result = slackwater("query", "flights", "SELECT 1", "--ui")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--ui shows all tables of a moment" in result.stderr
+
+
+@pytest.mark.usefixtures("app")
 def test_wrong_sql_is_answered_in_duckdbs_words_with_the_query() -> None:
     result = slackwater("query", "flights", "SELEKT 1")
     assert (result.exit_code, result.stdout) == (2, "")

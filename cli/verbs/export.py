@@ -1,0 +1,47 @@
+"""`slackwater export`: a moment as a DuckDB file that any DuckDB client opens."""
+
+from contextlib import closing
+from pathlib import Path
+
+from .. import formats, options
+from ..session import Session, verb
+from ..tables import Grid, Title
+
+
+@verb(
+    "slackwater export flights@before-deploy out.duckdb",
+    "slackwater export flights@-5m carriers.duckdb --table carriers --force",
+)
+def export(
+    session: Session,
+    ref: options.Ref,
+    file: Path = options.argument("FILE", "The DuckDB file to write."),
+    table: list[str] | None = options.option("NAME", "Only this table; may be repeated. Default: all of them."),
+    force: bool = options.flag("--force", "Overwrite the file if it is there."),
+) -> None:
+    """Write the tables of a moment to a DuckDB file.
+
+    They are tables, not views: any DuckDB client opens the file, without slackwater and without the store. The table
+    _slackwater beside them names the moment, and the version of each stage. The file appears whole or not at all.
+    """
+    from ...snapshot.query.export import ABOUT, check_free
+    from ...snapshot.query.export import export as write
+
+    check_free(file, force=force)
+    cut, _ = session.cut_around(ref, "exported")
+    with closing(session.settings.open_cache()) as cache:
+        written = write(session.store, cache, cut, ref, file, only=table or None, force=force)
+    data = {
+        "file": str(file),
+        "bytes": written.bytes,
+        "app": cut.app,
+        "versions": cut.versions,
+        "tables": written.rows,
+        "thinned_out": cut.thinned,
+    }
+    rows = [(name, f"v{cut.versions[name]}", formats.count(number)) for name, number in written.rows.items()]
+    session.show(
+        data,
+        Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is"),
+        Grid.of(("table", ">version", ">rows"), rows),
+    )

@@ -1,0 +1,113 @@
+"""What a statement may say beyond DuckDB's SQL: a table at another moment, and the versions of a table.
+
+    FROM carriers JOIN carriers AT '-1h' AS before USING (carrier)
+    SELECT _committed_at, sum(flights) FROM versions('carriers', '-1h') GROUP BY ALL
+
+Neither is SQL as DuckDB parses it, so no statement changes its meaning by them: each becomes the name of a view before
+it is parsed, and the clauses say which views. Text to values: what exists is found out by `moments`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...errors import Usage
+from .words import Word, words
+
+_VERSIONS = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP'), each a string"
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """A table as it was at another moment."""
+
+    table: str
+    """In small letters, as tables are named; SQL takes any."""
+    moment: str
+    """What stands behind the `@` of a ref, or a whole ref."""
+
+    @property
+    def view(self) -> tuple[str, str]:
+        """Schema and name of the view. No other schema begins like this; without an alias it is called as its table."""
+        return f"@{self.moment}", self.table
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The rows of a table at each of its versions, from one moment to another."""
+
+    table: str
+    since: str = ""
+    """As `At.moment`; empty for the beginning of the history."""
+    until: str = "now"
+    step: str = ""
+    """A span of time, of which the last version is meant; empty for all versions."""
+
+    @property
+    def view(self) -> tuple[str, str]:
+        """Schema and name of the view."""
+        return f"@{self.since}..{self.until} {self.step} of {self.table}", "versions"
+
+
+Clause = At | Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement, and the clauses that it had."""
+
+    sql: str
+    """As DuckDB takes it."""
+    rest: str
+    """What was written, without the clauses."""
+    clauses: tuple[Clause, ...] = ()
+
+
+def understand(sql: str) -> Statement:
+    """The clauses of a statement.
+
+    Raises:
+        Usage: a clause is not as it must be written.
+    """
+    said = words(sql)
+    found = sorted((*_moments(said), *_stretches(said)), key=lambda each: each[0])
+    parts, rest, done = [], [], 0
+    for start, end, clause in found:
+        parts += [sql[done:start], ".".join(map(quoted, clause.view))]
+        rest += [sql[done:start], " "]
+        done = end
+    clauses = tuple(dict.fromkeys(clause for _, _, clause in found))
+    return Statement("".join((*parts, sql[done:])), "".join((*rest, sql[done:])), clauses)
+
+
+def quoted(name: str) -> str:
+    """A name as SQL takes any."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _moments(said: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+    """Where each AT begins and ends, its table included."""
+    for number, word in enumerate(said):
+        if word.kind != "string" or not number or not said[number - 1].says("at"):
+            continue
+        table = said[number - 2] if number > 1 else None
+        is_part = number > 2 and said[number - 3].is_sign(".")
+        if table is None or not table.is_name or is_part:
+            raise Usage(
+                f"AT '{word.value}' follows no table",
+                hint="write FROM TABLE AT 'MOMENT', the table by its name alone; an alias comes after it",
+            )
+        yield table.start, word.end, At(table.value.lower(), word.value)
+
+
+def _stretches(said: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:
+    """Where each versions(…) begins and ends. One whose first argument is no string is somebody else's."""
+    for number, word in enumerate(said):
+        inside = said[number + 2 : number + 10]
+        if not (word.says("versions") and inside and said[number + 1].is_sign("(") and inside[0].kind == "string"):
+            continue
+        close = next((at for at, each in enumerate(inside) if each.is_sign(")")), 0)
+        given, signs = inside[:close:2], inside[1:close:2]
+        strings = [each.value for each in given if each.kind == "string"]
+        if not close % 2 or len(strings) < len(given) or not all(each.is_sign(",") for each in signs):
+            raise Usage("versions() takes strings: a table, two moments and a span of time", hint=_VERSIONS)
+        yield word.start, inside[close].end, Versions(strings[0].lower(), *strings[1:])

@@ -1,0 +1,146 @@
+"""A moment as a DuckDB file of its own: tables, not views, so any DuckDB client opens it without slackwater."""
+
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import duckdb
+import pyarrow as pa
+
+from ...errors import NotFound, Refused, SlackwaterError
+from ...store.objects.protocol import ObjectStore
+from ...store.read import duckdb_view
+from ...store.read.cache import SstCache
+from ...store.versions.manifest import Table
+from ..cut.graph import Cut
+from ..cut.resolve import telling_if_collected
+from .clauses import quoted
+from .sql import empty_database
+
+ABOUT = "_slackwater"
+"""Name of the table that says what the others are. No stage can have it."""
+
+_FORMAT = "v1.0.0"
+"""DuckDB's storage format: the one of its first release, which all its clients since then read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A file that was written."""
+
+    path: Path
+    bytes: int
+    rows: Mapping[str, int]
+    """By table."""
+
+
+def export(
+    store: ObjectStore,
+    cache: SstCache,
+    cut: Cut,
+    ref: str,
+    path: Path,
+    *,
+    only: Collection[str] | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write the tables of a cut to a DuckDB file, which appears whole or not at all.
+
+    Beside them is `_slackwater`, with a row for each stage: `app`, `ref`, `stage`, `version`, `committed_at`, and of
+    its table `key` (the columns, in their order) and `rows`; both null where there is none in the file.
+
+    Args:
+        store: the store of the cut's app.
+        cache: where SSTs of a remote store come to lie.
+        cut: the moment.
+        ref: how the moment was asked for.
+        path: the file.
+        only: the tables to write; default all.
+        force: overwrite what is there.
+
+    Raises:
+        NotFound: there is no such table; or the cut was collected meanwhile.
+        Refused: there is such a file already, or it cannot be written.
+        Corruption: an SST is not what its manifest promises.
+        Unavailable: storage did not answer.
+    """
+    for name in only or ():
+        if name not in cut.tables:
+            raise NotFound(f"table at {ref}", name, cut.tables)
+    check_free(path, force=force)
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with telling_if_collected(store, cut):
+            rows = _write(store, cache, cut, ref, temporary, only)
+        check_free(path, force=force)
+        # What a client had not yet put into the file that was there would be put into this one.
+        _log_of(path).unlink(missing_ok=True)
+        temporary.replace(path)
+        return Exported(path, path.stat().st_size, rows)
+    except OSError as error:
+        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint="choose another file") from None
+    except duckdb.Error as error:
+        sentence, _, more = str(error).strip().partition("\n")
+        raise SlackwaterError(f"{path} cannot be written: {sentence}", quoted=more) from error
+    finally:
+        for left in (temporary, _log_of(temporary)):
+            left.unlink(missing_ok=True)
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise `Refused` when there is such a file, unless `force`, or no folder for it."""
+    if not path.parent.is_dir():
+        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint="make it, or choose another file")
+    if path.is_dir():
+        raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
+    if path.exists() and not force:
+        raise Refused(f"{path} is there already", hint="choose another file, or say --force to overwrite it")
+
+
+def _write(
+    store: ObjectStore, cache: SstCache, cut: Cut, ref: str, path: Path, only: Collection[str] | None
+) -> dict[str, int]:
+    rows = {}
+    with closing(empty_database()) as con:
+        # Nobody has promised an order, and to keep one takes memory.
+        con.execute("SET preserve_insertion_order = false")
+        file = str(path).replace("'", "''")
+        con.execute(f"ATTACH '{file}' AS exported (STORAGE_VERSION '{_FORMAT}')")
+        for name, manifest in cut.tables.items():
+            if only is None or name in only:
+                duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
+                sql = f"CREATE TABLE exported.{quoted(name)} AS SELECT * FROM temp.{quoted(name)}"
+                rows[name] = int(con.execute(sql).fetchall()[0][0])
+        con.register("about", _about(cut, ref, rows))
+        con.execute(f"CREATE TABLE exported.{ABOUT} AS SELECT * FROM about")
+        con.execute("DETACH exported")
+    return rows
+
+
+def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:
+    fields = {
+        "app": pa.string(),
+        "ref": pa.string(),
+        "stage": pa.string(),
+        "version": pa.int64(),
+        "committed_at": pa.timestamp("ms", "UTC"),
+        "key": pa.list_(pa.string()),
+        "rows": pa.int64(),
+    }
+    stages = [(stage, cut.stages[stage]) for stage in cut.versions]
+    said = [
+        (cut.app, ref, stage, each.version, each.time_ms, _key(each.table) if stage in rows else None, rows.get(stage))
+        for stage, each in stages
+    ]
+    columns = zip(*said, strict=True)
+    return pa.table([pa.array(column, kind) for column, kind in zip(columns, fields.values(), strict=True)], [*fields])
+
+
+def _key(table: Table | None) -> list[str]:
+    return [column.name for column in table.key] if table is not None else []
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.wal")

@@ -1,0 +1,178 @@
+"""The other moments that a statement names: from its clauses to cuts, each resolved once."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ...durations import parse_ms
+from ...errors import NotFound, Usage
+from ...store.objects.protocol import ObjectStore
+from ...store.read.range_reads import at_once
+from ...store.versions import apps, history, horizon
+from ...store.versions.manifest import Manifest, Table
+from ..cut.graph import Cut
+from ..cut.moments import later_stages
+from ..cut.refs import AtTime, Named, Ref, parse
+from ..cut.resolve import resolve
+from ..cut.stored import find_snapshot
+from .clauses import At, Clause, Versions
+
+MAX_VERSIONS = 1_000
+"""Versions that one `versions()` has at most: each has all rows of the table."""
+
+_VERSION = re.compile(r"v\d{1,19}")
+_NO_ROW_CHANGED = ("claim", "compaction", "rescale", "retire")
+"""Kinds of versions that hold the same rows as those before them."""
+
+OnMoment = Callable[[str, Cut], None]
+"""Told of each moment that a statement names: the whole ref, and what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a clause stands for: a table at one version, or at several of them."""
+
+    clause: Clause
+    cuts: tuple[Cut, ...]
+    """The moments, oldest first. Of `Versions`, cuts of that one stage; none where the table had not begun."""
+    table: Table | None
+    """The columns; None where no such table is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Finds what clauses stand for."""
+
+    store: ObjectStore
+    app: str
+    """Whose moments are meant where no other app is named."""
+    now_ms: int
+    """What relative times count from."""
+    is_steady: bool = False
+    """Whether words that may mean another moment later are refused: for what is asked again and again."""
+    on_moment: OnMoment = lambda _ref, _cut: None
+
+    def find(self, clauses: Sequence[Clause]) -> tuple[Beside, ...]:
+        """What each of them stands for. Clauses that name the same moment see the same cut.
+
+        Raises:
+            Usage: a moment is malformed, or moves where that is refused; or there are too many versions.
+            NotFound: there is no such app, snapshot, version or table, or the history begins later.
+            Unavailable: storage did not answer.
+        """
+        known: dict[str, Cut] = {}
+        return tuple(self._at(each, known) if isinstance(each, At) else self._versions(each, known) for each in clauses)
+
+    def _at(self, clause: At, known: dict[str, Cut]) -> Beside:
+        cut = self._cut(clause.moment, clause.table, known)
+        there = cut.tables.get(clause.table) or later_stages(self.store, cut).get(clause.table)
+        return Beside(clause, (cut,), there.table if there is not None else None)
+
+    def _versions(self, clause: Versions, known: dict[str, Cut]) -> Beside:
+        until = self._cut(clause.until, clause.table, known)
+        since = self._beginning(clause, known) if clause.since else Cut(until.app, {})
+        if since.app != until.app:
+            raise Usage(f"versions(): {clause.since} is a moment of {since.app}, and {clause.until} one of {until.app}")
+        newest = until.tables.get(clause.table) or later_stages(self.store, until).get(clause.table)
+        if newest is None:
+            raise NotFound(f"table of app {until.app!r}", clause.table, until.tables)
+        found = _between(self.store, clause, since, until)
+        return Beside(clause, tuple(Cut(each.app, {each.stage: each}) for each in found), newest.table)
+
+    def _beginning(self, clause: Versions, known: dict[str, Cut]) -> Cut:
+        """Where a stretch begins: the empty cut at a time when the app had not begun."""
+        try:
+            return self._cut(clause.since, clause.table, known)
+        except NotFound:
+            ref = self._ref(clause.since, clause.table)
+            if not isinstance(ref.moment, AtTime) or horizon.newest(self.store, ref.app) is not None:
+                raise
+            return Cut(ref.app, {})
+
+    def _cut(self, words: str, table: str, known: dict[str, Cut]) -> Cut:
+        ref = self._ref(words, table)
+        if ref.text not in known:
+            if self.is_steady and ref.moves:
+                raise Usage(
+                    f"{words!r} may be another moment each time that it is looked up",
+                    hint="name a snapshot, a time or a version",
+                )
+            known[ref.text] = resolve(self.store, ref.text, now_ms=self.now_ms)
+            self.on_moment(ref.text, known[ref.text])
+        return known[ref.text]
+
+    def _ref(self, words: str, table: str) -> Ref:
+        text = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=table)
+        return parse(text, now_ms=self.now_ms)
+
+
+def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage: str = "") -> str:
+    """The whole ref for what a person calls a moment while they look at an app.
+
+    A whole ref stays what it is. Else it is what stands behind the `@`; `v42` is a version of `stage`, if one is given.
+    A name that no snapshot of the app has may be that of another app, which is then meant as it is now.
+
+    Raises:
+        Usage: it is none of these.
+        Unavailable: storage did not answer.
+    """
+    if "@" in words or "/" in words:
+        return words
+    if stage and _VERSION.fullmatch(words):
+        return f"{app}/{stage}@{words}"
+    ref = f"{app}@{words}"
+    is_name = isinstance(parse(ref, now_ms=now_ms).moment, Named)
+    if is_name and find_snapshot(store, app, words) is None and apps.find_app(store, words) is not None:
+        return words
+    return ref
+
+
+def _between(store: ObjectStore, clause: Versions, since: Cut, until: Cut) -> tuple[Manifest, ...]:
+    """The version at the beginning, then those that may hold other rows; of steps the last version of each."""
+    stage, last, begin = clause.table, until.stages.get(clause.table), since.stages.get(clause.table)
+    if last is None:
+        return ()
+    if begin is not None and begin.version > last.version:
+        raise Usage(f"versions(): {clause.since} is after {clause.until}", hint="write the earlier moment first")
+    first = begin.version if begin is not None else 1
+    limit = horizon.newest(store, until.app)
+    whole = max(first, history.first_version(store, until.app, stage))
+    kept = limit.kept.get(stage, ()) if limit is not None else ()
+    numbers = [*(each for each in kept if first <= each < whole), *range(whole, last.version + 1)]
+    read = partial(history.read, store, until.app, stage)
+    if clause.step:
+        begin_ms = (since.seen_ms or since.time_ms) or read(numbers[0]).time_ms
+        numbers = _last_of_steps(read, numbers, clause, begin_ms, until.seen_ms or until.time_ms)
+    elif len(numbers) > MAX_VERSIONS:
+        raise _too_many(clause, f"{len(numbers):,} versions")
+    earliest, *others = at_once().map(read, numbers)
+    return (earliest, *(each for each in others if each.kind not in _NO_ROW_CHANGED))
+
+
+def _last_of_steps(
+    read: Callable[[int], Manifest], numbers: Sequence[int], clause: Versions, begin_ms: int, end_ms: int
+) -> list[int]:
+    """The number at the beginning, and the last of each step, each once. A binary search a step."""
+    step_ms = parse_ms("versions(): the step", clause.step)
+    if step_ms <= 0:
+        raise Usage(f"versions(): a step of {clause.step!r} leads nowhere; expected one longer than that")
+    ends = range(begin_ms + step_ms, end_ms + step_ms, step_ms)
+    if len(ends) >= MAX_VERSIONS:
+        raise _too_many(clause, f"{len(ends):,} steps")
+
+    def newest(time_ms: int) -> int:
+        after = bisect_right(numbers, min(time_ms, end_ms), key=lambda number: read(number).time_ms)
+        return numbers[max(after - 1, 0)]
+
+    return sorted({numbers[0], *at_once().map(newest, ends)})
+
+
+def _too_many(clause: Versions, found: str) -> Usage:
+    since = clause.since or "-1h"
+    return Usage(
+        f"versions() of {clause.table} would have the whole table at {found}; {MAX_VERSIONS:,} are the most",
+        hint="name moments that are nearer to each other, or a longer step: "
+        f"versions('{clause.table}', '{since}', '{clause.until}', '10m') has the last version of every ten minutes",
+    )

@@ -1,0 +1,163 @@
+"""Asking invariants of an app when they are due, at its newest consistent moment, and remembering which have failed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from ...errors import SlackwaterError, Unavailable
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions.manifest import Manifest
+from ..bisect.judge import ref_of
+from ..cut.graph import Cut
+from ..cut.line import Line
+from ..cut.moments import later_stages
+from ..cut.resolve import resolve
+from ..query.answers import answer
+from ..query.channel_tables import names_channels
+from ..take.capture import ChannelReader
+from . import last_good
+from .invariants import Invariant
+
+MAX_ROWS = 1_000
+"""Rows of a failing invariant that are held."""
+
+
+State = Literal["holds", "fails", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an invariant was at a moment."""
+
+    invariant: Invariant
+    rows: pa.Table | None
+    """What its query returned, up to `MAX_ROWS` rows; None when it could not be asked."""
+    error: SlackwaterError | None = None
+    """Why it could not."""
+
+    @property
+    def state(self) -> State:
+        """It holds when it could be asked, and returned no rows."""
+        return "unknown" if self.rows is None else "fails" if self.rows.num_rows else "holds"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was found at one moment."""
+
+    cut: Cut
+    ref: str
+    """Names the moment for good."""
+    results: tuple[Result, ...]
+    """Of the invariants that were due."""
+    before: Mapping[str, State]
+    """By name: what they were when they were asked before, of those that were."""
+    last_good: str
+    """A ref to the newest moment at which all were seen to hold; empty before there was one."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all that was asked holds."""
+        return all(result.state == "holds" for result in self.results)
+
+    @property
+    def news(self) -> tuple[Result, ...]:
+        """The results that are others than before; before its first time, everything is taken to hold."""
+        return tuple(each for each in self.results if each.state != self.before.get(each.invariant.name, "holds"))
+
+
+class Watcher:
+    """Invariants of one app, and when each was asked.
+
+    Each is asked as often as it says. When the one that is asked least is due, so are all: at that moment it is seen
+    whether the app is good. A moment that was looked at already is not asked again.
+
+    Args:
+        store: where the app lives.
+        cache: where SSTs of a remote store come to lie.
+        app: its name.
+        invariants: at least one.
+        by: user@host, who the tag `last-good` is by.
+        reader: reads records in flight, which an invariant may ask for.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        app: str,
+        invariants: Sequence[Invariant],
+        *,
+        by: str,
+        reader: ChannelReader | None = None,
+    ) -> None:
+        self._store = store
+        self._cache = cache
+        self._app = app
+        self._invariants = tuple(invariants)
+        self._by = by
+        self._reader = reader
+        self._due_ms = dict.fromkeys(self._invariants, 0)
+        self._results: dict[Invariant, tuple[dict[str, int], Result]] = {}
+        """The last of each, with the versions that it was asked at."""
+
+    def due_ms(self) -> int:
+        """When the next is due, in milliseconds since 1970 UTC; 0 for at once."""
+        return min(self._due_ms.values())
+
+    def look(self, now_ms: int) -> Look | None:
+        """Ask what is due; None when nothing is, or nothing was committed since it was asked.
+
+        Raises:
+            NotFound: there is no such app, or it has no version yet.
+            Refused: the name `last-good` is taken.
+            Corruption: a manifest is damaged.
+            Unavailable: storage did not answer; the same is due still.
+        """
+        due = [invariant for invariant, due_ms in self._due_ms.items() if due_ms <= now_ms]
+        if any(invariant.every_ms == max(each.every_ms for each in self._invariants) for invariant in due):
+            due = list(self._invariants)
+        if not due:
+            return None
+        # As it was committed, whenever one looks: so bisect sees the same.
+        cut = replace(resolve(self._store, self._app, now_ms=now_ms), seen_ms=0)
+        new = [each for each in due if each not in self._results or self._results[each][0] != cut.versions]
+        before = {each.name: self._results[each][1].state for each in new if each in self._results}
+        later = later_stages(self._store, cut) if new else {}
+        results = tuple(self._ask(invariant, cut, later, now_ms) for invariant in new)
+        self._results |= {result.invariant: (cut.versions, result) for result in results}
+        tag = self._tag(cut)
+        self._due_ms |= {invariant: now_ms + invariant.every_ms for invariant in due}
+        ref = ref_of(Line(self._store, cut).last(cut))
+        return Look(cut, ref, results, before, tag) if results else None
+
+    def _ask(self, invariant: Invariant, cut: Cut, later: Mapping[str, Manifest], now_ms: int) -> Result:
+        sql = invariant.where
+        try:
+            rows = answer(
+                self._store,
+                self._cache,
+                cut,
+                sql,
+                later=later,
+                reader=self._reader if names_channels(sql) else None,
+                max_rows=MAX_ROWS,
+                now_ms=now_ms,
+            )
+        except Unavailable:
+            raise
+        except SlackwaterError as error:
+            return Result(invariant, None, error)
+        return Result(invariant, rows)
+
+    def _tag(self, cut: Cut) -> str:
+        """Move the tag to the cut if all invariants were seen to hold there; a ref to where it is."""
+        is_good = all(
+            each in self._results and self._results[each][0] == cut.versions and self._results[each][1].state == "holds"
+            for each in self._invariants
+        )
+        found = last_good.advance(self._store, cut, self._by) if is_good else last_good.find(self._store, self._app)
+        return f"{self._app}@{last_good.NAME}" if found is not None else ""

@@ -1,0 +1,172 @@
+"""A table at several of its versions, as one DuckDB view: each row of an SST, with the versions at which it is visible.
+
+An SST belongs to many versions and hardly changes from one to the next: a few of its rows are hidden by what came. So
+its file is scanned once, whatever the number of versions, and only rows that are hidden at some of them are told of one
+by one: each has the span of versions at which it is seen, all others that of their SST.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import Usage
+from ..objects.protocol import ObjectStore
+from ..sst.ttl import may_have_expired
+from ..sst.types import EXPIRES, SEQ, arrow_schema
+from ..versions.manifest import Manifest, Sst, Table
+from .cache import SstCache
+from .visible_rows import Hiding, may_hide
+
+_Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Rows, and the first and the last place at which each is seen; none of them where the last is before the first."""
+
+
+@dataclass(slots=True)
+class _Stay:
+    """An SST in one version after the other, and what may hide its rows. Places among the versions count from 0."""
+
+    sst: Sst
+    first: int
+    last: int
+    changes: list[tuple[int, list[Sst], list[Sst]]] = field(default_factory=list)
+    """Places at which SSTs that may hide its rows came, and at which some went."""
+
+
+def register(
+    con: duckdb.DuckDBPyConnection, name: str, store: ObjectStore, cache: SstCache, manifests: Sequence[Manifest]
+) -> None:
+    """Make the table at these versions a temporary view, with `_version` and `_committed_at` of each row.
+
+    The files behind it are those of `cache.parquet_path`, so the cache must stay open while it is queried. Each version
+    is shown by its own clock.
+
+    Args:
+        con: the connection; needs no extension that DuckDB does not bring along.
+        name: what the view is called.
+        store: the store of the app.
+        cache: holds local copies of a remote store's SSTs.
+        manifests: versions of one stage, ascending; at least one of them has an SST.
+
+    Raises:
+        Usage: the stage keeps no table.
+        Corruption: an SST is missing or damaged.
+        Unavailable: the store did not answer.
+    """
+    table = manifests[-1].table
+    if table is None:
+        raise Usage(f"stage {manifests[-1].stage!r} keeps no state, so there is no table to query")
+    stays = _stays([manifest.ssts for manifest in manifests])
+    con.register(f"{name} versions", _versions(manifests))
+    con.register(f"{name} stays", _places(stays))
+    con.register(f"{name} spans", _spans(store, cache, stays, table))
+    files = ", ".join("'" + str(cache.parquet_path(store, stay.sst)).replace("'", "''") + "'" for stay in stays)
+    columns = [each for each in arrow_schema((*table.key, *table.values)).names if not each.startswith("_")]
+    expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
+    scanned = ", ".join(map(_quoted, [*columns, *([EXPIRES] if expires else [])]))
+    shown = ", ".join(f"seen.{_quoted(each)}" for each in columns)
+    # Some may be from before the table got a ttl, and lack the column.
+    by_name = expires or table.ttl is not None
+    scan = (
+        f"SELECT {scanned}, file_index::BIGINT AS file_index, file_row_number "
+        f"FROM read_parquet([{files}], hive_partitioning = false, union_by_name = {by_name})"
+    )
+    # No column of a table has the names that SSTs call their own.
+    seen = (
+        f"SELECT stored.*, "
+        f"unnest(range(coalesce(span.first, stay.first), coalesce(span.last, stay.last) + 1)) AS {SEQ} "
+        f"FROM ({scan}) stored JOIN {_quoted(f'{name} stays')} stay USING (file_index) "
+        f"LEFT JOIN {_quoted(f'{name} spans')} span USING (file_index, file_row_number)"
+    )
+    alive = f" WHERE seen.{EXPIRES} IS NULL OR seen.{EXPIRES} > version.clock_ms" if expires else ""
+    con.execute(
+        f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS SELECT {shown}, version._version, version._committed_at "
+        f"FROM ({seen}) seen JOIN {_quoted(f'{name} versions')} version ON version.place = seen.{SEQ}{alive}"
+    )
+
+
+def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
+    """Each SST once for each stretch of versions that has it."""
+    found: list[_Stay] = []
+    there: dict[Sst, _Stay] = {}
+    for place, ssts in enumerate(versions):
+        now = dict.fromkeys(ssts)
+        came = [sst for sst in now if sst not in there]
+        went = [sst for sst in there if sst not in now]
+        for sst in went:
+            del there[sst]
+        for sst, stay in there.items():
+            stay.last = place
+            entered, left = ([each for each in some if may_hide(each, sst)] for some in (came, went))
+            if entered or left:
+                stay.changes.append((place, entered, left))
+        for sst in came:
+            there[sst] = _Stay(sst, place, place, [(place, [each for each in now if may_hide(each, sst)], [])])
+            found.append(there[sst])
+    return found
+
+
+def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:
+    """Of each row that is hidden at some place of its SST's stay, the spans of places at which it is seen."""
+    columns: list[list[npt.NDArray[np.int64]]] = [[], [], [], []]
+    hiding = Hiding(store, cache, table)
+    for number, stay in enumerate(stays):
+        newer = dict.fromkeys(sst for _, entered, _ in stay.changes for sst in entered)
+        hidden = hiding.by(stay.sst, list(newer))
+        if any(positions.size for positions in hidden.values()):
+            for rows, first, last in _of_stay(stay, hidden):
+                for column, part in zip(columns, (np.full(rows.size, number), rows, first, last), strict=True):
+                    column.append(part)
+    names = ("file_index", "file_row_number", "first", "last")
+    return pa.table([np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns], [*names])
+
+
+def _of_stay(stay: _Stay, hidden: dict[Sst | None, npt.NDArray[np.int64]]) -> Iterator[_Spans]:
+    """The spans of the rows that are hidden at some place; of a row that never is seen one without places."""
+    # How many SSTs hide a row, and the place from which on it has been seen; -1 while it is not.
+    hiding, since = np.zeros(stay.sst.rows, np.int32), np.full(stay.sst.rows, stay.first, np.int64)
+    changed = np.zeros(stay.sst.rows, np.bool_)
+    for place, entered, left in stay.changes:
+        always = [None] if place == stay.first and None in hidden else []
+        touched = [np.empty(0, np.int64)]
+        for some, step in ((left, -1), ([*always, *entered], 1)):
+            for sst in some:
+                hiding[hidden[sst]] += step
+                touched.append(hidden[sst])
+        rows = np.unique(np.concatenate(touched))
+        gone = rows[(hiding[rows] > 0) & (since[rows] >= 0)]
+        if gone.size:
+            yield gone, since[gone], np.full(gone.size, place - 1)
+            since[gone], changed[gone] = -1, True
+        since[rows[(hiding[rows] == 0) & (since[rows] < 0)]] = place
+    again = np.flatnonzero(changed & (since >= 0))
+    if again.size:
+        yield again, since[again], np.full(again.size, stay.last)
+
+
+def _versions(manifests: Sequence[Manifest]) -> pa.Table:
+    return pa.table(
+        {
+            "place": pa.array(range(len(manifests)), pa.int64()),
+            "_version": pa.array([each.version for each in manifests], pa.int64()),
+            "_committed_at": pa.array([each.time_ms * 1_000 for each in manifests], pa.timestamp("us", "UTC")),
+            "clock_ms": pa.array([each.clock_ms for each in manifests], pa.int64()),
+        }
+    )
+
+
+def _places(stays: Sequence[_Stay]) -> pa.Table:
+    return pa.table(
+        {
+            "file_index": pa.array(range(len(stays)), pa.int64()),
+            "first": pa.array([stay.first for stay in stays], pa.int64()),
+            "last": pa.array([stay.last for stay in stays], pa.int64()),
+        }
+    )
+
+
+def _quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
