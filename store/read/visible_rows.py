@@ -112,8 +112,10 @@ def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[np
         yield np.flatnonzero(np.asarray(block.rows.column(OP)) == TOMBSTONE)
         return
     for other in source.blocks_of(newer):
-        keys, everywhere = other.rows.select(source.key), np.arange(len(other.hashes))
-        for _, at, _, same in block.match(other.hashes, keys, everywhere, source.key):
+        low = np.searchsorted(other.hashes, block.hashes[0], side="left")
+        high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
+        keys = other.rows.select(source.key)
+        for _, at, _, same in block.match(other.hashes, keys, np.arange(low, high), source.key):
             yield at[same]
 
 

@@ -24,12 +24,12 @@ def test_each_snapshot_is_looked_up_once_however_many_stages_record_it() -> None
     assert store.requests == 0, "most commits are part of none"
     for _ in range(3):
         assert snapshot_names(store, "app", (first.id,), known) == ("first",)
-    assert store.counts == {"list": 1, "get": 1}
+    assert store.counts == {"list": 1, "get_range": 1}
     second = asked_for(store, "second")
     store.reset()
     for _ in range(3):
         assert snapshot_names(store, "app", (second.id, first.id), known) == ("second", "first")
-    assert store.counts == {"list": 1, "get": 2}
+    assert store.counts == {"list": 1, "get_range": 2}
 
 
 def test_an_id_that_cannot_be_looked_up_stays_one_until_it_can() -> None:

@@ -338,7 +338,7 @@ def test_what_is_merged_stands_in_the_log_of_operations(app: FlightsApp, cache: 
 
 def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCache) -> None:
     stop, notes = threading.Event(), list[str]()
-    away = FaultyStore(app.store, 0, refused=0.5, lost=0, late=0, echoed=0)
+    away = FaultyStore(app.store, 0, refused=0.1, lost=0, late=0, echoed=0)
     watching = compactor(app, cache, store=away, stop=stop)
 
     def merged(done: Compacted) -> None:

@@ -80,8 +80,9 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
 def test_nobody_waits_for_libraries_that_a_folder_does_not_need() -> None:
     script = (
         "import sys, slackwater.store\n"
+        "from slackwater.store.objects.open import open_store\n"
         "from slackwater.store.versions import apps, commit, history\n"
-        "slackwater.store.open_store('.')\n"
+        "open_store('.')\n"
         "print(sorted({'boto3', 'botocore', 'pyarrow', 'duckdb', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

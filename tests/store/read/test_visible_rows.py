@@ -3,6 +3,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+from cachetools import LRUCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -21,9 +22,14 @@ LARGE = 1 << 40
 NUMBERED = Table((Column("k", "int64"),), (Column("v", "string"),), partitions=1, state="test")
 
 
+def keep(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
+    """Begin with nothing found yet, of which so much is kept."""
+    monkeypatch.setattr(visible_rows, "_found", LRUCache(max_bytes, getsizeof=visible_rows._found.getsizeof))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visible_rows, "_found", visible_rows._lru(1 << 20))
+    keep(monkeypatch, 1 << 20)
 
 
 @settings(max_examples=40)
@@ -110,7 +116,7 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("max_bytes", [100, 1000])
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
-    monkeypatch.setattr(visible_rows, "_found", visible_rows._lru(max_bytes))
+    keep(monkeypatch, max_bytes)
     store, cache = CountingStore(MemoryStore()), SstCache(tmp_path / "cache", LARGE)
     changes: dict[Key, Values | None] = {(str(i), "x"): (i, None, None) for i in range(50)}
     ssts = tuple(one for seq in (1, 2, 3) for one in write_version(store, cache, ROUTES, changes, seq))
