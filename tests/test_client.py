@@ -116,6 +116,24 @@ def test_a_snapshot_that_was_taken_again_meanwhile_is_not_verified_in_its_place(
     assert app.at("again").verify().consistent
 
 
+def test_a_query_names_other_moments_and_many_versions(app: StoredApp) -> None:
+    then = app.at("v2", stage="carriers").query("SELECT sum(flights) FROM carriers").fetchall()
+    assert app.at().query("SELECT sum(flights) FROM carriers AT 'v2'").fetchall() == then
+    versions = app.at().query("SELECT DISTINCT _version FROM versions('carriers', '', 'v3') ORDER BY 1").fetchall()
+    assert versions == [(2,), (3,)]
+
+
+def test_a_moment_is_exported_to_a_file_of_its_own(app: StoredApp, tmp_path: Path) -> None:
+    written = app.at("~1").export(tmp_path / "out.duckdb")
+    with duckdb.connect(str(written), read_only=True) as file:
+        rows = file.sql("FROM carriers ORDER BY ALL").fetchall()
+        assert file.sql("SELECT DISTINCT ref FROM _slackwater").fetchall() == [("flights@~1",)]
+    assert rows == app.at("~1").query("FROM carriers ORDER BY ALL").fetchall()
+    with pytest.raises(sw.errors.Refused, match="is there already"):
+        app.at().export(str(written))
+    assert app.at().export(str(written), force=True) == written
+
+
 def test_nothing_that_is_done_to_a_relation_writes_a_file(app: StoredApp, tmp_path: Path) -> None:
     relation = app.at().query("FROM carriers")
     with pytest.raises(duckdb.Error):

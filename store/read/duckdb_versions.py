@@ -5,7 +5,7 @@ its file is scanned once, whatever the number of versions, and only rows that ar
 by one: each has the span of versions at which it is seen, all others that of their SST.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
+from ..sst.sorted_runs import overlapping
 from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .visible_rows import Hiding, may_hide
+from .visible_rows import Hiding
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Rows, and the first and the last place at which each is seen; none of them where the last is before the first."""
@@ -100,13 +101,18 @@ def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:
             del there[sst]
         for sst, stay in there.items():
             stay.last = place
-            entered, left = ([each for each in some if may_hide(each, sst)] for some in (came, went))
+            entered, left = _newer(came, sst), _newer(went, sst)
             if entered or left:
                 stay.changes.append((place, entered, left))
         for sst in came:
-            there[sst] = _Stay(sst, place, place, [(place, [each for each in now if may_hide(each, sst)], [])])
+            there[sst] = _Stay(sst, place, place, [(place, _newer(now, sst), [])])
             found.append(there[sst])
     return found
+
+
+def _newer(ssts: Iterable[Sst], older: Sst) -> list[Sst]:
+    """Those of the SSTs that may hide rows of another one."""
+    return [each for each in overlapping(ssts, older.hash_min, older.hash_max) if each.seq_max > older.seq_max]
 
 
 def _spans(store: ObjectStore, cache: SstCache, stays: Sequence[_Stay], table: Table) -> pa.Table:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
+from ..sst.sorted_runs import overlapping
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
@@ -49,18 +50,12 @@ def hidden_rows(
     source = _Source(store, cache, table)
     found = {}
     for sst in ssts:
-        newer = [other for other in ssts if may_hide(other, sst)]
+        newer = [other for other in overlapping(ssts, sst.hash_min, sst.hash_max) if other.seq_max > sst.seq_max]
         by = [None, *newer] if sst.tombstones else newer
         positions = [one for one in _positions(source, sst, by) if one.size]
         if positions:
             found[sst] = np.concatenate(positions)
     return found
-
-
-def may_hide(newer: Sst, older: Sst) -> bool:
-    """Whether one SST may have newer rows of keys that the other has."""
-    overlap = newer.hash_min <= older.hash_max and newer.hash_max >= older.hash_min
-    return overlap and newer.seq_max > older.seq_max
 
 
 class Hiding:

@@ -57,7 +57,7 @@ def app() -> FlightsApp:
 def ask(app: FlightsApp, cache: SstCache, sql: str, ref: str = "flights", **more: object) -> list[dict[str, object]]:
     now_ms = app.clock.now_ms
     cut = resolve(app.store, ref, now_ms=now_ms)
-    return answer(app.store, cache, cut, sql, now_ms=now_ms, **more).to_pylist()  # type: ignore[arg-type,no-any-return]
+    return answer(app.store, cache, cut, sql, later={}, now_ms=now_ms, **more).to_pylist()  # type: ignore[arg-type,no-any-return]
 
 
 def held(app: FlightsApp, ref: str) -> list[dict[str, object]]:
@@ -149,9 +149,9 @@ def test_what_is_asked_again_and_again_names_only_moments_that_stay(app: Flights
     cut = resolve(app.store, "flights", now_ms=app.clock.now_ms)
     for moment in ("-1h", "now", "~2", "flights-staging"):
         with pytest.raises(Usage, match="may be another moment") as caught:
-            answer(app.store, cache, cut, f"FROM carriers AT '{moment}'")
+            answer(app.store, cache, cut, f"FROM carriers AT '{moment}'", later={})
         assert "name a snapshot" in caught.value.hint
-    assert answer(app.store, cache, cut, "FROM carriers AT 'half'").num_rows == 3
+    assert answer(app.store, cache, cut, "FROM carriers AT 'half'", later={}).num_rows == 3
 
 
 def test_a_predicate_of_bisect_compares_with_a_snapshot(app: FlightsApp, cache: SstCache) -> None:
