@@ -32,6 +32,8 @@ READING: tuple[tuple[str, ...], ...] = (
     ("query", "staging", _ROWS.format("carriers")),
     ("query", "types", _ROWS.format("rows")),
     ("get", "flights", "aircraft", "N001"),
+    ("diff", "flights@before-deploy", "staging"),
+    ("history", "flights", "carriers", "C1"),
     ("log", "flights", "--limit", "1000"),
     ("log", "staging", "--operations"),
     ("status",),

@@ -120,7 +120,7 @@ def test_all_keys_that_turned_bad_are_told_ten_of_them_to_people(store: ObjectSt
     written = pq.read_table(tmp_path / "keys.parquet").to_pylist()
     assert [row["tail"] for row in written] == in_order
     assert {(row["tail"], row["change"], row["after_delay"]) for row in written} == {
-        (key["key"]["tail"], "changed" if key["before"] else "new", key["after"]["delay"]) for key in verdict["keys"]
+        (key["key"]["tail"], "changed" if key["before"] else "added", key["after"]["delay"]) for key in verdict["keys"]
     }
     for name in ("keys.csv", "keys.json"):
         assert from_json(*where, "--out", name)["file"] == name

@@ -195,7 +195,7 @@ def test_a_predicate_that_names_no_key_gets_all_that_the_commit_changed_by_key(c
     assert keys is not None
     assert not keys.named
     assert [change.key["tail"] for change in keys] == [f"M{n:04}" for n in range(1_500)]
-    assert set(keys.flat().column("change").to_pylist()) == {"new"}
+    assert set(keys.flat().column("change").to_pylist()) == {"added"}
 
 
 def test_the_planted_key_is_told_beyond_the_first_thousand_rows(cache: SstCache) -> None:

@@ -1,6 +1,5 @@
 """What differences and histories read: as much as changed, and not as much as there is."""
 
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -8,55 +7,16 @@ from msgspec.structs import replace
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import apply
 from slackwater.store.objects.counting import CountingStore
-from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, commit
-from slackwater.store.versions.manifest import AppInfo, Column, Kind, Manifest, Policy, Sst, Table, Ttl
+from slackwater.store.versions.manifest import Column, Policy, Ttl
 
-from tests.support.state_rows import Key, Values, write_version
+from tests.support.stages import TABLE, Stage
+from tests.support.state_rows import Key, Values
 
-TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "string")), 1, "test")
 NUM_ROWS = 130_000
 """Eight row groups."""
 CHANGED = (7, 40_000)
-
-
-class Stage:
-    """A stage of which each version is written by hand."""
-
-    def __init__(self, table: Table = TABLE) -> None:
-        self.store, self.numbers = MemoryStore(), count(1)
-        self.table = table
-        self.versions: list[Manifest] = []
-        apps.create_app(self.store, AppInfo("app", 1))
-
-    def put(self, changes: dict[Key, Values | None], clock_ms: int = 0) -> Manifest:
-        """A batch."""
-        version = next(self.numbers)
-        ssts = write_version(self.store, None, self.table, changes, version, clock_ms=clock_ms)
-        return self._commit(version, "batch", (*ssts, *self._ssts), clock_ms)
-
-    def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:
-        """Merge all, or what the policy wants."""
-        head = self.versions[-1]
-        done = [run(self.store, cache, "app", "stage", self.table, one) for one in pick_for(head, full=full)]
-        return self._commit(next(self.numbers), "compaction", apply(head.ssts, done), head.clock_ms) if done else head
-
-    @property
-    def _ssts(self) -> tuple[Sst, ...]:
-        return self.versions[-1].ssts if self.versions else ()
-
-    def _commit(self, version: int, kind: Kind, ssts: tuple[Sst, ...], clock_ms: int) -> Manifest:
-        manifest = Manifest(
-            "app", "stage", version, 1, "w", version, kind, table=self.table, ssts=ssts, clock_ms=clock_ms
-        )
-        commit.commit(self.store, manifest)
-        self.versions.append(manifest)
-        return manifest
 
 
 def rows(*numbers: int, plus: int = 0) -> dict[Key, Values | None]:

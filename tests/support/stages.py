@@ -1,0 +1,68 @@
+"""A stage of which each version is written by hand: batches, and merges of any neighbouring runs."""
+
+from itertools import count
+
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import Compaction, apply
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst.sorted_runs import sorted_runs
+from slackwater.store.versions import apps, commit
+from slackwater.store.versions.manifest import AppInfo, Column, Kind, Manifest, Sst, Table
+
+from tests.support.state_rows import Key, Values, write_version
+
+TABLE = Table((Column("k", "int64"),), (Column("v", "int64"), Column("w", "string")), 1, "test")
+
+
+class Stage:
+    """The stage `app/stage`, in a store of its own; one state partition."""
+
+    def __init__(self, table: Table = TABLE) -> None:
+        self.store, self._numbers = MemoryStore(), count(1)
+        self.table = table
+        self.versions: list[Manifest] = []
+        apps.create_app(self.store, AppInfo("app", 1))
+
+    @property
+    def clock_ms(self) -> int:
+        """Of the newest version."""
+        return self.versions[-1].clock_ms if self.versions else 0
+
+    def put(self, changes: dict[Key, Values | None], clock_ms: int = 0) -> Manifest:
+        """A batch: rows by key, None to delete one."""
+        version = next(self._numbers)
+        ssts = write_version(self.store, None, self.table, changes, version, clock_ms=clock_ms) if changes else ()
+        return self._commit(version, "batch", (*ssts, *self._ssts), clock_ms)
+
+    def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:
+        """Merge all, or what the policy wants."""
+        return self._merge(cache, pick_for(self.versions[-1], full=full))
+
+    def merge(self, cache: SstCache, start: int, end: int) -> Manifest:
+        """Merge these sorted runs, newest first, as far as there are such."""
+        runs = sorted_runs(self._ssts)
+        some = tuple(sst for run in runs[start:end] for sst in run)
+        last = end >= len(runs)
+        one = Compaction(0, 1, some, drops_tombstones=last, clock_ms=self.clock_ms)
+        return self._merge(cache, (one,) if some else ())
+
+    def _merge(self, cache: SstCache, picked: tuple[Compaction, ...]) -> Manifest:
+        head = self.versions[-1]
+        done = [run(self.store, cache, "app", "stage", self.table, one) for one in picked]
+        if not done:
+            return head
+        return self._commit(next(self._numbers), "compaction", apply(head.ssts, done), head.clock_ms)
+
+    @property
+    def _ssts(self) -> tuple[Sst, ...]:
+        return self.versions[-1].ssts if self.versions else ()
+
+    def _commit(self, version: int, kind: Kind, ssts: tuple[Sst, ...], clock_ms: int) -> Manifest:
+        manifest = Manifest(
+            "app", "stage", version, 1, "w", version, kind, table=self.table, ssts=ssts, clock_ms=clock_ms
+        )
+        commit.commit(self.store, manifest)
+        self.versions.append(manifest)
+        return manifest
