@@ -55,6 +55,8 @@ def test_what_is_gone_from_a_range_is_missed_where_there_were_rows_and_not_where
     delete(1)
     assert read(flight) == [1, 2, 3], "nobody misses what a dead attempt left"
     delete(2)
+    channels = KafkaChannels(properties)
+    assert (channels.starts(topic), channels.starts("no-such-topic")) == ((2,), None)
     for what in (flight, replace(flight, counts=())):
         with pytest.raises(Gone, match=rf"offsets 0 to 1 of {topic}\[0\] are gone from Kafka") as gone:
             read(what)
