@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from .. import formats
@@ -215,7 +216,9 @@ def _commands(case: Case, mask: Mask) -> Section:
     lines = [f"slackwater query {ref} {shlex.quote(sql)}{flags}" for ref in (good, bad) if ref]
     if verdict.where and good:
         lines.append(f"slackwater bisect {verdict.app} --good {good} --bad {bad} --where {shlex.quote(sql)}{flags}")
-    lines.append(f"slackwater replay {bad}{flags}")
+    ran = verdict.bad.stages[verdict.stage].program
+    code = f" --code {shlex.quote(PurePath(ran.path).name)}" if ran is not None else ""
+    lines.append(f"slackwater replay {bad}{code}{flags}")
     if good:
         lines.append(f"slackwater clone {good} {case.clone}{flags}")
     blocks: list[Block] = [Listing("\n".join(lines))]

@@ -25,6 +25,7 @@ dd { margin: 0 }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums }
 th { text-align: left; font-weight: 600; color: var(--soft) }
 th, td { padding: .3rem 1.1rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
+td:last-child:not(.number) { min-width: 7rem }
 td code { display: inline-block; max-width: 34rem; min-width: min-content; overflow-wrap: break-word }
 time { white-space: nowrap }
 .number { text-align: right }

@@ -36,7 +36,7 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
         moment: Span = Name(step.ref) if step.ref else "before the first commit"
         rows = evidence.wrong.get(step.ref)
         wrong = ("not counted" if rows is None else _count(rows)) if step.bad else "0" if step.answer == "good" else ""
-        return moment, Said(step.answer), wrong, Time(step.cut.time_ms), str(step.number)
+        return moment, Said(step.answer), wrong, Time(step.cut.time_ms), str(step.number or "")
 
     steps = sorted(verdict.steps, key=lambda step: distance(verdict, step.cut.versions))
     blocks: list[Block] = [picture, Paragraph((caption,), True)]

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from slackwater.cli.report.contents import Case
 from slackwater.cli.report.drawing import draw
 from slackwater.cli.report.timeline import Mark, Probe, Timeline, Wrong, timeline
 from slackwater.snapshot.bisect.programs import Run
 from slackwater.snapshot.bisect.verdict import Stretch
+from slackwater.store.versions.manifest import Program
 
 from tests.cli.report.cases import Parsed, reports
 
@@ -68,6 +70,11 @@ def test_every_probe_is_told_and_bad_ones_with_what_was_wrong(case: Case, parsed
 
 
 def test_the_commands_can_be_typed(case: Case) -> None:
+    stages = case.verdict.bad.stages
+    ran = structs.replace(stages["aircraft"], program=Program("/home/ada/flights.py", "0" * 32))
+    bad_moment = replace(case.verdict.bad, stages={**stages, "aircraft": ran})
+    case = replace(case, verdict=replace(case.verdict, bad=bad_moment))
+    case = replace(case, evidence=replace(case.evidence, commits=(ran,)))
     listed = Parsed.of(reports(case, show=True)[0]).texts["pre"][-1].splitlines()
     good, bad, where = case.verdict.good_ref, case.verdict.bad_ref, case.verdict.where
     quoted = "'" + where.replace("'", "'\"'\"'") + "'"
@@ -75,7 +82,7 @@ def test_the_commands_can_be_typed(case: Case) -> None:
         f"slackwater query {good} {quoted}",
         f"slackwater query {bad} {quoted}",
         f"slackwater bisect flights --good {good} --bad {bad} --where {quoted}",
-        f"slackwater replay {bad}",
+        f"slackwater replay {bad} --code flights.py",
         f"slackwater clone {good} flights-staging",
     ]
 
