@@ -119,7 +119,7 @@ def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
     rows = (line for change in islice(keys, _MAX_KEYS) for line in _lines(change, mask))
     yield Table.of((*names, "column", ">before", ">after"), rows)
     if (more := len(keys) - _MAX_KEYS) > 0:
-        yield Paragraph((f"And {formats.plural(more, 'more key')}; `bisect --out FILE` writes all.",), True)
+        yield Paragraph((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."), True)
 
 
 def _lines(change: "KeyChange", mask: Mask) -> Iterator[tuple[Span, ...]]:

@@ -44,7 +44,9 @@ def turn(verdict: "Verdict", evidence: "Evidence", mask: Mask) -> Section:
     for step in verdict.steps:
         if step.answer == "skip":
             moment = Name(step.ref) if step.ref else "the beginning"
-            blocks.append(Paragraph((moment, " could not be judged: ", mask.reason(step.why)), aside=True))
+            # What the database or a program said may quote a value anywhere.
+            why = f": {step.why}" if mask.show else ""
+            blocks.append(Paragraph((moment, f" could not be judged{why}."), aside=True))
     for step in verdict.non_monotone:
         against = (Name(step.ref) if step.ref else "the beginning", " is ", Said(step.answer))
         blocks.append(Paragraph((*against, ": it turned more than once, and this is one of the changes.")))

@@ -116,7 +116,7 @@ def test_a_verdict_that_leaves_several_commits_open_names_them_and_why(case: Cas
     assert parsed.texts["h1"] == ["The first bad commit of flights is one of legs@v4..v9, aircraft@v5."]
     assert "bad at the latest" in parsed.texts["dt"]
     assert "As the commit is not certain, nothing was replayed." in parsed.texts["p"]
-    assert f"{steps[-1].ref} could not be judged: no column named 'x': ••••" in parsed.texts["p"]
+    assert f"{steps[-1].ref} could not be judged." in parsed.texts["p"]
     assert [text for text in parsed.texts["span"] if text == "skip"] == ["skip"]
 
 
