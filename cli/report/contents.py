@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,11 @@ from .document import Block, Document, Facts, Line, Listing, Name, Paragraph, Se
 from .masking import Mask
 
 if TYPE_CHECKING:
-    from ...snapshot.bisect.changed_keys import ChangedKeys, KeyChange
+    from ...snapshot.bisect.changed_keys import ChangedKeys
     from ...snapshot.bisect.record import Guilty, Hop, Message
     from ...snapshot.bisect.verdict import Verdict
     from ...snapshot.cut.lineage import Window
+    from ...snapshot.diff.key_changes import KeyChange
     from ...snapshot.evidence.collect import Evidence
 
 _MAX_KEYS = 10
@@ -116,7 +116,7 @@ def _keys(case: Case, changed: "ChangedKeys | None", mask: Mask) -> Iterator[Sec
 
 def _changes(keys: "ChangedKeys", mask: Mask) -> Iterator[Block]:
     names = [Name(name) for name in keys.keys.column_names]
-    rows = (line for change in islice(keys, _MAX_KEYS) for line in _lines(change, mask))
+    rows = (line for change in keys.head(_MAX_KEYS) for line in _lines(change, mask))
     yield Table.of((*names, "column", ">before", ">after"), rows)
     if (more := len(keys) - _MAX_KEYS) > 0:
         yield Paragraph((f"And {formats.plural(more, 'more key')}; ", Name("bisect --out FILE"), " writes all."), True)

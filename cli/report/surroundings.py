@@ -1,6 +1,5 @@
 """What a report tells around a verdict: the turn, what it reached, snapshots, and the ledger of the bad moment."""
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from .. import formats
@@ -96,7 +95,7 @@ def _later(each: "Reached", mask: Mask) -> tuple[Span | Line, ...]:
 
 def _examples(keys: "ChangedKeys", mask: Mask) -> Line:
     spans: list[Span] = []
-    for change in islice(keys, _MAX_KEYS):
+    for change in keys.head(_MAX_KEYS):
         spans += [*(["; "] if spans else []), *mask.key(change.key)]
     return (*spans, " …") if len(keys) > _MAX_KEYS else tuple(spans)
 

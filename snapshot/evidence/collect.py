@@ -17,9 +17,8 @@ from ...store.versions.manifest import Manifest
 from ..bisect.predicate import At, Skip
 from ..bisect.verdict import Verdict
 from ..cut.line import Line, newest_first
-from ..cut.moments import line_of
+from ..cut.moments import later_stages, line_of
 from ..cut.stored import Snapshot, list_snapshots
-from ..query.answers import later_stages
 from ..take.capture import ChannelReader
 from ..verify.verify import Report, verify
 from .reached import Reached, reached

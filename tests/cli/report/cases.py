@@ -63,6 +63,7 @@ def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data
         pa.table({"note": [after], "n": [numbers[1]], "raw": [data[1]], "list": [[after]]}),
         there,
         there,
+        dict.fromkeys(("note", "n", "raw", "list"), there),
         named=True,
     )
     quoted = literal.replace("'", "''")
@@ -73,8 +74,7 @@ def with_values(case: Case, texts: Sequence[str], numbers: tuple[int, int], data
     reached = tuple(replace(each, keys=keys) for each in case.evidence.reached)
     return replace(
         case,
-        # Its own keys are shown as the record's are, after DuckDB has compared them: that takes its time.
-        verdict=replace(case.verdict, keys=None, predicate=Where(sql)),
+        verdict=replace(case.verdict, keys=keys, predicate=Where(sql)),
         guilty=replace(case.guilty, message=message, keys=keys),
         evidence=replace(case.evidence, reached=reached),
     )
