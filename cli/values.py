@@ -5,7 +5,6 @@ from decimal import Decimal
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
+from ..whole_file import whole_file
 from .tables import Grid
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
@@ -89,17 +89,9 @@ def write(table: pa.Table, path: Path) -> None:
         Refused: the file cannot be written, or such a file cannot hold a column.
     """
     writer = _WRITERS[path.suffix.lower()]
-    if not path.parent.is_dir():
-        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint="make it, or choose another --out")
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        try:
+        with whole_file(path, "--out") as temporary:
             writer(table, temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint="choose another --out") from None
     except pa.ArrowException as error:
         hint = "let the query return text, as in column::VARCHAR, or choose another ending"
         raise Refused(f"{path} cannot hold these columns: {error}", hint=hint) from None

@@ -6,4 +6,4 @@ What needs them comes in through a small Protocol (`clone.channels.Channels`, `v
 modules one by one: DuckDB and pyarrow are loaded only by those that query.
 """
 
-__all__ = ["bisect", "clone", "cut", "diff", "gc", "maintain", "query", "status", "take", "verify", "watch"]
+__all__ = ["bisect", "clone", "cut", "diff", "evidence", "gc", "maintain", "query", "status", "take", "verify", "watch"]

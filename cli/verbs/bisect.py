@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...snapshot.cut.graph import Cut
     from ...snapshot.cut.lineage import Window
     from ...store.objects.protocol import ObjectStore
+    from ..report.files import Reports
 
 _BAR_WIDTH = 40
 
@@ -60,6 +61,9 @@ def bisect(
         "FILE", "The program that ran, to replay the commit. Default: [programs] of slackwater.toml."
     ),
     no_replay: bool = options.flag("--no-replay", "Stop at the commit; do not look for the input record."),
+    report: Path | None = options.option("FILE", "Write what was found as one .html file, without the values."),
+    md: Path | None = options.option("FILE", "The same as .md, for a pull request."),
+    show_values: bool = options.flag("--show-values", "Show keys, rows, payloads and literals in these files."),
 ) -> None:
     """Find the first commit at which something is wrong: by a query, a condition, a function or a command.
 
@@ -74,6 +78,7 @@ def bisect(
     from ...snapshot.bisect.session import Asked
     from ...snapshot.bisect.session import Session as Search
     from .. import values
+    from ..report.files import Reports
 
     if "@" in app_name or "/" in app_name:
         name = app_name.partition("@")[0].partition("/")[0]
@@ -85,6 +90,8 @@ def bisect(
         raise Usage("--first and --last name two changes; give one of them")
     if out is not None:
         values.check_ending(out)
+    wanted = Reports(report, md, show_values)
+    wanted.check()
     asked = Asked(app_name, where, check, table, python, run, good, bad, "first" if first else "last" if last else "")
     if asked.by_hand:
         raise Usage(
@@ -96,10 +103,16 @@ def bisect(
         return
     check_none_open(app_name)
     note_input_gone(session, app_name)
-    go_on(session, Search(session.store.url, asked), out, None if no_replay else Code(code))
+    go_on(session, Search(session.store.url, asked), out, None if no_replay else Code(code), wanted)
 
 
-def go_on(session: Session, search: "Search", out: Path | None = None, code: Code | None = None) -> None:
+def go_on(
+    session: Session,
+    search: "Search",
+    out: Path | None = None,
+    code: Code | None = None,
+    reports: "Reports | None" = None,
+) -> None:
     """Search with what is known, keep what is found out, and show the verdict or what a person is to look at."""
     from msgspec.structs import replace
 
@@ -138,6 +151,8 @@ def go_on(session: Session, search: "Search", out: Path | None = None, code: Cod
         keep(session, replace(kept, found=_found(verdict), wanted=None))
         guilty = replayed(session, verdict, cache, code, progress) if code is not None else None
     _show(session, verdict, guilty, out, asked.edge)
+    if reports is not None:
+        reports.write(session, verdict, guilty, _free_name(session.store, asked.app))
     if verdict.candidates:
         raise typer.Exit(2)
 

@@ -104,13 +104,18 @@ class Line:
         earliest = min(firsts, key=self.place, default=None)
         return self._cut({} if earliest is None or earliest.ssts else {earliest.stage: earliest})
 
-    def _effective_ms(self, commit: Manifest) -> int:
-        """The earliest time of a commit that depends on this one, itself included."""
+    def dependents(self, commit: Manifest) -> dict[str, Manifest]:
+        """Of each stage that got something of a commit's, over any number of channels, the first version that did."""
         earliest = {commit.stage: commit}
         for stage in self.ranks:
             if stage != commit.stage and (found := self._first_that_depends(stage, earliest)) is not None:
                 earliest[stage] = found
-        return min(each.time_ms for each in earliest.values())
+        del earliest[commit.stage]
+        return earliest
+
+    def _effective_ms(self, commit: Manifest) -> int:
+        """The earliest time of a commit that depends on this one, itself included."""
+        return min(each.time_ms for each in (commit, *self.dependents(commit).values()))
 
     def _first_that_depends(self, stage: str, earliest: Mapping[str, Manifest]) -> Manifest | None:
         """The stage's first version that had consumed one of these."""

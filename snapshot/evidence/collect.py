@@ -1,0 +1,114 @@
+"""All that a report tells beside a verdict: the commits around it, snapshots, how much was wrong, what it reached.
+
+All of it is read from the store and costs some dozens of manifests, a few evaluations of the predicate at moments that
+the search has just looked at, and the rows of one version for each later stage.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from ...errors import SlackwaterError
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import history
+from ...store.versions.manifest import Manifest
+from ..bisect.predicate import At, Skip
+from ..bisect.verdict import Verdict
+from ..cut.line import Line, newest_first
+from ..cut.moments import later_stages, line_of
+from ..cut.stored import Snapshot, list_snapshots
+from ..take.capture import ChannelReader
+from ..verify.verify import Report, verify
+from .reached import Reached, reached
+
+MAX_COUNTED = 100_000
+"""Wrong rows that are counted at one moment; there may be more."""
+_MAX_COUNTS = 8
+"""Moments at which they are counted, those nearest to the verdict."""
+_BEFORE = 8
+"""Commits that are told of before the verdict's."""
+_AFTER = 6
+"""Commits that are told of after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known around a verdict."""
+
+    commits: tuple[Manifest, ...]
+    """Commits of all stages around the verdict's, in the order of the line."""
+    wrong: Mapping[str, int]
+    """How many rows the predicate returns, by the ref of a bad moment, up to `MAX_COUNTED`: for the verdict's and for
+    those nearest to it. Good moments have none. Empty where code decides, not SQL."""
+    snapshots: tuple[Snapshot, ...]
+    """All snapshots, oldest first."""
+    reached: tuple[Reached, ...]
+    """Later stages, senders before receivers."""
+    audit: Report
+    """What verifying the bad moment found, without reading rows."""
+
+
+def collect(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: ChannelReader | None = None) -> Evidence:
+    """Gather what is known around a verdict.
+
+    Args:
+        store: the store of the app.
+        cache: where SSTs of a remote store come to lie.
+        verdict: what bisect found.
+        reader: reads records in flight, for a predicate that asks for them.
+
+    Raises:
+        NotFound: a manifest was collected meanwhile.
+        Corruption: a manifest is not readable.
+        Unavailable: storage did not answer.
+    """
+    line = line_of(store, verdict.app).above(verdict.good)
+    return Evidence(
+        commits=(*_before(store, verdict), *_after(line, verdict)),
+        wrong=_wrong(store, cache, verdict, reader),
+        snapshots=list_snapshots(store, verdict.app),
+        reached=tuple(reached(line, cache, verdict.bad.stages[verdict.stage])),
+        audit=verify(store, verdict.bad),
+    )
+
+
+def distance(verdict: Verdict, versions: Mapping[str, int]) -> int:
+    """How many commits a prefix of the line ends after the first bad one; negative before it.
+
+    It is -1 for the last good one, unless the verdict leaves open which commit it is. Each commit of the line adds one
+    to the sum of all stages' versions.
+    """
+    return sum(versions.values()) - sum(verdict.bad.versions.values())
+
+
+def _before(store: ObjectStore, verdict: Verdict) -> list[Manifest]:
+    """The commits up to and with the bad one."""
+    return list(islice(newest_first(store, verdict.app, verdict.bad.stages), _BEFORE + 1))[::-1]
+
+
+def _after(line: Line, verdict: Verdict) -> list[Manifest]:
+    """The commits that follow it."""
+    bad, store = verdict.bad.versions, line.store
+    following = (history.after(store, verdict.app, stage, bad.get(stage, 0)) for stage in line.heads.stages)
+    return sorted((commit for each in following for commit in islice(each, _AFTER)), key=line.place)[:_AFTER]
+
+
+def _wrong(store: ObjectStore, cache: SstCache, verdict: Verdict, reader: ChannelReader | None) -> dict[str, int]:
+    """Rows of the predicate by moment; without those at which it cannot be asked any more.
+
+    Only those of SQL: a program's answer has no rows to count, and to run it again is the user's own affair.
+    """
+    if not verdict.predicate.sql:
+        return {}
+    counts = {verdict.bad_ref: min(verdict.rows.num_rows, MAX_COUNTED)}
+    bad = sorted(
+        (step for step in verdict.steps if step.bad and step.ref != verdict.bad_ref),
+        key=lambda step: abs(distance(verdict, step.cut.versions)),
+    )
+    for step in bad[:_MAX_COUNTS]:
+        at = At(store, cache, step.cut, later_stages(store, step.cut), reader=reader)
+        with suppress(SlackwaterError, Skip):
+            counts[step.ref] = verdict.predicate.rows(at, MAX_COUNTED).num_rows
+    return counts
