@@ -65,7 +65,10 @@ def replayed(bundle: str | os.PathLike[str], program: str | os.PathLike[str] | N
     with open_bundle(read(Path(bundle)), None if program is None else Path(program)) as (replay, sent):
         found = compare(replay, sent, replay.only)
     keys = (
-        (tuple(map(comparable, each.key.values())), None if each.after is None else comparable({**each.key, **each.after}))
+        (
+            tuple(map(comparable, each.key.values())),
+            None if each.after is None else comparable({**each.key, **each.after}),
+        )
         for each in found.keys or ()
     )
     return Replayed(tuple(keys), {each.name: sorted_rows(each.replayed) for each in found.channels}, found)

@@ -21,9 +21,9 @@ _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
 
-def changes(keys: "ChangedKeys") -> Grid:
-    """The first keys, with a line for each value that changed."""
-    headings = (*keys.keys.column_names, "column", ">before", ">after")
+def changes(keys: "ChangedKeys", before: str = "before", after: str = "after") -> Grid:
+    """The first keys, with a line for each value that changed; `before` and `after` are what both sides are called."""
+    headings = (*keys.keys.column_names, "column", f">{before}", f">{after}")
     return Grid.of(headings, (line for key in islice(keys, MAX_KEYS) for line in _lines(key)))
 
 

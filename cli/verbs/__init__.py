@@ -17,6 +17,7 @@ VERBS = (
     "diff",
     "history",
     "bisect",
+    "replay",
     "clone",
     "rescale",
     "retire",

@@ -104,9 +104,7 @@ def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None
     every = None if replay.shape.bound is None else reaching(replay.rows(), only)
     if every is None:
         channels = tuple(_channel(name, sent[name], rows) for name, rows in _outputs(replay))
-        return Comparison(
-            after.app, after.stage, after.version, after.time_ms, read, None, 0, None, 0, channels
-        )
+        return Comparison(after.app, after.stage, after.version, after.time_ms, read, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
         new, emitted = replay.merged(every)
     stored = reaching(_written(replay), only)
