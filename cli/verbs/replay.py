@@ -1,7 +1,7 @@
 """`slackwater replay`: run one batch of history again, here, and compare."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,19 +59,25 @@ def replay(
 
     given = Path(ref) if ref.endswith(_ZIP) else None
     written = _written_to(given, key, bundle, pytest)
-    with session.output.progress() as progress:
-        progress("starting Spark for the replay")
-        opened = _bundled(given, code) if given is not None else _of_history(session, ref, code, key)
-        with opened as (batch, sent, only):
-            if stop:
-                _stop_in(session, batch)
-            with _debugger():
-                found = compare(batch, sent, only)
-            if written is not None:
-                from ...pipeline.replay import bundle as bundles
-                from ...pipeline.replay.bundled import capture
+    if pytest is not None:
+        from ...pipeline.replay.expectation import check_beside
 
-                bundles.write(capture(batch, found, sent, only), written)
+        check_beside(pytest, written or Path(ref))
+    with ExitStack() as until_done:
+        with session.output.progress() as progress:
+            progress("starting Spark for the replay")
+            opened = _bundled(given, code) if given is not None else _of_history(session, ref, code, key)
+            batch, sent, only = until_done.enter_context(opened)
+        # Nothing is drawn from here on: a debugger may have the terminal.
+        if stop:
+            _stop_in(session, batch)
+        with _debugger():
+            found = compare(batch, sent, only)
+        if written is not None:
+            from ...pipeline.replay import bundle as bundles
+            from ...pipeline.replay.bundled import capture
+
+            bundles.write(capture(batch, found, sent, only), written)
     if pytest is not None:
         from ...pipeline.replay.expectation import write_test
 

@@ -304,6 +304,10 @@ class _Members:
             self._wrong(f"{name!r} is not an Arrow stream: {error}")
         if schema is not None and table.schema != schema:
             self._wrong(f"{name!r} has columns ({_shown(table.schema)}); expected ({_shown(schema)})")
+        if any(
+            column.null_count for field, column in zip(table.schema, table.columns, strict=True) if not field.nullable
+        ):
+            self._wrong(f"{name!r} has nulls where there are none")
         return table
 
     def _member(self, name: str, most: int) -> bytes:

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from ...errors import Gone
+from ...errors import Gone, Refused
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys, written_rows
 from ...snapshot.bisect.same_rows import differing, only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Input, Manifest
+from ..spark.provenance import RECORD
 from ..spark.user_errors import as_user_error
 from .inputs import read_inputs
 from .stage_replay import StageReplay
@@ -180,7 +181,18 @@ def _channel(name: str, committed: Sent, rows: pa.Table) -> ChannelComparison:
     if committed.rows is None:
         nothing = rows.slice(0, 0)
         return ChannelComparison(name, committed, rows, nothing, nothing)
-    rows = rows.select(committed.rows.column_names).cast(committed.rows.schema)
+    if RECORD in rows.column_names:
+        rows = rows.drop_columns([RECORD])
+    try:
+        if set(rows.column_names) != set(committed.rows.column_names):
+            raise pa.ArrowInvalid("no cast makes columns")
+        rows = rows.select(committed.rows.column_names).cast(committed.rows.schema)
+    except pa.ArrowException:
+        raise Refused(
+            f"the program sends columns ({rows.schema.to_string()}) on {name!r}, and others were sent "
+            f"({committed.rows.schema.to_string()})",
+            hint="replay with a program that sends the same columns",
+        ) from None
     return ChannelComparison(name, committed, rows, only_in(committed.rows, rows), only_in(rows, committed.rows))
 
 

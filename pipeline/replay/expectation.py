@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...errors import Refused
+from ...errors import Usage
 from ...store.sst.python_values import python_rows
 from .bundle import write_whole
 from .compare import Comparison
@@ -24,8 +24,14 @@ _PLAIN = (bool, int, str, bytes, type(None))
 _MODULES = ("datetime", "decimal", "math")
 
 
+def check_beside(path: Path, bundle: Path) -> None:
+    """Raise `Usage` unless a test and its bundle lie in one folder."""
+    if path.resolve().parent != bundle.resolve().parent:
+        raise Usage(f"{path} and {bundle} lie in different folders", hint="a test finds its bundle beside it")
+
+
 def write_test(path: Path, bundle: Path, program: Path | None, found: Comparison) -> None:
-    """Write a test that replays a bundle, which lies beside it, and expects what was committed.
+    """Write a test that replays a bundle, which lies beside it (`check_beside`), and expects what was committed.
 
     Args:
         path: The test's file.
@@ -34,10 +40,8 @@ def write_test(path: Path, bundle: Path, program: Path | None, found: Comparison
         found: What the replay gave: the keys that differ are expected, or, where none does, all that were written.
 
     Raises:
-        Refused: It cannot be written, or the bundle lies elsewhere.
+        Refused: It cannot be written.
     """
-    if path.resolve().parent != bundle.resolve().parent:
-        raise Refused(f"{path} and {bundle} lie in different folders", hint="a test finds its bundle beside it")
     file = None if program is None else _relative(program, path)
     write_whole(path, text_of_test(bundle.name, file, found).encode())
 

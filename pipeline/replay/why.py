@@ -13,7 +13,7 @@ from ...snapshot.bisect.record import Guilty, Hop
 from ...snapshot.bisect.same_rows import differing
 from ...snapshot.bisect.verdict import Verdict
 from ...snapshot.cut.graph import Cut
-from ...snapshot.cut.lineage import Lineage, direct
+from ...snapshot.cut.lineage import Lineage, direct, losses
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history
@@ -70,7 +70,7 @@ def why(
     store, cache, app = program.store, program.cache, program.app.name
     before, after = (history.read(store, app, stage, number) for number in (version - 1, version))
     good, bad = (Cut(app, {stage: manifest}) for manifest in (before, after))
-    windows = direct(before, after)
+    windows = direct(before, after, losses(after))
     predicate = _IsAsCommitted(stage, key, _row(At(store, cache, bad), after, key))
     verdict = Verdict(
         app=app,

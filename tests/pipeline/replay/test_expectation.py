@@ -10,9 +10,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import Refused
+from slackwater.errors import Usage
 from slackwater.pipeline.replay.compare import ChannelComparison, Comparison, Sent
-from slackwater.pipeline.replay.expectation import comparable, literal, sorted_rows, text_of_test, write_test
+from slackwater.pipeline.replay.expectation import (
+    check_beside,
+    comparable,
+    literal,
+    sorted_rows,
+    text_of_test,
+    write_test,
+)
 from slackwater.snapshot.bisect.changed_keys import ChangedKeys
 
 plain = (
@@ -101,7 +108,8 @@ def test_of_many_rows_sent_the_count_and_the_missing_ones_are_expected() -> None
 
 
 def test_a_test_lies_beside_its_bundle(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="lie in different folders"):
-        write_test(tmp_path / "a" / "test.py", tmp_path / "case.zip", None, comparison(6))
+    with pytest.raises(Usage, match="lie in different folders"):
+        check_beside(tmp_path / "a" / "test.py", tmp_path / "case.zip")
+    check_beside(tmp_path / "test_it.py", tmp_path / "case.zip")
     write_test(tmp_path / "test_it.py", tmp_path / "case.zip", tmp_path.parent / "flights.py", comparison(6))
     assert "HERE / '../flights.py'" in (tmp_path / "test_it.py").read_text()
