@@ -74,10 +74,10 @@ def replay(
         with _debugger():
             found = compare(batch, sent, only)
         if written is not None:
-            from ...pipeline.replay import bundle as bundles
+            from ...pipeline.replay import zipped
             from ...pipeline.replay.bundled import capture
 
-            bundles.write(capture(batch, found, sent, only), written)
+            zipped.write(capture(batch, found, sent, only), written)
     if pytest is not None:
         from ...pipeline.replay.expectation import write_test
 
@@ -104,8 +104,8 @@ def _written_to(given: Path | None, key: list[str], bundle: Path | None, pytest:
 @contextmanager
 def _bundled(given: Path, code: Path | None) -> "Iterator[_Opened]":
     """The batch of a bundle, what it sent, and the keys that it is about."""
-    from ...pipeline.replay.bundle import read
     from ...pipeline.replay.bundled import open_bundle
+    from ...pipeline.replay.zipped import read
 
     with open_bundle(read(given), code) as (batch, sent):
         yield batch, sent, batch.only

@@ -15,4 +15,5 @@ __all__ = [
     "record",
     "stage_replay",
     "why",
+    "zipped",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, sst_schema
 from ...store.versions.manifest import Sst, Table
 from ..run.program import load_app
-from .bundle import THERE, Bundle, BundledInput, BundledOutput, Index, before_schema
+from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema
 from .compare import Comparison, Sent, reaching
 from .inputs import Records
 from .program import open_program
@@ -83,7 +84,7 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
         stage=after.stage,
         version=after.version,
         time_ms=after.time_ms,
-        program=file.name,
+        program=file.name if re.match(FILE_NAME, file.name) else "program.py",
         inputs=tuple(BundledInput(name, replay.records[name].topic, replay.records[name].upstream) for name in inputs),
         outputs=tuple(BundledOutput(one.name, one.key, sent[one.name].rows is not None) for one in channels),
         table=table,

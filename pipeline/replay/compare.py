@@ -102,10 +102,11 @@ def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None
     """
     after = replay.after
     read = tuple((records.topic, records.rows.num_rows) for records in replay.records.values())
+    batch = (after.app, after.stage, after.version, after.time_ms, read)
     every = None if replay.shape.bound is None else reaching(replay.rows(), only)
     if every is None:
         channels = tuple(_channel(name, sent[name], rows) for name, rows in _outputs(replay))
-        return Comparison(after.app, after.stage, after.version, after.time_ms, read, None, 0, None, 0, channels)
+        return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
         new, emitted = replay.merged(every)
     stored = reaching(_written(replay), only)
@@ -114,18 +115,7 @@ def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None
     # One table is for all outputs.
     each = emitted if len(emitted) > 1 else emitted * len(writes)
     channels = tuple(_channel(one.name, sent[one.name], rows) for one, rows in zip(writes, each, strict=False))
-    return Comparison(
-        after.app,
-        after.stage,
-        after.version,
-        after.time_ms,
-        read,
-        stored,
-        new.num_rows,
-        keys,
-        _hidden(replay, stored, new, keys),
-        channels,
-    )
+    return Comparison(*batch, stored, new.num_rows, keys, _hidden(replay, stored, new, keys), channels)
 
 
 def reaching(rows: pa.Table, keys: pa.Table | None) -> pa.Table:

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ...errors import Usage
 from ...store.sst.python_values import python_rows
-from .bundle import write_whole
 from .compare import Comparison
+from .zipped import write_whole
 
 _MOST = 10
 """Keys, and rows of a channel, that stand in it."""

@@ -138,8 +138,12 @@ class StageReplay:
         return np.asarray(sent[is_its], np.int64)
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
-        """Some records, by number, as the function gets them."""
-        return {name: records.rows for name, records in self.taken(chosen).items()}
+        """Some records, by number and in that order, as the function gets them."""
+        inputs, rows = (each[chosen] for each in self._order)
+        return {
+            name: records.rows.take(pa.array(rows[inputs == at]))
+            for at, (name, records) in enumerate(self.records.items())
+        }
 
     def taken(self, chosen: Numbers) -> dict[str, Records]:
         """Some records, by number, with their places, in the order in which the batch had them."""
