@@ -98,7 +98,7 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
         file.read_bytes(),
         _records(replay, only),
         _before(replay, table, found.keys.keys) if table is not None and found.keys is not None else None,
-        found.committed.select(sst_schema(table).names) if table is not None and found.committed is not None else None,
+        _stored_form(found.committed, table) if table is not None and found.committed is not None else None,
         {one.name: rows for one in channels if (rows := sent[one.name].rows) is not None},
     )
 
@@ -172,6 +172,11 @@ def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> t
         return ()
     whole = replace(table, partitions=1)
     return (sst.write(store, None, app=index.app, stage=index.stage, table=whole, partition=0, rows=rows),)
+
+
+def _stored_form(rows: pa.Table, table: Table) -> pa.Table:
+    schema = sst_schema(table)
+    return rows.select(schema.names).cast(schema)
 
 
 def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import Gone, Refused
-from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys, written_rows
-from ...snapshot.bisect.same_rows import differing, only_in
+from ...snapshot.bisect.changed_keys import changed_keys
+from ...snapshot.diff.key_changes import KeyChanges
+from ...snapshot.query.same_rows import differing, only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Input, Manifest
@@ -66,7 +67,7 @@ class Comparison:
     """The rows that the version wrote, as its SSTs hold them; None for a stage without a table."""
     num_replayed: int
     """How many keys the replay writes."""
-    keys: ChangedKeys | None
+    keys: KeyChanges | None
     """The keys that either writes: their visible rows as committed (`before`), and by the replay (`after`)."""
     hidden: int
     """Keys whose rows look the same, but are not: internal columns differ, or only one of both wrote them."""
@@ -74,7 +75,7 @@ class Comparison:
     """What was sent on each; none where one key was asked for."""
 
     @property
-    def different(self) -> ChangedKeys | None:
+    def different(self) -> KeyChanges | None:
         """Of `keys` those whose visible rows differ."""
         return self.keys.changed() if self.keys is not None else None
 
@@ -109,7 +110,7 @@ def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None
         return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
         new, emitted = replay.merged(every)
-    stored = reaching(_written(replay), only)
+    stored = reaching(replay.written(), only)
     keys = _keys(replay, stored, every, new)
     writes = replay.stage.writes if only is None else ()
     # One table is for all outputs.
@@ -186,14 +187,7 @@ def _channel(name: str, committed: Sent, rows: pa.Table) -> ChannelComparison:
     return ChannelComparison(name, committed, rows, only_in(committed.rows, rows), only_in(rows, committed.rows))
 
 
-def _written(replay: StageReplay) -> pa.Table:
-    """The rows that the version wrote."""
-    table = replay.before.table
-    assert table is not None  # noqa: S101  asked for a stage with state
-    return written_rows(replay.program.store, replay.program.cache, replay.after, table)
-
-
-def _keys(replay: StageReplay, stored: pa.Table, every: pa.Table, new: pa.Table) -> ChangedKeys | None:
+def _keys(replay: StageReplay, stored: pa.Table, every: pa.Table, new: pa.Table) -> KeyChanges | None:
     """The keys that either side touches."""
     table = replay.before.table
     assert table is not None  # noqa: S101
@@ -203,7 +197,7 @@ def _keys(replay: StageReplay, stored: pa.Table, every: pa.Table, new: pa.Table)
     return changed_keys(program.store, program.cache, replay.after, replay.manifest_with(new), touched)
 
 
-def _hidden(replay: StageReplay, stored: pa.Table, new: pa.Table, keys: ChangedKeys | None) -> int:
+def _hidden(replay: StageReplay, stored: pa.Table, new: pa.Table, keys: KeyChanges | None) -> int:
     """How many keys are different although they do not look so."""
     table = replay.before.table
     assert table is not None  # noqa: S101

@@ -15,11 +15,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import NotFound, Refused
 from ...snapshot.bisect.record import Address
+from ...snapshot.diff.side import Side
 from ...store.read.read_stats import Reads
 from ...store.sst import expiry, ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import partition_of
-from ...store.sst.types import sst_schema
+from ...store.sst.types import SEQ, sst_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.app import Stage
@@ -225,6 +226,14 @@ class StageReplay:
             return sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
         base = Base(table, self.before.ssts, self.clock_ms)
         return merge(rows, base, bound, self.after.row_seq, program.store, program.cache, Reads())
+
+    def written(self) -> pa.Table:
+        """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
+        table, seq = self.before.table, self.after.row_seq
+        assert table is not None  # noqa: S101
+        side = Side(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
+        mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
+        return pa.concat_tables([side.no_rows(values=True), *mine])
 
     def sent(self, rows: pa.Table) -> pa.Table:
         """What the stage sends on `output` with these rows of its function."""

@@ -10,10 +10,10 @@ import pyarrow as pa
 from ...snapshot.bisect.changed_keys import changed_keys
 from ...snapshot.bisect.predicate import At
 from ...snapshot.bisect.record import Guilty, Hop
-from ...snapshot.bisect.same_rows import differing
 from ...snapshot.bisect.verdict import Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Lineage, direct, losses
+from ...snapshot.query.same_rows import differing
 from ...store.read.multi_get import multi_get
 from ...store.sst.hashing import hash_keys
 from ...store.versions import history
@@ -89,6 +89,7 @@ def why(
         more_rows=False,
         keys=changed_keys(store, cache, before, after, key),
         steps=(),
+        evaluations=0,
     )
     return find_record(program, verdict, predicate, on_hop)
 

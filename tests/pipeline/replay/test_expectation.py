@@ -20,7 +20,7 @@ from slackwater.pipeline.replay.expectation import (
     text_of_test,
     write_test,
 )
-from slackwater.snapshot.bisect.changed_keys import ChangedKeys
+from slackwater.snapshot.diff.key_changes import KeyChanges
 
 plain = (
     st.none()
@@ -75,7 +75,7 @@ def comparison(replayed: int) -> Comparison:
     keys = pa.table({"carrier": ["AA", "UA"]})
     before, after = (pa.table({"flights": [5, count], "mean": [math.nan, 0.5]}) for count in (7, replayed))
     there = np.array([True, True])
-    changed = ChangedKeys(keys, before, after, there, there, True)
+    changed = KeyChanges.between(keys, before, after, there, there)
     return Comparison("flights", "carriers", 13, 0, (("flights", 9),), keys, 2, changed, 0, ())
 
 
