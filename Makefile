@@ -21,7 +21,7 @@ test: $(READY) check ## all checks and tests, from nothing
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@MYPYPATH=.types $(BIN)/mypy -m slackwater $(addprefix -p slackwater.,chandy_lamport store snapshot pipeline client cli)
+	@MYPYPATH=.types $(BIN)/mypy -m slackwater -m slackwater.testing $(addprefix -p slackwater.,chandy_lamport store snapshot pipeline client cli)
 	@$(BIN)/lint-imports
 
 format: $(READY) ## format the code and fix what ruff can fix

@@ -11,9 +11,8 @@ from .terminal import Part
 from .values import stream, word
 
 if TYPE_CHECKING:
-    from ..snapshot.bisect.changed_keys import ChangedKeys
     from ..snapshot.bisect.record import Guilty, Message
-    from ..snapshot.diff.key_changes import KeyChange
+    from ..snapshot.diff.key_changes import KeyChange, KeyChanges
 
 MAX_KEYS = 10
 """Keys that are printed for people."""
@@ -21,9 +20,9 @@ _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
 
-def changes(keys: "ChangedKeys") -> Grid:
-    """The first keys, with a line for each value that changed."""
-    headings = (*keys.keys.column_names, "column", ">before", ">after")
+def changes(keys: "KeyChanges", before: str = "before", after: str = "after") -> Grid:
+    """The first keys, with a line for each value that changed; `before` and `after` are what both sides are called."""
+    headings = (*keys.keys.column_names, "column", f">{before}", f">{after}")
     return Grid.of(headings, (line for key in islice(keys, MAX_KEYS) for line in _lines(key)))
 
 

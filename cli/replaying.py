@@ -22,6 +22,11 @@ class Code:
     """None for the one that the settings name."""
 
 
+def program_file(session: Session, app_name: str, code: Path | None) -> str | None:
+    """The program to replay an app with: what was said, else what the settings name; None where neither does."""
+    return str(code) if code is not None else session.settings.programs.get(app_name)
+
+
 def replayed(
     session: Session, verdict: "Verdict", cache: "SstCache", code: Code, progress: Progress
 ) -> "Guilty | None":
@@ -29,9 +34,9 @@ def replayed(
     settings = session.settings
     if verdict.candidates:
         return None  # it is not known which commit it was
-    ran = verdict.bad.stages[verdict.stage].program
-    file = str(code.file) if code.file is not None else settings.programs.get(verdict.app)
+    file = program_file(session, verdict.app, code.file)
     if file is None:
+        ran = verdict.bad.stages[verdict.stage].program
         session.note(
             f"note: which input record it was, a replay tells: add --code {ran.path if ran else 'FILE'}, the program "
             "that ran"

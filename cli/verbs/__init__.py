@@ -19,6 +19,7 @@ VERBS = (
     "diff",
     "history",
     "bisect",
+    "replay",
     "watch",
     "clone",
     "rescale",

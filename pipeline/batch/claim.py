@@ -104,7 +104,7 @@ class Claimer:
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
-                program=_program(self.app),
+                program=program_of(self.app),
             )
 
         return commit.claim(
@@ -171,7 +171,8 @@ class Claimer:
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
 
 
-def _program(app: App) -> Program | None:
+def program_of(app: App) -> Program | None:
+    """The file that declares an app, as manifests keep it; None where it is none."""
     if app.file is None:
         return None
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))

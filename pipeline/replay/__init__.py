@@ -3,4 +3,17 @@
 What to run next is decided without Spark in `snapshot/bisect/`.
 """
 
-__all__ = ["function", "inputs", "program", "record", "stage_replay"]
+__all__ = [
+    "breakpoints",
+    "bundle",
+    "bundled",
+    "compare",
+    "expectation",
+    "function",
+    "inputs",
+    "program",
+    "record",
+    "stage_replay",
+    "why",
+    "zipped",
+]

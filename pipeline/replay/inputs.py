@@ -24,9 +24,10 @@ from ..kafka.records import Message, read_range, topic_columns
 
 _TIME = "_time"
 _VERSION = "_version"
-_PLACE = pa.schema(
+PLACE = pa.schema(
     [*zip(ADDRESS, (pa.int32(), pa.int64(), pa.int32()), strict=True), (_TIME, pa.int64()), (_VERSION, pa.int64())]
 )
+"""The columns that say where a record is from: see `Records.place`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Records:
     upstream: str
     rows: pa.Table
     place: pa.Table
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Records:
+        """Some of them, in this order."""
+        chosen = pa.array(rows)
+        return Records(self.topic, self.upstream, self.rows.take(chosen), self.place.take(chosen))
 
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """A column of `place`."""
@@ -118,7 +124,7 @@ class _Reader:
         nothing = pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows)
         times = rows["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
         place = [rows["partition"], rows["offset"], nothing.cast(pa.int32()), times, nothing]
-        return Records(self.end.topic, "", rows, pa.table(place, schema=_PLACE))
+        return Records(self.end.topic, "", rows, pa.table(place, schema=PLACE))
 
     def channel(self, store: ObjectStore, app: str) -> Records:
         """The rows of a repartition topic."""
@@ -144,15 +150,15 @@ class _Reader:
             for sent in (counts[where[0]] if counts else None,)
             for rows in read_rows(self.kafka, self.end.topic, *where, sent, decoded, patience_s=self.patience_s)
         ]
-        found = pa.concat_tables(chunks) if chunks else pa.schema([*self.schema, *_PLACE]).empty_table()
-        rows = found.drop_columns(_PLACE.names)
+        found = pa.concat_tables(chunks) if chunks else pa.schema([*self.schema, *PLACE]).empty_table()
+        rows = found.drop_columns(PLACE.names)
         if rows.schema.names != self.schema.names or rows.schema.types != self.schema.types:
             raise Refused(
                 f"the program's {self.name!r} has columns ({self.schema.to_string()}), and others were sent "
                 f"({rows.schema.to_string()})",
                 hint="replay with the program that ran then",
             )
-        return Records(self.end.topic, self.end.upstream, rows.cast(self.schema), found.select(_PLACE.names))
+        return Records(self.end.topic, self.end.upstream, rows.cast(self.schema), found.select(PLACE.names))
 
     def _ranges(self) -> Iterator[tuple[int, int, int]]:
         """Partition, first offset, and the offset after the last, where there is anything."""

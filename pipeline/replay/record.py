@@ -26,10 +26,8 @@ from ...snapshot.bisect.verdict import MAX_ROWS, Verdict
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.lineage import Window
 from ...snapshot.diff.ancestry import Ancestry
-from ...snapshot.diff.side import Side
 from ...snapshot.query.same_rows import differing, places_of
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import SEQ
 from ...store.versions import history
 from ..kafka.records import message_at
 from .program import Program
@@ -156,10 +154,7 @@ def _check_committed(replay: StageReplay, every: pa.Table) -> None:
     assert table is not None  # noqa: S101  asked before
     made, _ = replay.merged(every)
     columns = [column.name for column in (*table.key, *table.values)]
-    side = Side(replay.program.store, replay.program.cache, table, after, after.clock_ms)
-    seq = after.row_seq
-    mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
-    stored = pa.concat_tables([side.no_rows(values=True), *mine]).select([*columns, "_op"])
+    stored = replay.written().select([*columns, "_op"])
     wrong = differing(stored, made.select(stored.column_names).cast(stored.schema))
     if wrong.num_rows:
         keys = wrong.select([column.name for column in table.key])

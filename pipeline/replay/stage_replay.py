@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +15,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from ...errors import NotFound, Refused
 from ...snapshot.bisect.record import Address
+from ...snapshot.diff.side import Side
 from ...store.read.read_stats import Reads
 from ...store.sst import expiry, ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import partition_of
+from ...store.sst.types import SEQ, sst_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.app import Stage
@@ -45,6 +48,14 @@ class StageReplay:
     """The version that it committed."""
     output: str = ""
     """The channel that is asked about; empty where the table is."""
+    given: dict[str, Records] | None = None
+    """What it read, where that is at hand; else Kafka is asked."""
+
+    def __post_init__(self) -> None:
+        if self.after.stage not in self.program.app.stages:
+            raise NotFound("stage of the program", self.after.stage, self.program.app.stages)
+        if _meaning(self.shape.table) != _meaning(self.before.table):
+            raise Refused(f"the program declares stage {self.after.stage!r} with another table than it had then")
 
     @classmethod
     def of(cls, program: Program, after: Manifest, output: str = "") -> StageReplay:
@@ -56,13 +67,12 @@ class StageReplay:
         """
         if after.kind != "batch":
             raise Refused(f"{after.stage}@v{after.version} is a {after.kind}, which reads no records")
-        if after.stage not in program.app.stages:
-            raise NotFound("stage of the program", after.stage, program.app.stages)
         before = history.read(program.store, after.app, after.stage, after.version - 1)
-        replay = cls(program, before, after, output)
-        if _meaning(replay.shape.table) != _meaning(before.table):
-            raise Refused(f"the program declares stage {after.stage!r} with another table than it had then")
-        return replay
+        return cls(program, before, after, output)
+
+    def for_output(self, output: str) -> StageReplay:
+        """The same batch, asked about another channel; its records are not read again."""
+        return dataclasses.replace(self, output=output, given=self.records)
 
     @property
     def stage(self) -> Stage:
@@ -74,13 +84,19 @@ class StageReplay:
         """The stage's schemas."""
         return self.program.shapes[self.after.stage]
 
+    @property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """The columns that the stage's function gets, by the input's declared name."""
+        return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
+
     @cached_property
     def records(self) -> dict[str, Records]:
         """What it read, by the input's declared name. Raises as `read_inputs` does."""
+        if self.given is not None:
+            return self.given
         program = self.program
-        schemas = {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
         return read_inputs(
-            program.kafka, program.store, self.before, self.after, schemas, patience_s=program.patience_s
+            program.kafka, program.store, self.before, self.after, self.schemas, patience_s=program.patience_s
         )
 
     @cached_property
@@ -123,12 +139,18 @@ class StageReplay:
         return np.asarray(sent[is_its], np.int64)
 
     def inputs(self, chosen: Numbers) -> dict[str, pa.Table]:
-        """Some records, by number, as the function gets them."""
+        """Some records, by number and in that order, as the function gets them."""
         inputs, rows = (each[chosen] for each in self._order)
         return {
             name: records.rows.take(pa.array(rows[inputs == at]))
             for at, (name, records) in enumerate(self.records.items())
         }
+
+    def taken(self, chosen: Numbers) -> dict[str, Records]:
+        """Some records, by number, with their places, in the order in which the batch had them."""
+        inputs, rows = (each[chosen] for each in self._order)
+        each = enumerate(self.records.items())
+        return {name: records.take(np.sort(rows[inputs == at])) for at, (name, records) in each}
 
     @cached_property
     def _all(self) -> tuple[pa.Table, bool]:
@@ -165,10 +187,13 @@ class StageReplay:
 
     def manifest(self, rows: pa.Table) -> Manifest:
         """The version that the stage would have committed with these rows of its function."""
-        new, _ = self.merged(rows)
+        return self.manifest_with(self.merged(rows)[0])
+
+    def manifest_with(self, new: pa.Table) -> Manifest:
+        """The version that the stage would have committed, had its table got these rows."""
         table, program = self.before.table, self.program
         assert table is not None  # noqa: S101  a stage without a table has no rows of one
-        clock_ms = self._clock_ms
+        clock_ms = self.clock_ms
         written = []
         if new.num_rows:
             new = expiry.with_expiry(new, table, clock_ms)
@@ -198,9 +223,17 @@ class StageReplay:
         assert bound is not None  # noqa: S101
         assert table is not None  # noqa: S101
         if not rows.num_rows:
-            return pa.table({"_hash": pa.array([], pa.int64())}), tuple(kind.empty_table() for kind in bound.emits)
-        base = Base(table, self.before.ssts, self._clock_ms)
+            return sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
+        base = Base(table, self.before.ssts, self.clock_ms)
         return merge(rows, base, bound, self.after.row_seq, program.store, program.cache, Reads())
+
+    def written(self) -> pa.Table:
+        """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
+        table, seq = self.before.table, self.after.row_seq
+        assert table is not None  # noqa: S101
+        side = Side(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
+        mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
+        return pa.concat_tables([side.no_rows(values=True), *mine])
 
     def sent(self, rows: pa.Table) -> pa.Table:
         """What the stage sends on `output` with these rows of its function."""
@@ -211,7 +244,8 @@ class StageReplay:
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     @property
-    def _clock_ms(self) -> int:
+    def clock_ms(self) -> int:
+        """By which rows of the table are expired while the batch is merged."""
         return ttl.batch_clock_ms(self.before, self.after.clock_ms)
 
     def _at(self, number: int) -> tuple[Records, int]:

@@ -16,6 +16,14 @@ def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
+def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
+    """The rows that `ours` has more often than `theirs`, in any order; the columns are the same."""
+    with duckdb.connect() as con:
+        con.register("ours", ours)
+        con.register("theirs", theirs.select(ours.column_names))
+        return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
+
+
 def places_of(row: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
     """Where in `rows` the one row of `row` stands, ascending. The columns of `row` are compared."""
     tests = [f"r.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)}" for name in row.column_names]

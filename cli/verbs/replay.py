@@ -1,0 +1,274 @@
+"""`slackwater replay`: run one batch of history again, here, and compare."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ...errors import Refused, Usage
+from .. import formats, options
+from ..replaying import program_file
+from ..session import Session, verb
+from ..tables import Grid, Title
+from ..terminal import Part
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ...pipeline.replay.compare import ChannelComparison, Comparison, Sent
+    from ...pipeline.replay.stage_replay import StageReplay
+
+    _Opened = tuple[StageReplay, Mapping[str, Sent], pa.Table | None]
+
+_ZIP = ".zip"
+_LEFT_DEBUGGER = 130
+_MAX_SHOWN = 10
+"""Keys, and rows of a channel, that are printed for people."""
+
+
+@verb(
+    "slackwater replay flights/carriers@v13 --code flights.py",
+    "slackwater replay flights/carriers@v13 --code fixed.py --key UA",
+    "slackwater replay flights/carriers@v13 --break",
+    "slackwater replay flights/carriers@v13 --key UA --pytest test_carriers.py",
+    "slackwater replay test_carriers.zip --code fixed.py",
+    kafka=True,
+)
+def replay(
+    session: Session,
+    ref: str = options.argument(
+        "APP/STAGE@VERSION", "The batch: a version of a stage; or the .zip that --bundle wrote."
+    ),
+    code: Path | None = options.option(
+        "FILE", "The program to run. Default: [programs] of slackwater.toml; for a bundle, the one in it."
+    ),
+    key: list[str] = options.option(
+        "VALUE", "Only this key of the stage's table; once for each key column. Written as in `get`.", []
+    ),
+    stop: bool = options.flag("--break", "Stop in the stage's function, and in that of its state: breakpoint()."),
+    bundle: Path | None = options.option("FILE", "Write the batch to a .zip that can be replayed anywhere."),
+    pytest: Path | None = options.option(
+        "FILE", "Write a test that expects what was committed; its bundle lies beside it, as FILE.zip."
+    ),
+) -> None:
+    """Run one batch of history again, here, and compare it with what was committed.
+
+    The stage's own function gets the records that the version read, and its state the rows that it was merged into, on
+    a Spark of this machine; nothing of the app is touched. Shown are the keys, and the rows sent, that come out
+    different. Exits with 1 when any does.
+    """
+    from ...pipeline.replay.compare import compare
+
+    given = Path(ref) if ref.endswith(_ZIP) else None
+    written = _written_to(given, key, bundle, pytest)
+    if pytest is not None:
+        from ...pipeline.replay.expectation import check_beside
+
+        check_beside(pytest, written or Path(ref))
+    with ExitStack() as until_done:
+        with session.output.progress() as progress:
+            progress("starting Spark for the replay")
+            opened = _bundled(given, code) if given is not None else _of_history(session, ref, code, key)
+            batch, sent, only = until_done.enter_context(opened)
+        # Nothing is drawn from here on: a debugger may have the terminal.
+        if stop:
+            _stop_in(session, batch)
+        with _debugger():
+            found = compare(batch, sent, only)
+        if written is not None:
+            from ...pipeline.replay import zipped
+            from ...pipeline.replay.bundled import capture
+
+            zipped.write(capture(batch, found, sent, only), written)
+    if pytest is not None:
+        from ...pipeline.replay.expectation import write_test
+
+        # Without --code, a test of a bundle that was there runs the program in it.
+        program = None if given is not None and code is None else batch.program.app.file
+        write_test(pytest, written or Path(ref), program, found)
+    _show(session, found, written, pytest)
+    if not found.same:
+        raise typer.Exit(1)
+
+
+def _written_to(given: Path | None, key: list[str], bundle: Path | None, pytest: Path | None) -> Path | None:
+    """Where a bundle is to be written; None for nowhere. Raises `Usage`."""
+    if given is not None:
+        if bundle is not None or key:
+            raise Usage(f"{given} is a bundle already: it has the keys it has", hint="give a ref, as APP/STAGE@VERSION")
+        return None
+    written = bundle or (pytest.with_suffix(_ZIP) if pytest is not None else None)
+    if written is not None and written.suffix != _ZIP:
+        raise Usage(f"a bundle is a zip: expected a name that ends with {_ZIP}, found {written}")
+    return written
+
+
+@contextmanager
+def _bundled(given: Path, code: Path | None) -> "Iterator[_Opened]":
+    """The batch of a bundle, what it sent, and the keys that it is about."""
+    from ...pipeline.replay.bundled import open_bundle
+    from ...pipeline.replay.zipped import read
+
+    with open_bundle(read(given), code) as (batch, sent):
+        yield batch, sent, batch.only
+
+
+@contextmanager
+def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -> "Iterator[_Opened]":
+    """The batch that a ref names, what it sent, and the key that is asked for."""
+    from ...snapshot.query.columns import parse_key
+
+    app, stage = options.names_of_stage(ref.partition("@")[0])
+    cut, _ = session.cut_around(ref, "replayed")
+    after, only = cut.stages[stage], None
+    if key:
+        if after.table is None:
+            raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
+        only = parse_key(stage, after.table, [None if each == r"\N" else each for each in key])
+    file = program_file(session, app, code)
+    if file is None:
+        ran = after.program.path if after.program is not None else "FILE"
+        raise Usage(
+            "nothing says which program to replay with",
+            hint=f"add --code {ran}, the program that ran, or write under [programs] in slackwater.toml: {app} = …",
+        )
+    kafka = session.settings.kafka()
+    # Spark's Python side takes a second or two.
+    from ...pipeline.batch.claim import program_of
+    from ...pipeline.replay.compare import sent_rows
+    from ...pipeline.replay.program import open_program
+    from ...pipeline.replay.stage_replay import StageReplay
+    from ...pipeline.run.program import load_app
+
+    declared = load_app(file, name=app)
+    now, then = program_of(declared), after.program
+    if now is not None and then is not None and now.checksum != then.checksum:
+        session.note(f"note: {file} is not, byte for byte, the program that ran then ({then.path})")
+    with (
+        closing(session.settings.open_cache()) as cache,
+        open_program(declared, session.store, cache, kafka) as program,
+    ):
+        batch = StageReplay.of(program, after)
+        yield batch, sent_rows(batch) if only is None else {}, only
+
+
+def _stop_in(session: Session, batch: "StageReplay") -> None:
+    from ...pipeline.replay.breakpoints import stop_in
+
+    # Not before: its function ran once already, to see what columns it gives.
+    session.note(f"stopping in {' and '.join(stop_in(batch.stage))}")
+
+
+@contextmanager
+def _debugger() -> Iterator[None]:
+    """Whoever leaves the debugger leaves the verb."""
+    from bdb import BdbQuit
+
+    try:
+        yield
+    except Refused as error:
+        if isinstance(error.__cause__, BdbQuit):
+            raise typer.Exit(_LEFT_DEBUGGER) from None
+        raise
+
+
+def _show(session: Session, found: "Comparison", written: Path | None, test: Path | None) -> None:
+    files = {"bundle": str(written) if written is not None else None, "test": str(test) if test is not None else None}
+    parts = [*_parts(found)]
+    if written is not None:
+        parts += ["", f"{written} has it all ({formats.size(written.stat().st_size)}); to replay it anywhere:"]
+        parts += [f"  slackwater replay {written}"]
+    if test is not None:
+        parts += [f"{test} expects what was committed: put right in it what should have been"]
+    session.show({**_data(found), **files}, *parts)
+
+
+def _parts(found: "Comparison") -> Iterator[Part]:
+    """For people: the first keys and rows that differ."""
+    from ..bisect_tables import changes
+
+    yield Title(f"{found.ref} gives {'what' if found.same else 'something else than'} was committed")
+    yield Grid.of(("it read", ">records"), ((topic, formats.count(count)) for topic, count in found.read))
+    yield ""
+    yield Grid.of(("it wrote", "", ">committed", ">replayed", ">different"), _written(found))
+    if found.different:
+        yield ""
+        yield changes(found.different, "committed", "replayed")
+        yield from _more(len(found.different), "key")
+    if found.hidden:
+        yield ""
+        yield (
+            f"{formats.plural(found.hidden, 'key')} differ in what is not shown: internal columns, or a row that only "
+            "one of both wrote again as it was"
+        )
+    for channel in found.channels:
+        yield from _channel(channel)
+
+
+def _data(found: "Comparison") -> dict[str, Any]:
+    """The same for machines, with all keys and rows that differ; bytes are hexadecimal."""
+    from .. import values
+
+    return {
+        "app": found.app,
+        "stage": found.stage,
+        "version": found.version,
+        "time_ms": found.time_ms,
+        "same": found.same,
+        "read": [{"topic": topic, "records": count} for topic, count in found.read],
+        "keys_committed": found.committed.num_rows if found.committed is not None else None,
+        "keys_replayed": found.num_replayed if found.committed is not None else None,
+        "different": values.stream(
+            {"key": each.key, "committed": each.before, "replayed": each.after} for each in found.different or ()
+        ),
+        "hidden": found.hidden,
+        "channels": [
+            {
+                "name": each.name,
+                "committed": each.committed.rows.num_rows if each.committed.rows is not None else None,
+                "unknown": each.committed.unknown or None,
+                "replayed": each.replayed.num_rows,
+                "missing": values.for_json(each.missing)["rows"],
+                "added": values.for_json(each.added)["rows"],
+            }
+            for each in found.channels
+        ],
+    }
+
+
+def _written(found: "Comparison") -> Iterator[tuple[str, ...]]:
+    if found.committed is not None:
+        different = len(found.different or ()) + found.hidden
+        numbers = (found.committed.num_rows, found.num_replayed, different)
+        yield found.stage, "keys", *map(formats.count, numbers)
+    for each in found.channels:
+        if each.committed.rows is None:
+            yield each.name, "rows sent", "?", formats.count(each.replayed.num_rows), "?"
+        else:
+            numbers = (
+                each.committed.rows.num_rows,
+                each.replayed.num_rows,
+                each.missing.num_rows + each.added.num_rows,
+            )
+            yield each.name, "rows sent", *map(formats.count, numbers)
+
+
+def _channel(channel: "ChannelComparison") -> Iterator[Part]:
+    from .. import values
+
+    if channel.committed.rows is None:
+        yield ""
+        yield f"what was sent on {channel.name} is not compared: {channel.committed.unknown}"
+    for rows, what in ((channel.missing, "were sent then, and are not now"), (channel.added, "were not sent then")):
+        if rows.num_rows:
+            yield ""
+            yield f"rows of {channel.name} that {what}:"
+            yield values.grid(rows, _MAX_SHOWN)
+            yield from _more(rows.num_rows, "row")
+
+
+def _more(count: int, noun: str) -> Iterator[Part]:
+    if count > _MAX_SHOWN:
+        yield f"and {formats.count(count - _MAX_SHOWN)} more; --json gives each {noun}"

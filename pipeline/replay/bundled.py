@@ -1,0 +1,196 @@
+"""From a replay to a bundle, and from a bundle to a replay that needs neither Kafka nor the app's store."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from ...errors import Refused
+from ...store.objects.local import LocalStore
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.read.multi_get import multi_get
+from ...store.sst import writer as sst
+from ...store.sst.hashing import hash_keys
+from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, sst_schema
+from ...store.versions.manifest import Sst, Table
+from ..run.program import load_app
+from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema
+from .compare import Comparison, Sent, reaching
+from .inputs import Records
+from .program import open_program
+from .stage_replay import StageReplay
+
+_CACHE_BYTES = 1 << 30
+_UNKNOWN = "the bundle does not have what was sent: Kafka had it no more"
+
+
+@dataclass(frozen=True)
+class BundledReplay(StageReplay):
+    """The replay of a bundle's batch."""
+
+    known: pa.Table | None = None
+    """The keys of whose rows before it knows; None for a stage without a table."""
+    some_keys: bool = False
+    """Whether nothing but these keys is replayed."""
+
+    @property
+    def only(self) -> pa.Table | None:
+        """What `compare` is to be restricted to."""
+        return self.known if self.some_keys else None
+
+    def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+        """As of any replay. Raises `Refused` for keys whose rows before are not in the bundle."""
+        assert self.known is not None  # noqa: S101  a stage without a table merges nothing
+        known = hash_keys(self.known, self.known.column_names)
+        strange = np.setdiff1d(rows["_hash"].to_numpy(), known)
+        if len(strange):
+            raise Refused(
+                f"the program now writes {len(strange)} keys that it did not write when the bundle was made, so their "
+                "rows before are not in it",
+                hint=f"write it again with this program: slackwater replay {self.after.app}/{self.after.stage}"
+                f"@v{self.after.version} --code FILE --bundle FILE.zip",
+            )
+        return super().merged(rows)
+
+
+def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], only: pa.Table | None = None) -> Bundle:
+    """The bundle of a batch that was replayed.
+
+    Args:
+        replay: The batch.
+        found: What `compare` gave, with the same `only`.
+        sent: What it sent on each channel.
+        only: Key columns, for a case of these keys alone: then records that do not reach them are left out, where it
+            is known which these are.
+
+    Raises:
+        Refused: The program is no file. Others as looking up state does.
+    """
+    file, table, after = replay.program.app.file, replay.before.table, replay.after
+    if file is None:
+        raise Refused("a bundle has the program's file, and this one was declared in no file")
+    inputs, channels = replay.stage.inputs, () if only is not None else replay.stage.writes
+    index = Index(
+        app=after.app,
+        stage=after.stage,
+        version=after.version,
+        time_ms=after.time_ms,
+        program=file.name if re.match(FILE_NAME, file.name) else "program.py",
+        inputs=tuple(BundledInput(name, replay.records[name].topic, replay.records[name].upstream) for name in inputs),
+        outputs=tuple(BundledOutput(one.name, one.key, sent[one.name].rows is not None) for one in channels),
+        table=table,
+        seq=after.row_seq,
+        before_clock_ms=replay.before.clock_ms,
+        clock_ms=after.clock_ms,
+        some_keys=only is not None,
+    )
+    return Bundle(
+        index,
+        file.read_bytes(),
+        _records(replay, only),
+        _before(replay, table, found.keys.keys) if table is not None and found.keys is not None else None,
+        _stored_form(found.committed, table) if table is not None and found.committed is not None else None,
+        {one.name: rows for one in channels if (rows := sent[one.name].rows) is not None},
+    )
+
+
+@contextmanager
+def open_bundle(bundle: Bundle, code: Path | None = None) -> Iterator[tuple[BundledReplay, dict[str, Sent]]]:
+    """The replay of a bundle, and what its version sent. Starts Spark, unless one runs here already.
+
+    Args:
+        bundle: The case.
+        code: The program to replay it with; None for the one in the bundle.
+
+    Raises:
+        Refused: The bundle is not whole, or the program is not one that can replay it. Others as `load_app`.
+    """
+    index = bundle.index
+    with tempfile.TemporaryDirectory(prefix="slackwater-bundle-", ignore_cleanup_errors=True) as folder:
+        file = code or Path(folder) / index.program
+        if code is None:
+            file.write_bytes(bundle.program)
+        app = load_app(str(file), name=index.app)
+        store, cache = LocalStore(Path(folder) / "store"), SstCache(Path(folder) / "cache", _CACHE_BYTES)
+        with open_program(app, store, cache, {}) as program:
+            before, after, known = index.before, index.after, None
+            if index.table is not None and bundle.before is not None and bundle.committed is not None:
+                known = bundle.before.select([column.name for column in index.table.key])
+                before = replace(before, ssts=_stored(store, index, index.table, _as_sst(bundle, index.table)))
+                after = replace(after, ssts=before.ssts + _stored(store, index, index.table, bundle.committed))
+            replay = BundledReplay(
+                program, before, after, given=dict(bundle.records), known=known, some_keys=index.some_keys
+            )
+            _check_inputs(replay, bundle)
+            sent = {one.name: Sent(bundle.sent.get(one.name), _UNKNOWN) for one in replay.stage.writes}
+            yield replay, sent
+
+
+def _records(replay: StageReplay, only: pa.Table | None) -> dict[str, Records]:
+    """What was read, or what of it reaches some keys."""
+    if only is None or not replay.apart:
+        return replay.records
+    return replay.taken(np.unique(replay.record_of(reaching(replay.rows(), only))))
+
+
+def _before(replay: StageReplay, table: Table, keys: pa.Table) -> pa.Table:
+    """The rows of these keys that the batch was merged into."""
+    program, hashes = replay.program, hash_keys(keys, keys.column_names)
+    values, present = multi_get(
+        program.store, program.cache, replay.before.ssts, table, hashes, keys, clock_ms=replay.clock_ms
+    )
+    return pa.Table.from_arrays([*keys.columns, *values.columns, pa.array(present)], schema=before_schema(table))
+
+
+def _as_sst(bundle: Bundle, table: Table) -> pa.Table:
+    """The rows before as SSTs have them. None expires: those that had were not there for the batch."""
+    assert bundle.before is not None  # noqa: S101  asked for a table
+    rows = bundle.before.filter(bundle.before[THERE]).drop_columns([THERE])
+    internal = {
+        HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
+        SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
+        OP: pa.repeat(pa.scalar(PUT, pa.uint8()), rows.num_rows),
+        EXPIRES: pa.nulls(rows.num_rows, pa.int64()),
+    }
+    for name, column in internal.items():
+        rows = rows.append_column(name, column)
+    return rows.select(sst_schema(table).names)
+
+
+def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
+    """Write rows of an SST, if there are any, whatever state partitions they were of."""
+    if not rows.num_rows:
+        return ()
+    whole = replace(table, partitions=1)
+    return (sst.write(store, None, app=index.app, stage=index.stage, table=whole, partition=0, rows=rows),)
+
+
+def _stored_form(rows: pa.Table, table: Table) -> pa.Table:
+    schema = sst_schema(table)
+    return rows.select(schema.names).cast(schema)
+
+
+def _check_inputs(replay: BundledReplay, bundle: Bundle) -> None:
+    """Raise `Refused` unless the stage's function can get the bundle's records."""
+    for name in (each.name for each in bundle.index.inputs):
+        if name not in replay.schemas:
+            raise Refused(f"the program's stage {replay.after.stage!r} does not read {name!r}, as the bundle's does")
+    for name, schema in replay.schemas.items():
+        if name not in bundle.records:
+            raise Refused(f"the program's stage {replay.after.stage!r} reads {name!r}, of which the bundle has nothing")
+        found = bundle.records[name].rows.schema
+        if found.names != schema.names or found.types != schema.types:
+            raise Refused(
+                f"the program's {name!r} has columns ({schema.to_string()}), and the bundle's others "
+                f"({found.to_string()})",
+                hint="replay it with a program that reads the same columns",
+            )

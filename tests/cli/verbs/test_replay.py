@@ -1,0 +1,38 @@
+"""`slackwater replay` as it is typed, as far as it gets without Spark."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.verbs.calling import slackwater
+
+pytestmark = pytest.mark.usefixtures("isolated", "app")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("flights@v3",), 2, "names no stage; expected APP/STAGE"),
+        (("flights/carrier@v3",), 1, "the nearest: carriers"),
+        (("flights/carriers@v99",), 1, "v99"),
+        (("flights/legs@v3", "--key", "UA"), 2, "stage 'legs' keeps no table"),
+        (("flights/carriers@v3", "--key", "UA", "--key", "AA"), 2, "found 2 values"),
+        (("flights/carriers@v3",), 2, "add --code FILE, the program that ran, or write under [programs]"),
+        (("flights/carriers@v3", "--code", "flights.py"), 2, "nothing says where the Kafka brokers are"),
+        (("flights/carriers@v3", "--bundle", "case.tar"), 2, "expected a name that ends with .zip, found case.tar"),
+        (("case.zip", "--key", "UA"), 2, "case.zip is a bundle already"),
+        (("case.zip", "--bundle", "other.zip"), 2, "case.zip is a bundle already"),
+        (("case.zip",), 1, "case.zip cannot be read: No such file"),
+    ],
+)
+def test_what_cannot_be_replayed_is_told_before_spark_starts(words: tuple[str, ...], code: int, expected: str) -> None:
+    result = slackwater("replay", *words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert expected in result.stderr
+
+
+def test_a_zip_that_is_no_bundle_is_told(tmp_path: Path) -> None:
+    (tmp_path / "case.zip").write_bytes(b"PK")
+    result = slackwater("replay", "case.zip")
+    assert result.exit_code == 1
+    assert "case.zip is no bundle that can be replayed" in result.stderr
