@@ -16,6 +16,7 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.query.columns import parse_key
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
 from slackwater.testing import replayed
 
 from tests.cli.verbs.calling import slackwater
@@ -45,15 +46,14 @@ def environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     os.environ["LEDGER_VARIANT"] = ""
 
 
-def last_batch(ledger: Ledger, stage: str) -> str:
-    """A ref to the newest version of a stage that wrote the planted record's row, or sent it."""
+def largest_batch(ledger: Ledger, stage: str) -> str:
+    """A ref to the version of a stage that read most records."""
     store = open_store(ledger.store)
-    head = resolve(store, f"{ledger.app}/{stage}", now_ms=0).stages[stage]
-    for version in range(head.version, 1, -1):
-        manifest = resolve(store, f"{ledger.app}/{stage}@v{version}", now_ms=0).stages[stage]
-        if manifest.kind == "batch" and any(read.rows for read in manifest.inputs.values()):
-            return f"{ledger.app}/{stage}@v{version}"
-    raise AssertionError(f"{stage} has no batch")
+    newest = resolve(store, f"{ledger.app}/{stage}", now_ms=0).stages[stage]
+    versions = [history.read(store, ledger.app, stage, version) for version in range(1, newest.version + 1)]
+    batches = [manifest for manifest in versions if manifest.kind == "batch"]
+    largest = max(batches, key=lambda manifest: sum(read.rows for read in manifest.inputs.values()))
+    return f"{ledger.app}/{stage}@v{largest.version}"
 
 
 def changed(returned: str) -> str:
@@ -71,7 +71,7 @@ def replay(*words: str, code: int = 0) -> Any:
 
 @pytest.mark.parametrize("stage", ["entries", "accounts", "latest", "branches"])
 def test_a_batch_gives_what_was_committed_until_the_program_is_another(ledger: Ledger, stage: str) -> None:
-    found = replay(last_batch(ledger, stage), "--code", str(LEDGER))
+    found = replay(largest_batch(ledger, stage), "--code", str(LEDGER))
     assert found["same"]
     assert sum(each["records"] for each in found["read"]) > 0
     assert found["different"] == []
@@ -82,7 +82,7 @@ def test_a_batch_gives_what_was_committed_until_the_program_is_another(ledger: L
 
 def test_rows_that_another_program_sends_are_shown(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEDGER_VARIANT", "books double")
-    found = replay(last_batch(ledger, "accounts"), "--code", str(LEDGER), code=1)
+    found = replay(largest_batch(ledger, "accounts"), "--code", str(LEDGER), code=1)
     (channel,) = found["channels"]
     assert len(channel["missing"]) == len(channel["added"]) > 0
     assert sum(row["amount"] for row in channel["added"]) == 2 * sum(row["amount"] for row in channel["missing"])
@@ -92,7 +92,7 @@ def test_rows_that_another_program_sends_are_shown(ledger: Ledger, monkeypatch: 
 def test_a_bundle_and_its_test_need_neither_kafka_nor_the_store(
     ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ref = last_batch(ledger, "branches")
+    ref = largest_batch(ledger, "branches")
     shown = slackwater("replay", ref, "--code", str(LEDGER), "--key", "3", "--pytest", "test_three.py")
     assert shown.exit_code == 0, shown.output
     assert "gives what was committed" in shown.stdout
@@ -117,7 +117,7 @@ def test_a_bundle_and_its_test_need_neither_kafka_nor_the_store(
 
 
 def test_a_bundle_of_a_stage_without_a_table_has_what_it_sent(ledger: Ledger) -> None:
-    replay(last_batch(ledger, "entries"), "--code", str(LEDGER), "--bundle", "entries.zip")
+    replay(largest_batch(ledger, "entries"), "--code", str(LEDGER), "--bundle", "entries.zip")
     found = replay("entries.zip")
     (channel,) = found["channels"]
     assert channel["committed"] == channel["replayed"] > 0
@@ -130,7 +130,7 @@ def test_a_bundle_of_a_stage_without_a_table_has_what_it_sent(ledger: Ledger) ->
 
 
 def test_a_bundle_refuses_a_program_that_writes_keys_it_knows_nothing_of(ledger: Ledger) -> None:
-    replay(last_batch(ledger, "branches"), "--code", str(LEDGER), "--bundle", "branches.zip")
+    replay(largest_batch(ledger, "branches"), "--code", str(LEDGER), "--bundle", "branches.zip")
     shifted = Path("shifted.py")
     shifted.write_text(changed('entries.withColumn("branch", F.col("branch") + 1000)'))
     result = slackwater("replay", "branches.zip", "--code", "shifted.py")
@@ -150,7 +150,7 @@ def test_breakpoints_stop_in_the_functions_of_the_stage_and_of_its_state(
         stops.append((frame.f_code.co_name, set(frame.f_locals)))
 
     monkeypatch.setattr("sys.breakpointhook", hook)
-    assert replay(last_batch(ledger, "accounts"), "--code", str(LEDGER), "--break")["same"]
+    assert replay(largest_batch(ledger, "accounts"), "--code", str(LEDGER), "--break")["same"]
     assert stops == [("accounts", {"entries"}), ("book", {"rows", "state"})]
 
 
