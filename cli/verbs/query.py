@@ -53,7 +53,8 @@ def query(
     if text is None:
         session.show(*_tables(session, ref))
         return
-    from .. import asking, values
+    from .. import values
+    from ..sql import asking
 
     if out is not None:
         values.check_ending(out)

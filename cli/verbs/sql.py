@@ -26,13 +26,14 @@ def sql(
     what was typed is there again the next time. An error ends nothing. Where standard input is no terminal, its
     statements are carried out, and the exit code is 1 if one failed.
     """
-    from .. import shell, terminal
+    from .. import terminal
+    from ..sql import shell
 
     with closing(session.settings.open_cache()) as cache:
         opened = shell.Shell(session, cache, ref, limit)
         stream = typer.get_binary_stream("stdin")
         if stream.isatty() and (terminal.is_terminal() or terminal.is_terminal(stderr=True)):
-            from ..prompt import prompter
+            from ..sql.prompt import prompter
 
             opened.run(shell.typed(prompter(opened)))
         elif opened.run(shell.read(stream)):

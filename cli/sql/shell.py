@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from .. import instants
-from ..errors import Usage
+from ... import instants
+from ...errors import Usage
+from ..session import Session
+from ..tables import Grid
 from . import asking
-from .session import Session
-from .tables import Grid
 
 if TYPE_CHECKING:
-    from ..snapshot.cut.graph import Cut
-    from ..store.read.cache import SstCache
+    from ...snapshot.cut.graph import Cut
+    from ...store.read.cache import SstCache
 
 _HELP = (
     ("SQL;", "DuckDB's, over the tables of the moment; SHOW TABLES; and DESCRIBE TABLE; tell what there is"),
@@ -67,7 +67,7 @@ class Shell:
 
     def names(self) -> list[tuple[str, str]]:
         """What may stand in a statement, each with what it is: the tables and columns of the moment."""
-        from ..snapshot.query.columns import columns
+        from ...snapshot.query.columns import columns
 
         cut, _ = self._around()
         found = [(name, "table") for name in cut.tables]
@@ -77,7 +77,7 @@ class Shell:
 
     def moments(self) -> list[tuple[str, str]]:
         """What may stand behind AT, each with what it is: the app's snapshots."""
-        from ..snapshot.cut.stored import list_snapshots
+        from ...snapshot.cut.stored import list_snapshots
 
         app = self._ref.partition("@")[0].partition("/")[0]
         found = [(each.name, instants.when(each.completed_ms)) for each in list_snapshots(self._session.store, app)]
@@ -85,7 +85,7 @@ class Shell:
 
     def _carry_out(self, text: str) -> bool:
         """Whether to go on after it."""
-        from ..snapshot.query.words import words
+        from ...snapshot.query.words import words
 
         first, *others = words(text)
         if first.says("at"):
@@ -101,7 +101,7 @@ class Shell:
         return True
 
     def _at(self, said: str) -> None:
-        from ..snapshot.query.moments import ref_of_words
+        from ...snapshot.query.moments import ref_of_words
 
         if said:
             app = self._ref.partition("@")[0].partition("/")[0]
@@ -114,7 +114,7 @@ class Shell:
 
     def _move(self, ref: str) -> None:
         """Go to a moment. But for the newest, which goes on, it is always the same from here on."""
-        from ..snapshot.cut.refs import AtTime, Latest, parse
+        from ...snapshot.cut.refs import AtTime, Latest, parse
 
         parsed = parse(ref, now_ms=instants.now_ms())
         found = self._session.cut_around(ref, "shown")
@@ -133,7 +133,7 @@ def read(lines: Iterable[bytes]) -> Iterator[str]:
     Raises:
         Usage: a line is not UTF-8.
     """
-    from ..snapshot.query.words import split, words
+    from ...snapshot.query.words import split, words
 
     rest = ""
     for number, line in enumerate(lines, 1):
@@ -152,7 +152,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
     `ask` gives a text that `is_finished`, and raises `KeyboardInterrupt` and `EOFError` for these keys.
     """
-    from ..snapshot.query.words import split, words
+    from ...snapshot.query.words import split, words
 
     while True:
         try:
@@ -169,7 +169,7 @@ def typed(ask: Callable[[], str]) -> Iterator[str]:
 
 def is_finished(text: str) -> bool:
     """Whether a text that is typed can be carried out: nothing comes after its last `;`, but a word that needs none."""
-    from ..snapshot.query.words import split, words
+    from ...snapshot.query.words import split, words
 
     _, rest = split(text)
     left = words(rest)

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import instants
-from . import formats
-from .session import Session
+from ... import instants
+from .. import formats
+from ..session import Session
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ..snapshot.cut.graph import Cut
-    from ..store.read.cache import SstCache
+    from ...snapshot.cut.graph import Cut
+    from ...store.read.cache import SstCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Answer:
 
 def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[Cut, bool]") -> Answer:
     """Ask at the moment of a ref, which `around` is, as `Session.cut_around` gives it; notes say what is not there."""
-    from ..snapshot.cut.moments import later_stages
-    from ..snapshot.query.answers import answer
-    from ..snapshot.query.channel_tables import names_channels
+    from ...snapshot.cut.moments import later_stages
+    from ...snapshot.query.answers import answer
+    from ...snapshot.query.channel_tables import names_channels
 
     cut, is_whole = around
     others: dict[str, Cut] = {}
@@ -56,7 +56,7 @@ def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[
 
 def show(session: Session, answer: Answer, limit: int) -> None:
     """Show the rows, for people the first `limit` (0 for all); for machines also what they were read from."""
-    from . import values
+    from .. import values
 
     cut, rows = answer.cut, answer.rows
     if session.as_json:
