@@ -50,6 +50,7 @@ class _Invariant(Struct, frozen=True):
     every: Any = "1m"
     on_failure: _Text = ""
     app: _Text = ""
+    table: _Text = ""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -250,7 +251,7 @@ def _retention(path: Path, table: object) -> "dict[str, Retention]":
 
 
 def _invariant(path: Path, name: str, table: object) -> "Invariant":
-    from .snapshot.watch.invariants import Invariant, where_of_check
+    from .snapshot.watch.invariants import Invariant
 
     called = f"invariants.{name}"
     given = _Invariant(**_checked(path, called, table, _Invariant, "setting of an invariant"))
@@ -259,9 +260,8 @@ def _invariant(path: Path, name: str, table: object) -> "Invariant":
             f"{path}: {called} must have either check or where",
             hint="check is a condition that must hold, where a query that returns rows when something is wrong",
         )
-    where = given.where or where_of_check(given.check or "")
     every_ms = parse_ms(f"{path}: {called}.every", given.every)
-    return Invariant(name, where, every_ms, given.on_failure, given.app)
+    return Invariant(name, given.where or "", every_ms, given.on_failure, given.app, given.check or "", given.table)
 
 
 def _properties(path: Path, prefix: str, table: object) -> Iterable[tuple[str, str]]:

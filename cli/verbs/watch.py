@@ -62,6 +62,7 @@ def watch(
             f"nothing says what must hold of {app_name}",
             hint='write [invariants.NAME] into slackwater.toml, with where = "SELECT …" or check = "…"',
         )
+    invariants = [each.of(session.store, app_name) for each in invariants]
     asks = any(names_channels(each.where) for each in invariants)
     reader, by = session.settings.open_channels() if asks else None, whoami()
     with closing(session.settings.open_cache()) as cache:

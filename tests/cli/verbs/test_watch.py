@@ -13,7 +13,7 @@ from tests.support.histories import Clock, FlightsApp, Kafka, flights
 pytestmark = pytest.mark.usefixtures("isolated")
 
 LATE = f'[invariants.no-flight-is-late]\nwhere = "{BAD}"\nevery = "100ms"\n'
-ADDS_UP = '[invariants.adds-up]\ncheck = "min(flights) > 0 FROM carriers"\n'
+ADDS_UP = '[invariants.adds-up]\ncheck = "min(flights) > 0"\ntable = "carriers"\n'
 
 
 def write(*tables: str) -> None:
