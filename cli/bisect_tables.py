@@ -42,7 +42,10 @@ def record_parts(guilty: "Guilty") -> Iterator[Part]:
             ),
         )
     if guilty.hops and not guilty.hops[0].alone:
-        yield "by itself it does not make the query return rows: it does so with records before it"
+        yield "by itself it does not make it bad: it does so with records before it"
+    if guilty.others:
+        more = formats.plural(guilty.others, "more record")
+        yield f"{more} that {guilty.hops[0].stage} v{guilty.hops[0].version} read would make it bad by themselves"
     if guilty.keys:
         yield ""
         yield "what it did:"
@@ -78,6 +81,7 @@ def record_data(guilty: "Guilty") -> dict[str, Any]:
         ],
         "keys": stream({"key": key.key, "before": key.before, "after": key.after} for key in guilty.keys or ()),
         "windows": guilty.windows,
+        "others": guilty.others,
         "reason": guilty.reason or None,
     }
 

@@ -4,6 +4,7 @@ What to run next is decided without Spark in `snapshot/bisect/`.
 """
 
 __all__ = [
+    "alone",
     "breakpoints",
     "bundle",
     "bundled",

@@ -31,6 +31,7 @@ from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions import history
 from ..kafka.records import message_at
+from .alone import bad_alone
 from .program import Program
 from .stage_replay import Numbers, StageReplay
 
@@ -121,7 +122,9 @@ def find_record(
             _follow_down(upper, lower)
     hops = tuple(level.hop for level in levels)
     keys = _what_it_did(levels, verdict, predicate)
-    return Guilty(hops, message, reason, (_window(hops[-1].record),), keys)
+    alone = bad_alone(levels[0].replay, levels[0].replay.rows(), predicate)
+    others = None if alone is None else len(np.setdiff1d(alone, [levels[0].number]))
+    return Guilty(hops, message, reason, (_window(hops[-1].record),), keys, others)
 
 
 def _first(program: Program, verdict: Verdict, predicate: Predicate) -> _Level:

@@ -5,33 +5,28 @@ So nothing is evaluated at any version but the first: what each version wrote (`
 keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history.
 """
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 
 from ... import instants
-from ...errors import NotFound, Refused, Usage
+from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
 from ..query.columns import visible_schema
+from ..query.row_local import HINT, ROW, row_local
 from .ends import find_ends
 from .judge import ref_of
 from .lattice import Between
 from .predicate import Predicate
 
-_AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
-_ROW = "_slackwater_row"
-"""Names the rows that are looked at."""
-_HINT = "--scan takes a condition on single rows: SELECT KEY FROM TABLE WHERE …; without --scan, bisect takes any"
 _CHANGES = f"""
     WITH lives AS (
         SELECT version, {{row}} IN (FROM _bad) AS bad, _expires,
@@ -116,7 +111,9 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    stage, sql = _row_local(predicate, between)
+    if not predicate.sql:
+        raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
+    stage, sql = row_local(predicate.sql, between.high.tables)
     low, high = between.low.stages.get(stage), between.high.stages[stage]
     first = between.lowest(stage)
     after = [history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1)]
@@ -127,13 +124,13 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
         _show(con, stage, high, sources, [str(cache.parquet_path(store, each.sst)) for each in sources])
         try:
-            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {_ROW} FROM ({sql})")
+            con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
         except duckdb.Error as error:
             raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
         clocks = {each.clock_ms: each.version for each in reversed(manifests)}
         con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
         keys = ", ".join(_quoted(column.name) for column in high.table.key) if high.table else ""
-        changes = con.execute(_CHANGES.format(keys=keys, row=_ROW)).fetchall()
+        changes = con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall()
         rows = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
     versions = [first, *(version for version, _ in changes if version > first)]
     at_first = sum(delta for version, delta in changes if version <= first)
@@ -189,70 +186,13 @@ def _show(
     con.execute("SET enable_external_access = false")
     con.execute(
         f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version, {expires} AS _expires,"
-        f" hash(filename, file_row_number, l.version) AS {_ROW}"
+        f" hash(filename, file_row_number, l.version) AS {ROW}"
         f" FROM (SELECT *, file_row_number FROM"
         f" read_parquet([{listed}], hive_partitioning = false, union_by_name = true, filename = true)) s"
         f" JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
     )
     shown = ", ".join(map(_quoted, visible_schema(high.table).names)) if high.table else ""
-    con.execute(f"CREATE TEMP VIEW {_quoted(stage)} AS SELECT {shown}, {_ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")
-
-
-def _row_local(predicate: Predicate, between: Between) -> tuple[str, str]:
-    """The table that a predicate is over, and a query for the number of each row of it that is wrong."""
-    if not predicate.sql:
-        raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=_HINT)
-    with duckdb.connect() as con:
-        parsed = json.loads(
-            con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": predicate.sql}).fetchall()[0][0]
-        )
-        if parsed["error"] or len(parsed["statements"]) != 1:
-            raise Usage(f"the predicate is not one query: {parsed.get('error_message', predicate.sql)}")
-        node = parsed["statements"][0]["node"]
-        aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
-        if reason := next(_reasons(node, aggregates), ""):
-            raise Refused(
-                f"whether a row is wrong does not follow from that row alone: the query has {reason}", hint=_HINT
-            )
-        name = node["from_table"]["table_name"].casefold()
-        stage = next((stage for stage in between.high.tables if stage.casefold() == name), None)
-        if stage is None:
-            raise NotFound("table", node["from_table"]["table_name"], between.high.tables)
-        node["modifiers"] = []
-        number = con.execute(f"SELECT json_serialize_sql('SELECT {_ROW}')").fetchall()[0][0]
-        node["select_list"] += json.loads(number)["statements"][0]["node"]["select_list"]
-        sql = con.execute("SELECT json_deserialize_sql($tree::JSON)", {"tree": json.dumps(parsed)}).fetchall()[0][0]
-    return stage, sql
-
-
-def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
-    """Why a query does not look at each row of one table by itself."""
-    if node["type"] != "SELECT_NODE":
-        yield "a set operation"
-        return
-    source = node["from_table"]["type"]
-    if source != "BASE_TABLE":
-        yield {"JOIN": "a join", "SUBQUERY": "a subquery", "EMPTY": "no table"}.get(source, f"a {source.lower()}")
-    named = {"GROUP BY": node["group_expressions"], "HAVING": node["having"], "QUALIFY": node["qualify"]}
-    named |= {"a sample": node["sample"], "WITH": node["cte_map"]["map"]}
-    yield from (name for name, given in named.items() if given)
-    for modifier in node["modifiers"]:
-        if modifier["type"] != "ORDER_MODIFIER":
-            yield modifier["type"].partition("_")[0]
-    yield from _in_expressions([node["select_list"], node["where_clause"]], aggregates)
-
-
-def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
-    if isinstance(node, list):
-        for each in node:
-            yield from _in_expressions(each, aggregates)
-    elif isinstance(node, dict):
-        if node.get("class") in ("WINDOW", "SUBQUERY"):
-            yield "a window function" if node["class"] == "WINDOW" else "a subquery"
-        elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
-            yield f"the aggregate {node['function_name'].removesuffix('_star')}"
-        for each in node.values():
-            yield from _in_expressions(each, aggregates)
+    con.execute(f"CREATE TEMP VIEW {_quoted(stage)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")
 
 
 def _quoted(identifier: str) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "log",
     "moments",
     "replayable",
+    "row_local",
     "same_rows",
     "sql",
     "ui",

@@ -1,0 +1,65 @@
+"""Which records of a batch are bad each by itself: all at once, where a predicate looks at one row of the table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import SlackwaterError
+from ...snapshot.bisect.predicate import Predicate
+from ...snapshot.query.row_local import ROW, numbers_of, row_local
+from ...store.read.multi_get import multi_get
+from ...store.read.read_stats import Reads
+from ...store.sst.hashing import normalise_keys
+from ..spark.provenance import RECORD
+from ..state.protocol import Groups
+from .stage_replay import Numbers, StageReplay
+
+
+def bad_alone(replay: StageReplay, rows: pa.Table, predicate: Predicate) -> Numbers | None:
+    """The records that make the predicate true by themselves, ascending; None where that is not known.
+
+    It is known where each of the function's `rows` comes of one record, and the predicate is SQL over single rows of
+    the stage's table.
+    """
+    if not replay.apart or not predicate.sql or replay.before.table is None:
+        return None
+    try:
+        stage, sql = row_local(predicate.sql, [replay.after.stage])
+        return numbers_of(sql, stage, _each_alone(replay, rows))
+    except SlackwaterError:
+        # The predicate is another one, or the state's function does not take a key several times.
+        return None
+
+
+def _each_alone(replay: StageReplay, rows: pa.Table) -> pa.Table:
+    """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
+    bound, table, program = replay.shape.bound, replay.before.table, replay.program
+    assert bound is not None  # noqa: S101  a stage with a table has one
+    assert table is not None  # noqa: S101
+    key = [column.name for column in table.key]
+    rows = normalise_keys(rows, key)
+    order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
+    rows = rows.take(pa.array(order)).combine_chunks()
+    records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()
+    begins = np.append(True, (records[1:] != records[:-1]) | (hashes[1:] != hashes[:-1]))
+    starts = np.flatnonzero(begins)
+    keys = rows.select(key).take(pa.array(starts))
+    each, first, place = np.unique(hashes[starts], return_index=True, return_inverse=True)
+    old, _ = multi_get(
+        program.store,
+        program.cache,
+        replay.before.ssts,
+        table,
+        each,
+        keys.take(pa.array(first)),
+        Reads(),
+        clock_ms=replay.clock_ms,
+    )
+    groups = Groups((np.cumsum(begins) - 1).astype(np.int32), starts)
+    merged = bound.merge(rows.select([*key, *bound.needs]), groups, keys, old.take(pa.array(place)))
+    made = pa.table(
+        [*keys.columns, *merged.values.columns, pa.array(records[starts])],
+        names=[*key, *merged.values.column_names, ROW],
+    )
+    return made if merged.deleted is None else made.filter(pa.array(~merged.deleted))

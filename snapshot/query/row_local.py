@@ -1,0 +1,91 @@
+"""Queries that look at one row of one table at a time: which are such, and of which rows they say something."""
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import NotFound, Refused, Usage
+
+_AGGREGATES = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE function_type = 'aggregate'"
+ROW = "_slackwater_row"
+"""The column with the rows' numbers."""
+HINT = "--scan takes a condition on single rows: SELECT KEY FROM TABLE WHERE …; without --scan, bisect takes any"
+
+
+def row_local(sql: str, tables: Collection[str]) -> tuple[str, str]:
+    """The table that a query is over, and a query for the number (`ROW`) of each row of it that the query returns.
+
+    Raises:
+        Refused: whether it returns a row does not follow from that row alone; says why.
+        NotFound: there is no such table.
+        Usage: the SQL is malformed.
+    """
+    with duckdb.connect() as con:
+        parsed = json.loads(con.execute("SELECT json_serialize_sql($sql::VARCHAR)", {"sql": sql}).fetchall()[0][0])
+        if parsed["error"] or len(parsed["statements"]) != 1:
+            raise Usage(f"the predicate is not one query: {parsed.get('error_message', sql)}")
+        node = parsed["statements"][0]["node"]
+        aggregates = {name for (name,) in con.execute(_AGGREGATES).fetchall()} | {"count_star"}
+        if reason := next(_reasons(node, aggregates), ""):
+            raise Refused(
+                f"whether a row is wrong does not follow from that row alone: the query has {reason}", hint=HINT
+            )
+        name = node["from_table"]["table_name"].casefold()
+        stage = next((stage for stage in tables if stage.casefold() == name), None)
+        if stage is None:
+            raise NotFound("table", node["from_table"]["table_name"], tables)
+        node["modifiers"] = []
+        number = con.execute(f"SELECT json_serialize_sql('SELECT {ROW}')").fetchall()[0][0]
+        node["select_list"] += json.loads(number)["statements"][0]["node"]["select_list"]
+        tree = json.dumps(parsed)
+        numbers: str = con.execute("SELECT json_deserialize_sql($tree::JSON)", {"tree": tree}).fetchall()[0][0]
+    return stage, numbers
+
+
+def numbers_of(sql: str, stage: str, rows: pa.Table) -> npt.NDArray[np.int64]:
+    """The numbers of the rows that a query of `row_local` returns, each once, ascending.
+
+    `rows` has the columns of the table and `ROW`. Raises `Usage` where DuckDB cannot ask it of them.
+    """
+    with duckdb.connect(config={"python_enable_replacements": "false", "enable_external_access": "false"}) as con:
+        con.register(stage, rows)
+        try:
+            found = con.sql(f"SELECT DISTINCT {ROW} FROM ({sql}) ORDER BY 1").to_arrow_table()
+        except duckdb.Error as error:
+            raise Usage(str(error).partition("\n")[0], quoted=f"query: {sql}") from error
+    return np.asarray(found.column(0).to_numpy(), np.int64)
+
+
+def _reasons(node: dict[str, Any], aggregates: Collection[str]) -> Iterator[str]:
+    """Why a query does not look at each row of one table by itself."""
+    if node["type"] != "SELECT_NODE":
+        yield "a set operation"
+        return
+    source = node["from_table"]["type"]
+    if source != "BASE_TABLE":
+        yield {"JOIN": "a join", "SUBQUERY": "a subquery", "EMPTY": "no table"}.get(source, f"a {source.lower()}")
+    named = {"GROUP BY": node["group_expressions"], "HAVING": node["having"], "QUALIFY": node["qualify"]}
+    named |= {"a sample": node["sample"], "WITH": node["cte_map"]["map"]}
+    yield from (name for name, given in named.items() if given)
+    for modifier in node["modifiers"]:
+        if modifier["type"] != "ORDER_MODIFIER":
+            yield modifier["type"].partition("_")[0]
+    yield from _in_expressions([node["select_list"], node["where_clause"]], aggregates)
+
+
+def _in_expressions(node: Any, aggregates: Collection[str]) -> Iterator[str]:
+    if isinstance(node, list):
+        for each in node:
+            yield from _in_expressions(each, aggregates)
+    elif isinstance(node, dict):
+        if node.get("class") in ("WINDOW", "SUBQUERY"):
+            yield "a window function" if node["class"] == "WINDOW" else "a subquery"
+        elif node.get("class") == "FUNCTION" and node["function_name"] in aggregates:
+            yield f"the aggregate {node['function_name'].removesuffix('_star')}"
+        for each in node.values():
+            yield from _in_expressions(each, aggregates)
