@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.cut.graph import Cut
+from slackwater.snapshot.cut.moments import later_stages
 from slackwater.snapshot.cut.resolve import resolve
-from slackwater.snapshot.query.answers import answer, later_stages
+from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions.manifest import Manifest
