@@ -50,7 +50,8 @@ class Looped(StageRunner):
 
     def _compute(self, rows: list[int], base: Manifest, clock_ms: int) -> tuple[Result, ...]:  # type: ignore[override]
         self.jobs += 1
-        ((channel, name, partitions),) = (self._target(channel) for channel in self.stage.writes)
+        (channel,) = self.stage.writes
+        name, partitions = base.outputs[channel.name].topic, len(base.outputs[channel.name].ends)
         results = []
         for task in range(2):
             mine = [n for n in rows if n // 10 % 2 == task]
