@@ -1,5 +1,7 @@
 """Replays as verbs start them: with which program, and what is said while they go on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +11,7 @@ from .output import Progress
 from .session import Session
 
 if TYPE_CHECKING:
+    from ..pipeline.replay.program import Program
     from ..snapshot.bisect.record import Guilty, Hop
     from ..snapshot.bisect.verdict import Verdict
     from ..store.read.cache import SstCache
@@ -25,6 +28,21 @@ class Code:
 def program_file(session: Session, app_name: str, code: Path | None) -> str | None:
     """The program to replay an app with: what was said, else what the settings name; None where neither does."""
     return str(code) if code is not None else session.settings.programs.get(app_name)
+
+
+@contextmanager
+def program_here(
+    session: Session, app_name: str, file: str, cache: "SstCache", progress: Progress
+) -> "Iterator[Program]":
+    """A program with Spark for it, which ends with the context. Raises as `load_app` and `open_program` do."""
+    progress("starting Spark for the replay")
+    # Spark's Python side takes a second or two.
+    from ..pipeline.replay.program import open_program
+    from ..pipeline.run.program import load_app
+
+    app = load_app(file, name=app_name)
+    with open_program(app, session.store, cache, session.settings.kafka()) as program:
+        yield program
 
 
 def replayed(
@@ -49,15 +67,10 @@ def replayed(
     def on_hop(hop: "Hop") -> None:
         progress(f"{hop.stage} v{hop.version}: {hop.record}, found with {hop.replays} replays")
 
-    progress("starting Spark for the replay")
-    # Spark's Python side takes a second or two.
-    from ..pipeline.replay.program import open_program
-    from ..pipeline.replay.record import find_record
-    from ..pipeline.run.program import load_app
-
     try:
-        app = load_app(file, name=verdict.app)
-        with open_program(app, session.store, cache, settings.kafka()) as program:
+        with program_here(session, verdict.app, file, cache, progress) as program:
+            from ..pipeline.replay.record import find_record
+
             return find_record(program, verdict, verdict.predicate, on_hop)
     except SlackwaterError as error:
         # What is found already is not lost.

@@ -2,22 +2,30 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
+from ...errors import Usage
 from .. import formats, options
+from ..replaying import program_file, program_here
 from ..session import Session, verb
 from ..tables import Grid
 from ..terminal import Part
 
 if TYPE_CHECKING:
+    from ...snapshot.bisect.record import Guilty
     from ...snapshot.diff.history import Change, KeyHistory
+    from ...store.read.cache import SstCache
 
 
 @verb(
     "slackwater history flights carriers UA",
     "slackwater history flights aircraft N14228 --limit 0 --json",
     """slackwater history shop baskets '{"country": "DE", "number": 17}'""",
+    "slackwater history flights carriers UA --limit 3 --why --code flights.py",
+    kafka=True,
 )
 def history(
     session: Session,
@@ -25,6 +33,10 @@ def history(
     table: options.Table,
     key: options.Key,
     limit: int = options.option("N", "Show this many changes; 0 for all.", 20, min=0),
+    why: bool = options.flag("--why", "Replay each change, and name the input record behind it."),
+    code: Path | None = options.option(
+        "FILE", "The program that ran, for --why. Default: [programs] of slackwater.toml."
+    ),
     verbose: bool = options.flag("--verbose", "Also say what was read for it.", "-v"),
 ) -> None:
     """Show each change of the row of one key, newest first.
@@ -38,7 +50,11 @@ def history(
         found = key_history(
             session.store, cache, app_name, table, options.key_values(key), limit=limit, now_ms=instants.now_ms()
         )
-    session.show(_data(found), _shown(found, " ".join(key)))
+        behind = _behind(session, found, cache, code) if why and found.changes else None
+    session.show(_data(found, behind), _shown(found, " ".join(key), behind))
+    for each in behind or ():
+        if each is not None and each.reason:
+            session.note(f"note: the record behind one change cannot be told: {each.reason}")
     for note in _notes(found, limit):
         session.note(note)
     if verbose:
@@ -46,8 +62,33 @@ def history(
         session.note(f"read {formats.size(found.reads.bytes)} of SSTs in {took}")
 
 
-def _data(found: "KeyHistory") -> dict[str, object]:
+def _behind(session: Session, found: "KeyHistory", cache: "SstCache", code: Path | None) -> "tuple[Guilty | None, ...]":
+    """The record behind each change; None for a change that no batch made, or nobody knows which."""
+    file = program_file(session, found.app, code)
+    if file is None:
+        raise Usage(
+            "--why replays the batches, and nothing says by which program",
+            hint="add --code FILE, the program that ran, or name it under [programs] in slackwater.toml",
+        )
+    with (
+        session.output.progress() as progress,
+        program_here(session, found.app, file, cache, progress) as program,
+    ):
+        from ...pipeline.replay.why import why
+
+        def record_of(change: "Change") -> "Guilty | None":
+            written = found.written(change)
+            if written is None:
+                return None
+            progress(f"replaying {written.stage} v{written.version}")
+            return why(program, written.stage, written.version, written.key)
+
+        return tuple(map(record_of, found.changes))
+
+
+def _data(found: "KeyHistory", behind: "tuple[Guilty | None, ...] | None") -> dict[str, object]:
     from .. import values
+    from ..bisect_tables import record_data
 
     (key,) = values.rows(found.key)
     changes = (
@@ -63,8 +104,9 @@ def _data(found: "KeyHistory") -> dict[str, object]:
             "windows": each.windows,
             "before": each.before,
             "after": each.after,
+            "record": record_data(record) if record is not None else None,
         }
-        for each in found.changes
+        for each, record in zip(found.changes, behind or (None,) * len(found.changes), strict=True)
     )
     return {
         "app": found.app,
@@ -76,19 +118,21 @@ def _data(found: "KeyHistory") -> dict[str, object]:
     }
 
 
-def _shown(found: "KeyHistory", key: str) -> Part:
+def _shown(found: "KeyHistory", key: str, behind: "tuple[Guilty | None, ...] | None") -> Part:
     if not found.changes:
         return f"table {found.table} of {found.app} never had a key {key}, in the versions that are left"
-    headings = ("committed", ">version", "", "column", ">before", ">after", "read")
-    return Grid.of(headings, (line for change in found.changes for line in _lines(change)))
+    headings = ("committed", ">version", "", "column", ">before", ">after", "read" if behind is None else "because of")
+    reads = [formats.windows(map(str, change.windows)) for change in found.changes]
+    records = reads if behind is None else [str(each.hops[-1].record) if each and each.hops else "-" for each in behind]
+    lines = (_lines(change, record) for change, record in zip(found.changes, records, strict=True))
+    return Grid.of(headings, chain.from_iterable(lines))
 
 
-def _lines(change: "Change") -> Iterator[tuple[str, ...]]:
-    """A line for each value that changed; the first says when, and by which version."""
+def _lines(change: "Change", read: str) -> Iterator[tuple[str, ...]]:
+    """A line for each value that changed; the first says when, by which version, and of what it came."""
     from ..values import differing
 
     about = (instants.when(change.time_ms), f"v{change.version}", _what(change))
-    read = formats.windows(map(str, change.windows))
     for number, line in enumerate(differing(change.before, change.after)):
         yield (*(about if number == 0 else ("", "", "")), *line, read if number == 0 else "")
 
