@@ -16,7 +16,7 @@ demo: $(READY) ## the whole story on real data, in about two minutes
 
 test: $(READY) check ## all checks and tests, from nothing
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "not kafka and not spark and not soak"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "(kafka or spark) and not soak"
+	@$(BIN)/python -m pytest -q -m "(kafka or spark) and not soak"
 
 check: $(READY) .types/slackwater ## formatting, lint, types, direction of imports
 	@$(BIN)/ruff format --check .
