@@ -73,8 +73,7 @@ def test_a_row_of_the_last_table_leads_through_all_stages_to_the_record(
     assert str(found.message.address) == planted
     assert [hop.stage for hop in found.hops] == ["branches", "accounts", "entries"]
     assert all(hop.alone for hop in found.hops)
-    # Of whole batches nobody knows which record a row comes from.
-    assert found.others == (None if variant else 1)
+    assert found.others == 1
     assert found.message.key == b"planted"
     assert found.message.headers == (("origin", b"test"),)
     assert abs(found.message.time_ms / 1000 - began) < 60
