@@ -42,7 +42,9 @@ def record_parts(guilty: "Guilty") -> Iterator[Part]:
             ),
         )
     if guilty.hops and not guilty.hops[0].alone:
-        yield "by itself it does not make it bad: it does so with records before it"
+        needs = guilty.hops[0].needs
+        more = formats.plural(needs, "record") if needs else "records"
+        yield f"by itself it does not make it bad: it does so with {more} before it"
     if guilty.others:
         more = formats.plural(guilty.others, "more record")
         yield f"{more} that {guilty.hops[0].stage} v{guilty.hops[0].version} read would make it bad by themselves"
@@ -76,6 +78,7 @@ def record_data(guilty: "Guilty") -> dict[str, Any]:
                 "candidates": hop.candidates,
                 "replays": hop.replays,
                 "alone": hop.alone,
+                "needs": hop.needs,
             }
             for hop in guilty.hops
         ],

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ...errors import Corruption, NotFound, Refused
 from ...snapshot.bisect.changed_keys import ChangedKeys, changed_keys
-from ...snapshot.bisect.delta import turning_point
+from ...snapshot.bisect.delta import smallest, turning_point
 from ...snapshot.bisect.predicate import At, Predicate
 from ...snapshot.bisect.record import Address, CannotProve, Guilty, Hop, Message
 from ...snapshot.bisect.verdict import MAX_ROWS, Verdict
@@ -35,6 +35,8 @@ from .alone import bad_alone
 from .program import Program
 from .stage_replay import Numbers, StageReplay
 
+_MOST = 20
+"""Replays, after which nobody asks any more which of the records before a guilty one are needed."""
 _WHY = "Has the code changed, or does it give another result each time?"
 
 
@@ -52,6 +54,8 @@ class _Level:
     """Where among these the guilty one is."""
     alone: bool = field(default=True, init=False)
     """Whether it is bad without those before it."""
+    needs: int | None = field(default=None, init=False)
+    """Else, of how many of these none can be left out; None where that is not known."""
     replays: int = field(default=0, init=False)
     tried: bool = field(default=False, init=False)
     """Whether it was found by trying what is bad; else it is known what made the guilty row below."""
@@ -70,7 +74,16 @@ class _Level:
     def hop(self) -> Hop:
         """What is told of it."""
         made, address = self.replay.after, self.replay.address(self.number)
-        return Hop(made.stage, made.version, address, self.replay.count, len(self.candidates), self.replays, self.alone)
+        return Hop(
+            made.stage,
+            made.version,
+            address,
+            self.replay.count,
+            len(self.candidates),
+            self.replays,
+            self.alone,
+            self.needs,
+        )
 
     def bad(self, chosen: Numbers) -> bool:
         """Whether these records are bad."""
@@ -82,6 +95,12 @@ class _Level:
         self.tried = True
         self.found = turning_point(len(self.candidates), lambda count: self.bad(self.candidates[:count]))
         self.alone = self.found == 0 or self.bad(self.candidates[self.found : self.found + 1])
+        if not self.alone:
+            # What is asked for that is no part of the search.
+            replays, items = self.replays, self.earlier.tolist()
+            left, is_smallest = smallest(items, lambda some: self.bad(np.array([*some, self.number])), most=_MOST)
+            self.replays = replays
+            self.needs = len(left) if is_smallest else None
 
     def around(self) -> tuple[pa.Table, pa.Table]:
         """The function's rows right before the guilty record, and with it."""

@@ -42,6 +42,8 @@ class Hop:
     """Of how many choices of them it was seen what the stage makes of them."""
     alone: bool
     """Whether it is bad with this record alone; else only with some of those that came before it."""
+    needs: int | None = None
+    """With how many of those it is bad, of which none can be left out; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
