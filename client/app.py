@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import instants
@@ -9,10 +10,11 @@ from ..errors import Usage
 from ..snapshot.bisect.flips import Flips, scan
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.programs import Function, Python
+from ..snapshot.bisect.record import Guilty
 from ..snapshot.bisect.search import Edge
 from ..snapshot.bisect.search import bisect as search
 from ..snapshot.bisect.session import Asked
-from ..snapshot.bisect.verdict import Step
+from ..snapshot.bisect.verdict import Step, Verdict
 from ..snapshot.clone.clone import clone as make_clone
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
@@ -145,6 +147,7 @@ class StoredApp(Shown):
         good: str | datetime | None = None,
         bad: str | datetime | None = None,
         edge: Edge = "",
+        code: str | Path | None = None,
         on_step: Callable[[Step], None] | None = None,
     ) -> Bisection:
         """Find the first commit, of any stage, at which something is wrong. One of four ways says what that is.
@@ -161,10 +164,13 @@ class StoredApp(Shown):
             good: a moment at which nothing is wrong, as `at` takes it; default the beginning of the history.
             bad: a moment at which something is; default now.
             edge: `first` or `last`: which change is meant, should the search meet several.
+            code: the file of the program that ran: with it the commit is replayed, on a Spark of this machine, until
+                the input record is found (`Bisection.record`).
             on_step: told of each evaluation.
 
         Raises:
-            Usage: a moment or the SQL is malformed, or there is no predicate, or more than one.
+            Usage: a moment or the SQL is malformed, or there is no predicate, or more than one; or nothing says where
+                Kafka is, for `code`.
             NotFound: there is no such moment, table or column.
             Refused: nothing is wrong at `bad`, or something is at `good`; or `good` is not before `bad`.
             Corruption: an SST is not what its manifest promises.
@@ -184,7 +190,25 @@ class StoredApp(Shown):
             reader=client.channels() if predicate.channels else None,
         )
         good_moment = Moment(client, verdict.good_ref, verdict.good) if verdict.good_ref else None
-        return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad))
+        record = self._record(verdict, code) if code is not None and not verdict.candidates else None
+        return Bisection(verdict, good_moment, Moment(client, verdict.bad_ref, verdict.bad), record)
+
+    def _record(self, verdict: Verdict, code: str | Path) -> Guilty:
+        """The input record behind a verdict."""
+        # Spark's Python side takes a second or two.
+        from ..pipeline.replay.program import open_program
+        from ..pipeline.replay.record import find_record
+        from ..pipeline.run.program import load_app
+
+        client, channels = self._client, self._client.channels()
+        if channels is None:
+            raise Usage(
+                "nothing says where the Kafka brokers are, which have the records to replay",
+                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
+            )
+        declared = load_app(str(code), name=self._name)
+        with open_program(declared, client.store, client.cache, channels.kafka) as program:
+            return find_record(program, verdict, verdict.predicate)
 
     def scan(
         self,

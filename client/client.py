@@ -1,6 +1,6 @@
 """Where a notebook begins: a store, the apps in it, and what all of them are reached with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Event
 from typing import Protocol, Self
 
@@ -17,6 +17,11 @@ from .shown import Shown, View
 
 class Kafka(Channels, Rereader, Protocol):
     """What a client needs of Kafka; `pipeline` implements it."""
+
+    @property
+    def kafka(self) -> Mapping[str, str]:
+        """Librdkafka client properties."""
+        ...
 
 
 def open(store: str | None = None, kafka: str | None = None) -> "Client":  # noqa: A001  said as sw.open()

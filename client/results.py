@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import duckdb
 
 from .. import instants
+from ..snapshot.bisect.record import Guilty
 from ..snapshot.bisect.verdict import Verdict
 from ..snapshot.cut.lineage import Window
 from ..snapshot.query.answers import as_relation
@@ -56,6 +57,8 @@ class Bisection(Shown):
     """The moment right before it; None when it is the first commit."""
     bad: "Moment"
     """The moment that ends with it."""
+    record: Guilty | None = None
+    """The input record behind it, and how it was found; None where nothing was replayed."""
 
     @property
     def stage(self) -> str:
@@ -89,6 +92,9 @@ class Bisection(Shown):
         notes = [f"read {', '.join(map(str, self.windows))}", f"found with {found.evaluations} evaluations"]
         if more > 0:
             notes.insert(0, f"and {more:,} more keys")
+        if self.record is not None:
+            hops = self.record.hops
+            notes.append(f"behind it: {hops[-1].record}" if hops else f"not replayed: {self.record.reason}")
         if found.candidates:
             notes.append(f"not certain: one of {', '.join(map(str, found.candidates))}")
         if found.non_monotone:

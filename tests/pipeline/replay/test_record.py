@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import slackwater as sw
 from confluent_kafka import Producer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.replay.program import open_program
@@ -99,6 +100,20 @@ def test_the_record_that_is_too_much_is_found_where_none_is_wrong_by_itself(
     assert not found.hops[0].alone
     # Of the two before it, one may have been in the batch before.
     assert found.hops[0].needs in (1, 2)
+
+
+def test_a_notebook_gets_the_record(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    ledger.send(50)
+    planted = plant(ledger, 5_000_000)
+    ledger.catch_up()
+    app = sw.open(store=ledger.store, kafka=kafka.bootstrap).app(ledger.app)
+    found = app.bisect(where="SELECT account FROM latest WHERE amount > 1000000", code=ledger.program)
+    assert found.record is not None
+    assert found.record.message is not None, found.record.reason
+    assert str(found.record.message.address) == planted
+    assert planted in repr(found)
 
 
 def test_a_changed_program_is_told_and_proves_nothing(kafka: EmbeddedKafka, tmp_path: Path) -> None:
