@@ -338,8 +338,13 @@ def test_what_is_merged_stands_in_the_log_of_operations(app: FlightsApp, cache: 
 
 def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCache) -> None:
     stop, notes = threading.Event(), list[str]()
-    away = FaultyStore(app.store, 0, refused=0.1, lost=0, late=0, echoed=0)
-    watching = compactor(app, cache, store=away, stop=stop)
+    store = FaultyStore(app.store, 0, refused=0.3, lost=0, late=0, echoed=0)
+    watching = compactor(app, cache, store=store, stop=stop)
+
+    def away(_: Unavailable) -> None:
+        notes.append("away")
+        # It is back: with every third request refused, a merge of so many would take for ever.
+        store._rates["refused"] = 0.0
 
     def merged(done: Compacted) -> None:
         notes.append(done.stage)
@@ -348,7 +353,7 @@ def test_watching_goes_on_while_the_store_is_away(app: FlightsApp, cache: SstCac
 
     for _ in range(100):
         with suppress(Unavailable):  # what is refused at the start is no watching yet
-            watching.watch(0, on_version=merged, failed=lambda *_: None, away=lambda _: notes.append("away"))
+            watching.watch(0, on_version=merged, failed=lambda *_: None, away=away)
             break
     assert notes.count("away") > 0
     assert {"aircraft", "carriers"} <= {*notes}
