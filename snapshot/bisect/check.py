@@ -6,6 +6,7 @@ import duckdb
 
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
+from ...store.read.duckdb_view import quoted
 from ..cut.moments import line_of
 from ..query.columns import visible_schema
 from .predicate import Where
@@ -50,12 +51,12 @@ def check(store: ObjectStore, app: str, condition: str, table: str = "") -> Wher
         failures = {}
         for name in (table,) if table else tables:
             try:
-                _bind(con, _OVER.format(condition=condition, table=_quoted(name)), condition)
+                _bind(con, _OVER.format(condition=condition, table=quoted(name)), condition)
             except duckdb.Error as error:
                 failures[name] = error
         found = [name for name in ((table,) if table else tables) if name not in failures]
         if len(found) == 1:
-            return Where(_of_table(con, condition, _quoted(found[0])), said)
+            return Where(_of_table(con, condition, quoted(found[0])), said)
     if found:
         raise Usage(f"the check {condition!r} may be over {' or '.join(found)}", hint=f"say which: --table {found[0]}")
     reasons = "\n".join(f"{name}: {str(error).partition(chr(10))[0]}" for name, error in failures.items())
@@ -105,7 +106,3 @@ def _of_table(con: duckdb.DuckDBPyConnection, condition: str, table: str) -> str
     except duckdb.BinderException:  # aggregates and windows have no place behind WHERE
         return _FAILS.format(query=_OVER.format(condition=condition, table=table))
     return rows
-
-
-def _quoted(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""') + '"'

@@ -17,6 +17,7 @@ from ... import instants
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.read.duckdb_view import quoted
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
@@ -129,7 +130,7 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
             raise Usage(str(error).partition("\n")[0], quoted=f"query: {predicate.sql}") from error
         clocks = {each.clock_ms: each.version for each in reversed(manifests)}
         con.register("_clocks", pa.table({"clock_ms": [*clocks], "gone": [*clocks.values()]}))
-        keys = ", ".join(_quoted(column.name) for column in high.table.key) if high.table else ""
+        keys = ", ".join(quoted(column.name) for column in high.table.key) if high.table else ""
         changes = con.execute(_CHANGES.format(keys=keys, row=ROW)).fetchall()
         rows = con.execute("SELECT count(*) FROM _written").fetchall()[0][0]
     versions = [first, *(version for version, _ in changes if version > first)]
@@ -191,9 +192,5 @@ def _show(
         f" read_parquet([{listed}], hive_partitioning = false, union_by_name = true, filename = true)) s"
         f" JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
     )
-    shown = ", ".join(map(_quoted, visible_schema(high.table).names)) if high.table else ""
-    con.execute(f"CREATE TEMP VIEW {_quoted(stage)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")
-
-
-def _quoted(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""') + '"'
+    shown = ", ".join(map(quoted, visible_schema(high.table).names)) if high.table else ""
+    con.execute(f"CREATE TEMP VIEW {quoted(stage)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")

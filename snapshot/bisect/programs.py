@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
+from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
@@ -149,9 +150,8 @@ def _export(con: duckdb.DuckDBPyConnection, path: Path, tables: list[str]) -> No
     """The tables of a connection as those of a new DuckDB file."""
     with duckdb.connect(str(path)) as out:
         for name in tables:
-            quoted = '"' + name.replace('"', '""') + '"'
-            out.register("_rows", con.sql(f"FROM {quoted}").to_arrow_reader())
-            out.execute(f"CREATE TABLE {quoted} AS FROM _rows")
+            out.register("_rows", con.sql(f"FROM {quoted(name)}").to_arrow_reader())
+            out.execute(f"CREATE TABLE {quoted(name)} AS FROM _rows")
             out.unregister("_rows")
 
 

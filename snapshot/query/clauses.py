@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import Usage
+from ...store.read.duckdb_view import quoted
 from .words import Word, words
 
 _VERSIONS = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP'), each a string"
@@ -77,11 +78,6 @@ def understand(sql: str) -> Statement:
         done = end
     clauses = tuple(dict.fromkeys(clause for _, _, clause in found))
     return Statement("".join((*parts, sql[done:])), "".join((*rest, sql[done:])), clauses)
-
-
-def quoted(name: str) -> str:
-    """A name as SQL takes any."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _moments(said: Sequence[Word]) -> Iterator[tuple[int, int, Clause]]:

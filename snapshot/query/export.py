@@ -13,10 +13,10 @@ from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
+from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
-from .clauses import quoted
 from .sql import empty_database
 
 ABOUT = "_slackwater"

@@ -5,6 +5,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...store.read.duckdb_view import quoted
+
 
 def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:
     """The rows that one table has more often than the other, in any order; the columns are the same."""
@@ -26,13 +28,9 @@ def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
 
 def places_of(row: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
     """Where in `rows` the one row of `row` stands, ascending. The columns of `row` are compared."""
-    tests = [f"r.{_quoted(name)} IS NOT DISTINCT FROM o.{_quoted(name)}" for name in row.column_names]
+    tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in row.column_names]
     with duckdb.connect() as con:
         con.register("o", row)
         con.register("r", rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
         found = con.sql(f"SELECT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
     return np.asarray(found["_place"].to_numpy(), np.int64)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

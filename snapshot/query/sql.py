@@ -18,11 +18,11 @@ from ...errors import NotFound, SlackwaterError, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
+from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from . import views
 from .channel_tables import SCHEMA_NAME
-from .clauses import quoted
 from .columns import visible_schema
 from .moments import Beside
 

@@ -20,6 +20,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
+from .duckdb_view import quoted
 from .visible_rows import Hiding
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -67,8 +68,8 @@ def register(
     files = ", ".join("'" + str(cache.parquet_path(store, stay.sst)).replace("'", "''") + "'" for stay in stays)
     columns = [each for each in arrow_schema((*table.key, *table.values)).names if not each.startswith("_")]
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
-    scanned = ", ".join(map(_quoted, [*columns, *([EXPIRES] if expires else [])]))
-    shown = ", ".join(f"seen.{_quoted(each)}" for each in columns)
+    scanned = ", ".join(map(quoted, [*columns, *([EXPIRES] if expires else [])]))
+    shown = ", ".join(f"seen.{quoted(each)}" for each in columns)
     # Some may be from before the table got a ttl, and lack the column.
     by_name = expires or table.ttl is not None
     scan = (
@@ -79,13 +80,13 @@ def register(
     seen = (
         f"SELECT stored.*, "
         f"unnest(range(coalesce(span.first, stay.first), coalesce(span.last, stay.last) + 1)) AS {SEQ} "
-        f"FROM ({scan}) stored JOIN {_quoted(f'{name} stays')} stay USING (file_index) "
-        f"LEFT JOIN {_quoted(f'{name} spans')} span USING (file_index, file_row_number)"
+        f"FROM ({scan}) stored JOIN {quoted(f'{name} stays')} stay USING (file_index) "
+        f"LEFT JOIN {quoted(f'{name} spans')} span USING (file_index, file_row_number)"
     )
     alive = f" WHERE seen.{EXPIRES} IS NULL OR seen.{EXPIRES} > version.clock_ms" if expires else ""
     con.execute(
-        f"CREATE OR REPLACE TEMP VIEW {_quoted(name)} AS SELECT {shown}, version._version, version._committed_at "
-        f"FROM ({seen}) seen JOIN {_quoted(f'{name} versions')} version ON version.place = seen.{SEQ}{alive}"
+        f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS SELECT {shown}, version._version, version._committed_at "
+        f"FROM ({seen}) seen JOIN {quoted(f'{name} versions')} version ON version.place = seen.{SEQ}{alive}"
     )
 
 
@@ -172,7 +173,3 @@ def _places(stays: Sequence[_Stay]) -> pa.Table:
             "last": pa.array([stay.last for stay in stays], pa.int64()),
         }
     )
-
-
-def _quoted(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""') + '"'

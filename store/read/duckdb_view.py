@@ -58,7 +58,7 @@ def register(
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
     columns = [column.name for column in (*table.key, *table.values) if not column.name.startswith("_")]
     columns += [HASH, SEQ] if with_seq else []
-    con.execute(f"DROP VIEW IF EXISTS temp.{_quoted(name)}")
+    con.execute(f"DROP VIEW IF EXISTS temp.{quoted(name)}")
     if not manifest.ssts:
         con.register(name, sst_schema(table).empty_table().select(columns))
         return
@@ -75,7 +75,7 @@ def register(
         *_newest_rows(con, f"{name}_0", columns, paths, others, dead, by_name=by_name),
         *_newest_rows(con, f"{name}_1", columns, paths, expiring, dead, by_name=by_name, condition=alive),
     ]
-    con.execute(f"CREATE TEMP VIEW {_quoted(name)} AS {' UNION ALL '.join(selects)}")
+    con.execute(f"CREATE TEMP VIEW {quoted(name)} AS {' UNION ALL '.join(selects)}")
 
 
 def _newest_rows(
@@ -90,7 +90,7 @@ def _newest_rows(
     condition: str = "true",
 ) -> list[str]:
     """The SELECTs of the view for some SSTs; sets the variables that they need."""
-    selected = ", ".join(_quoted(column) for column in columns)
+    selected = ", ".join(quoted(column) for column in columns)
     whole = [sst for sst in ssts if sst not in dead]
     selects = [f"SELECT {selected} FROM {_scan(whole, paths, by_name=by_name)} WHERE {condition}"] if whole else []
     for number, some in enumerate(_chunks([sst for sst in ssts if sst in dead])):
@@ -100,7 +100,7 @@ def _newest_rows(
         for sst, start in zip(some, starts, strict=True):
             bits[start + dead[sst]] = True
         variable = f"_dead_{number}_{name}"
-        con.execute(f"SET VARIABLE {_quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
+        con.execute(f"SET VARIABLE {quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         selects.append(
             f"SELECT {selected} FROM {_scan(some, paths, by_name=by_name)}"
@@ -129,8 +129,9 @@ def _scan(ssts: Sequence[Sst], paths: dict[str, Path], *, by_name: bool) -> str:
     return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
-def _quoted(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""') + '"'
+def quoted(name: str) -> str:
+    """A name of a table, column or variable as DuckDB's SQL takes any."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _literal(text: str) -> str:
