@@ -157,7 +157,7 @@ class _Source:
 
 def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
     for manifest in manifests:
-        if manifest.kind not in ("claim", "compaction", "rescale", "retire"):
+        if manifest.may_change_rows:
             seq = manifest.row_seq
             yield from (_Source(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 

@@ -127,8 +127,8 @@ def _verdict(judge: Judge, ends: Ends, found: Narrowed, evaluations: int, is_who
     heads = [between.high.stages[each.stage] for each in candidates]
     place = line.place if is_whole else _time
     commit = between.only() if found.certain else max(heads, key=place, default=None)
-    if commit is None or (certain and commit.kind in ("claim", "compaction", "rescale", "retire")):
-        raise _unsteady()  # these change no row
+    if commit is None or (certain and not commit.may_change_rows):
+        raise _unsteady()
     last_good, first_bad = (line.before(commit), line.up_to(commit)) if found.certain else (between.low, between.high)
     rows = _rows(judge, first_bad)
     before, previous = last_good.stages.get(commit.stage), max(last_good.stages.values(), key=_time, default=None)

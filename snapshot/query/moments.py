@@ -23,8 +23,6 @@ MAX_VERSIONS = 1_000
 """Versions that one `versions()` has at most: each has all rows of the table."""
 
 _VERSION = re.compile(r"v\d{1,19}")
-_NO_ROW_CHANGED = ("claim", "compaction", "rescale", "retire")
-"""Kinds of versions that hold the same rows as those before them."""
 
 OnMoment = Callable[[str, Cut], None]
 """Told of each moment that a statement names: the whole ref, and what it is."""
@@ -148,7 +146,7 @@ def _between(store: ObjectStore, clause: Versions, since: Cut, until: Cut) -> tu
     elif len(numbers) > MAX_VERSIONS:
         raise _too_many(clause, f"{len(numbers):,} versions")
     earliest, *others = at_once().map(read, numbers)
-    return (earliest, *(each for each in others if each.kind not in _NO_ROW_CHANGED))
+    return (earliest, *(each for each in others if each.may_change_rows))
 
 
 def _last_of_steps(

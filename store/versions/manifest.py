@@ -232,6 +232,11 @@ class Manifest(Struct, frozen=True):
         return self.seq or self.version
 
     @property
+    def may_change_rows(self) -> bool:
+        """Whether the table may hold other rows than at the version before, beside those that expire with time."""
+        return self.kind not in ("claim", "compaction", "rescale", "retire")
+
+    @property
     def retired(self) -> bool:
         """Whether the stage has no part in its app at this version.
 
