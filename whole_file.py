@@ -19,7 +19,6 @@ def whole_file(path: Path, option: str) -> Iterator[Path]:
     Raises:
         Refused: the file cannot be written.
     """
-    check_folder(path, option)
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         try:

@@ -1,7 +1,6 @@
 """What bisect shows of keys that changed, and of the record behind a bad commit."""
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .. import instants
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from ..snapshot.bisect.record import Guilty, Message
     from ..snapshot.diff.key_changes import KeyChange, KeyChanges
 
-MAX_KEYS = 10
-"""Keys that are printed for people."""
 _MAX_TEXT = 2_000
 """Characters of a record's value that are printed for people."""
 
@@ -23,7 +20,7 @@ _MAX_TEXT = 2_000
 def changes(keys: "KeyChanges", before: str = "before", after: str = "after") -> Grid:
     """The first keys, with a line for each value that changed; `before` and `after` are what both sides are called."""
     headings = (*keys.keys.column_names, "column", f">{before}", f">{after}")
-    return Grid.of(headings, (line for key in islice(keys, MAX_KEYS) for line in _lines(key)))
+    return Grid.of(headings, (line for key in keys.head(formats.MOST_SHOWN) for line in _lines(key)))
 
 
 def record_parts(guilty: "Guilty") -> Iterator[Part]:

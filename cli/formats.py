@@ -10,6 +10,10 @@ def count(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
+MOST_SHOWN = 10
+"""Of a list that may be long, what people are shown: keys, rows of a channel."""
+
+
 def plural(number: int, noun: str) -> str:
     """`1 row`, `2 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

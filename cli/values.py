@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ..errors import Refused, Usage
 from ..store.sst.python_values import python_rows, python_values
-from ..whole_file import whole_file
+from ..whole_file import check_folder, whole_file
 from .tables import Grid
 
 # Sums of integers come as decimals from DuckDB: numbers all the same.
@@ -90,6 +90,7 @@ def write(table: pa.Table, path: Path) -> None:
     """
     writer = _WRITERS[path.suffix.lower()]
     try:
+        check_folder(path, "--out")
         with whole_file(path, "--out") as temporary:
             writer(table, temporary)
     except pa.ArrowException as error:

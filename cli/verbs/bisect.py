@@ -335,7 +335,7 @@ def _effort(verdict: "Verdict") -> str:
 
 def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
     """The first keys, with a line for each value that changed."""
-    from ..bisect_tables import MAX_KEYS, changes
+    from ..bisect_tables import changes
 
     # A key that the query names may have turned bad by another row of a join: those stand in --json and --out.
     shown = keys.changed() or keys
@@ -344,8 +344,8 @@ def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
         yield "the query names no key of this table; keys that this commit changed:"
     yield changes(shown)
     where = "" if out is None else f"; all are in {out}"
-    if len(shown) > MAX_KEYS:
-        yield f"and {formats.count(len(shown) - MAX_KEYS)} more{where or '; --json and --out FILE give all'}"
+    if len(shown) > formats.MOST_SHOWN:
+        yield f"and {formats.count(len(shown) - formats.MOST_SHOWN)} more{where or '; --json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(keys), 'key')} in {out}"
 

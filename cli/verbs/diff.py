@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ...snapshot.diff.key_changes import KeyChange
     from ...snapshot.diff.moments import ColumnMatch, TableDiff
 
-_MAX_KEYS = 10
-"""Keys of a table that are printed for people."""
-
 
 @verb(
     "slackwater diff flights@-1h flights",
@@ -134,13 +131,13 @@ def _match(column: "ColumnMatch", of: "TableDiff") -> tuple[str, str, str]:
 def _rows(each: "TableDiff", *, with_values: bool, out: Path | None) -> Iterator[Part]:
     changes = each.changes
     headings = ("", *(f"<{name}" for name in changes.keys.column_names))
-    some = changes.head(_MAX_KEYS)
+    some = changes.head(formats.MOST_SHOWN)
     if with_values:
         yield Grid.of((*headings, "column", ">before", ">after"), (line for one in some for line in _lines(one)))
     else:
         yield Grid.of(headings, map(_key, some))
-    if len(changes) > _MAX_KEYS:
-        more = formats.count(len(changes) - _MAX_KEYS)
+    if len(changes) > formats.MOST_SHOWN:
+        more = formats.count(len(changes) - formats.MOST_SHOWN)
         yield f"and {more} more; {f'all are in {out}' if out else '--json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(changes), 'row')} in {out}"

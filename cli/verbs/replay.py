@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _ZIP = ".zip"
 _LEFT_DEBUGGER = 130
-_MAX_SHOWN = 10
-"""Keys, and rows of a channel, that are printed for people."""
 
 
 @verb(
@@ -265,10 +263,10 @@ def _channel(channel: "ChannelComparison") -> Iterator[Part]:
         if rows.num_rows:
             yield ""
             yield f"rows of {channel.name} that {what}:"
-            yield values.grid(rows, _MAX_SHOWN)
+            yield values.grid(rows, formats.MOST_SHOWN)
             yield from _more(rows.num_rows, "row")
 
 
 def _more(count: int, noun: str) -> Iterator[Part]:
-    if count > _MAX_SHOWN:
-        yield f"and {formats.count(count - _MAX_SHOWN)} more; --json gives each {noun}"
+    if count > formats.MOST_SHOWN:
+        yield f"and {formats.count(count - formats.MOST_SHOWN)} more; --json gives each {noun}"

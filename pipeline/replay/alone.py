@@ -16,29 +16,28 @@ from ..state.protocol import Groups
 from .stage_replay import Numbers, StageReplay
 
 
-def bad_alone(replay: StageReplay, rows: pa.Table, predicate: Predicate) -> Numbers | None:
+def bad_alone(replay: StageReplay, predicate: Predicate) -> Numbers | None:
     """The records that make the predicate true by themselves, ascending; None where that is not known.
 
-    It is known where each of the function's `rows` comes of one record, and the predicate is SQL over single rows of
+    It is known where each of the function's rows comes of one record, and the predicate is SQL over single rows of
     the stage's table.
     """
     if not replay.apart or not predicate.sql or replay.before.table is None:
         return None
     try:
         stage, sql = row_local(predicate.sql, [replay.after.stage])
-        return numbers_of(sql, stage, _each_alone(replay, rows))
+        return numbers_of(sql, stage, _each_alone(replay))
     except SlackwaterError:
         # The predicate is another one, or the state's function does not take a key several times.
         return None
 
 
-def _each_alone(replay: StageReplay, rows: pa.Table) -> pa.Table:
+def _each_alone(replay: StageReplay) -> pa.Table:
     """The table's rows as each record by itself would leave those of its keys, with the record's number as `ROW`."""
-    bound, table, program = replay.shape.bound, replay.before.table, replay.program
+    bound, table, program = replay.shape.bound, replay.table, replay.program
     assert bound is not None  # noqa: S101  a stage with a table has one
-    assert table is not None  # noqa: S101
     key = [column.name for column in table.key]
-    rows = normalise_keys(rows, key)
+    rows = normalise_keys(replay.rows(), key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
     rows = rows.take(pa.array(order)).combine_chunks()
     records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()

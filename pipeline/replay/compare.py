@@ -189,9 +189,7 @@ def _channel(name: str, committed: Sent, rows: pa.Table) -> ChannelComparison:
 
 def _keys(replay: StageReplay, stored: pa.Table, every: pa.Table, new: pa.Table) -> KeyChanges | None:
     """The keys that either side touches."""
-    table = replay.before.table
-    assert table is not None  # noqa: S101
-    schema = arrow_schema(table.key)
+    schema = arrow_schema(replay.table.key)
     touched = pa.concat_tables([rows.select(schema.names).cast(schema) for rows in (stored, every)])
     program = replay.program
     return changed_keys(program.store, program.cache, replay.after, replay.manifest_with(new), touched)
@@ -199,8 +197,7 @@ def _keys(replay: StageReplay, stored: pa.Table, every: pa.Table, new: pa.Table)
 
 def _hidden(replay: StageReplay, stored: pa.Table, new: pa.Table, keys: KeyChanges | None) -> int:
     """How many keys are different although they do not look so."""
-    table = replay.before.table
-    assert table is not None  # noqa: S101
+    table = replay.table
     names = [column.name for column in (*table.key, *table.values)]
     stored = stored.select([*names, "_op"])
     wrong = differing(stored, new.select(stored.column_names).cast(stored.schema))

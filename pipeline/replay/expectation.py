@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from ...errors import Usage
 from ...store.sst.python_values import python_rows
+from ...whole_file import whole_file
 from .compare import Comparison
-from .zipped import write_whole
 
 _MOST = 10
 """Keys, and rows of a channel, that stand in it."""
@@ -43,7 +43,9 @@ def write_test(path: Path, bundle: Path, program: Path | None, found: Comparison
         Refused: It cannot be written.
     """
     file = None if program is None else _relative(program, path)
-    write_whole(path, text_of_test(bundle.name, file, found).encode())
+    text = text_of_test(bundle.name, file, found)
+    with whole_file(path, "name") as temporary:
+        temporary.write_bytes(text.encode())
 
 
 def text_of_test(bundle: str, program: str | None, found: Comparison) -> str:

@@ -141,7 +141,7 @@ def find_record(
             _follow_down(upper, lower)
     hops = tuple(level.hop for level in levels)
     keys = _what_it_did(levels, verdict, predicate)
-    alone = bad_alone(levels[0].replay, levels[0].replay.rows(), predicate)
+    alone = bad_alone(levels[0].replay, predicate)
     others = None if alone is None else len(np.setdiff1d(alone, [levels[0].number]))
     return Guilty(hops, message, reason, (_window(hops[-1].record),), keys, others)
 
@@ -173,8 +173,7 @@ def _first(program: Program, verdict: Verdict, predicate: Predicate) -> _Level:
 
 def _check_committed(replay: StageReplay, every: pa.Table) -> None:
     """Raise `CannotProve` unless the function's rows make what the version committed."""
-    after, table = replay.after, replay.before.table
-    assert table is not None  # noqa: S101  asked before
+    after, table = replay.after, replay.table
     made, _ = replay.merged(every)
     columns = [column.name for column in (*table.key, *table.values)]
     stored = replay.written().select([*columns, "_op"])
@@ -250,8 +249,7 @@ def _follow_down(upper: _Level, lower: _Level) -> None:
     mine = lower.replay.numbers_of(name, version)
     received = lower.replay.inputs(mine)[name]
     made = differing(*(_sent(upper.replay, rows, received) for rows in upper.around()))
-    places = {int(place) for at in range(made.num_rows) for place in places_of(made.slice(at, 1), received)}
-    known = np.intersect1d(mine[sorted(places)], lower.candidates)
+    known = np.intersect1d(mine[places_of(made, received)], lower.candidates)
     if len(known) and lower.number not in known:
         lower.found = int(np.searchsorted(lower.candidates, known[0]))
 

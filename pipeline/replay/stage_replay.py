@@ -85,6 +85,12 @@ class StageReplay:
         return self.program.shapes[self.after.stage]
 
     @property
+    def table(self) -> Table:
+        """The stage's table as it was then; to be asked of a stage that has one."""
+        assert self.before.table is not None  # noqa: S101
+        return self.before.table
+
+    @property
     def schemas(self) -> dict[str, pa.Schema]:
         """The columns that the stage's function gets, by the input's declared name."""
         return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
@@ -191,8 +197,7 @@ class StageReplay:
 
     def manifest_with(self, new: pa.Table) -> Manifest:
         """The version that the stage would have committed, had its table got these rows."""
-        table, program = self.before.table, self.program
-        assert table is not None  # noqa: S101  a stage without a table has no rows of one
+        table, program = self.table, self.program
         clock_ms = self.clock_ms
         written = []
         if new.num_rows:
@@ -219,9 +224,8 @@ class StageReplay:
 
     def merged(self, rows: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
         """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
-        bound, table, program = self.shape.bound, self.before.table, self.program
-        assert bound is not None  # noqa: S101
-        assert table is not None  # noqa: S101
+        bound, table, program = self.shape.bound, self.table, self.program
+        assert bound is not None  # noqa: S101  a stage with a table has one
         if not rows.num_rows:
             return sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
         base = Base(table, self.before.ssts, self.clock_ms)
@@ -229,8 +233,7 @@ class StageReplay:
 
     def written(self) -> pa.Table:
         """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
-        table, seq = self.before.table, self.after.row_seq
-        assert table is not None  # noqa: S101
+        table, seq = self.table, self.after.row_seq
         side = Side(self.program.store, self.program.cache, table, self.after, self.after.clock_ms)
         mine = (side.stored(sst, SEQ, seq, seq, values=True) for sst in side.ssts if sst.seq_min <= seq <= sst.seq_max)
         return pa.concat_tables([side.no_rows(values=True), *mine])

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
-from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -22,6 +21,7 @@ from msgspec import Struct
 from ...errors import Refused
 from ...store.sst.types import sst_schema
 from ...store.versions import checks
+from ...whole_file import whole_file
 from .bundle import Bundle, BundledInput, Index, before_schema
 from .inputs import PLACE, Records
 
@@ -69,20 +69,9 @@ def encode(bundle: Bundle) -> bytes:
 
 def write(bundle: Bundle, path: Path) -> None:
     """Write the zip, whole or not at all. Raises `Refused` where that cannot be."""
-    write_whole(path, encode(bundle))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, whole or not at all. Raises `Refused` where that cannot be."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
-    try:
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint="choose another name") from error
+    data = encode(bundle)
+    with whole_file(path, "name") as temporary:
+        temporary.write_bytes(data)
 
 
 def read(path: Path) -> Bundle:

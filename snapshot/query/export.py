@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -15,6 +14,7 @@ from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
+from ...whole_file import check_folder, whole_file
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
 from .sql import empty_database
@@ -70,29 +70,25 @@ def export(
         if name not in cut.tables:
             raise NotFound(f"table at {ref}", name, cut.tables)
     check_free(path, force=force)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        with telling_if_collected(store, cut):
-            rows = _write(store, cache, cut, ref, temporary, only)
-        check_free(path, force=force)
-        # What a client had not yet put into the file that was there would be put into this one.
-        _log_of(path).unlink(missing_ok=True)
-        temporary.replace(path)
-        return Exported(path, path.stat().st_size, rows)
-    except OSError as error:
-        raise Refused(f"{path} cannot be written: {error.strerror or error}", hint="choose another file") from None
+        with whole_file(path, "file") as temporary:
+            try:
+                with telling_if_collected(store, cut):
+                    rows = _write(store, cache, cut, ref, temporary, only)
+            finally:
+                _log_of(temporary).unlink(missing_ok=True)
+            check_free(path, force=force)
+            # What a client had not yet put into the file that was there would be put into this one.
+            _log_of(path).unlink(missing_ok=True)
     except duckdb.Error as error:
         sentence, _, more = str(error).strip().partition("\n")
         raise SlackwaterError(f"{path} cannot be written: {sentence}", quoted=more) from error
-    finally:
-        for left in (temporary, _log_of(temporary)):
-            left.unlink(missing_ok=True)
+    return Exported(path, path.stat().st_size, rows)
 
 
 def check_free(path: Path, *, force: bool) -> None:
     """Raise `Refused` when there is such a file, unless `force`, or no folder for it."""
-    if not path.parent.is_dir():
-        raise Refused(f"{path} cannot be written: no folder {path.parent}", hint="make it, or choose another file")
+    check_folder(path, "file")
     if path.is_dir():
         raise Refused(f"{path} cannot be written: it is a folder", hint="choose another file")
     if path.exists() and not force:

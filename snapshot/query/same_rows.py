@@ -26,11 +26,11 @@ def only_in(ours: pa.Table, theirs: pa.Table) -> pa.Table:
         return con.sql("FROM ours EXCEPT ALL FROM theirs").to_arrow_table().cast(ours.schema)
 
 
-def places_of(row: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Where in `rows` the one row of `row` stands, ascending. The columns of `row` are compared."""
-    tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in row.column_names]
+def places_of(wanted: pa.Table, rows: pa.Table) -> npt.NDArray[np.int64]:
+    """Where in `rows` those of `wanted` stand, ascending. The columns of `wanted` are compared."""
+    tests = [f"r.{quoted(name)} IS NOT DISTINCT FROM o.{quoted(name)}" for name in wanted.column_names]
     with duckdb.connect() as con:
-        con.register("o", row)
+        con.register("o", wanted)
         con.register("r", rows.append_column("_place", pa.array(np.arange(rows.num_rows))))
-        found = con.sql(f"SELECT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
+        found = con.sql(f"SELECT DISTINCT r._place FROM r, o WHERE {' AND '.join(tests)} ORDER BY 1").to_arrow_table()
     return np.asarray(found["_place"].to_numpy(), np.int64)

@@ -102,7 +102,6 @@ EXAMPLES = {"default": 25, "mutants": 25, "ci": 400}.get(PROFILE, int(os.environ
 SEARCH = settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=PROFILE in ("default", "mutants"),
     suppress_health_check=list(HealthCheck),
 )
 
