@@ -42,14 +42,13 @@ class Reports:
         if self.show_values and self.report is None and self.md is None:
             raise Usage("--show-values says what is in a report", hint="give --report FILE or --md FILE with it")
 
-    def write(self, session: Session, verdict: "Verdict", guilty: "Guilty | None", clone: str) -> None:
+    def write(self, session: Session, verdict: "Verdict", guilty: "Guilty | None") -> None:
         """Write them, and say so.
 
         Args:
             session: has the store.
             verdict: what bisect found.
             guilty: the record behind it, None where nothing was replayed.
-            clone: a name for a clone, for a command to type.
 
         Raises:
             Refused: a file cannot be written.
@@ -62,11 +61,13 @@ class Reports:
         if not wanted:
             return
         from ...snapshot.evidence.collect import collect
+        from ...store.versions.apps import free_name
 
         settings = session.settings
         reader = settings.open_channels() if verdict.predicate.channels else None
         with closing(settings.open_cache()) as cache:
             evidence = collect(session.store, cache, verdict, reader)
+        clone = free_name(session.store, f"{verdict.app}-staging")
         made = document(Case(verdict, guilty, evidence, clone, session.flags, now_ms()), Mask(self.show_values))
         for path, option, render in wanted:
             with whole_file(path, option) as temporary:

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,7 @@ def go_on(
         guilty = replayed(session, verdict, cache, code, progress) if code is not None else None
     _show(session, verdict, guilty, out, asked.edge)
     if reports is not None:
-        reports.write(session, verdict, guilty, _free_name(session.store, asked.app))
+        reports.write(session, verdict, guilty)
     if verdict.candidates:
         raise typer.Exit(2)
 
@@ -283,6 +282,7 @@ def _data(verdict: "Verdict", out: Path | None, guilty: "Guilty | None") -> dict
 def _parts(
     verdict: "Verdict", out: Path | None, guilty: "Guilty | None", store: "ObjectStore", flags: str
 ) -> Iterator[Part]:
+    from ...store.versions.apps import free_name
     from ..bisect_tables import record_parts
 
     yield Title(_found(verdict))
@@ -322,7 +322,7 @@ def _parts(
         yield f"  slackwater query {verdict.good_ref} {shlex.quote(query)}{flags}"
     yield f"  slackwater query {verdict.bad_ref} {shlex.quote(query)}{flags}"
     if verdict.good_ref:
-        yield f"  slackwater clone {verdict.good_ref} {_free_name(store, verdict.app)}{flags}"
+        yield f"  slackwater clone {verdict.good_ref} {free_name(store, f'{verdict.app}-staging')}{flags}"
 
 
 def _effort(verdict: "Verdict") -> str:
@@ -348,15 +348,6 @@ def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
         yield f"and {formats.count(len(shown) - formats.MOST_SHOWN)} more{where or '; --json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(keys), 'key')} in {out}"
-
-
-def _free_name(store: "ObjectStore", app_name: str) -> str:
-    """The name that a clone would have, or the first of its kind that no app has."""
-    from ...store.versions.apps import list_apps
-
-    taken, name = list_apps(store), f"{app_name}-staging"
-    candidates = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(candidate for candidate in candidates if candidate not in taken)
 
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:

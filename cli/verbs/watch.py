@@ -1,9 +1,11 @@
 """`slackwater watch`: standing invariants of an app, evaluated beside it."""
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -44,12 +46,13 @@ def watch(
     bisect: bool = options.option(
         None, "Search for the commit that broke one, from last-good on.", True, name="--bisect/--no-bisect"
     ),
+    reports: Path = options.option("FOLDER", "Where a report of each failure is written.", Path("slackwater-reports")),
 ) -> None:
     """Evaluate the invariants of slackwater.toml at an app's newest moment, again and again.
 
     The newest moment at which all of them hold is APP@last-good, a ref like any other, which gc keeps. When one begins
-    to fail, its rows are printed, its on_failure is called, and the commit that broke it is searched for. Ctrl-C or
-    SIGTERM ends it.
+    to fail, its rows are printed, the commit that broke it is searched for and reported in a file, and its on_failure
+    is called. Ctrl-C or SIGTERM ends it.
     """
     from ...pipeline.run.stopping import stop_signals
     from ...snapshot.query.channel_tables import names_channels
@@ -67,7 +70,7 @@ def watch(
     reader, by = session.settings.open_channels() if asks else None, whoami()
     with closing(session.settings.open_cache()) as cache:
         watcher = Watcher(session.store, cache, app_name, invariants, by=by, reader=reader)
-        report = _Report(session, cache, app_name, reader, may_bisect=bisect)
+        report = _Report(session, cache, app_name, reader, reports if bisect else None)
         if once:
             if not report(watcher.look(instants.now_ms())):
                 raise typer.Exit(1)
@@ -97,38 +100,42 @@ class _Report:
     """Tells what was found, and does what is to be done about it."""
 
     def __init__(
-        self, session: Session, cache: "SstCache", app_name: str, reader: "ChannelReader | None", *, may_bisect: bool
+        self, session: Session, cache: "SstCache", app_name: str, reader: "ChannelReader | None", folder: Path | None
     ) -> None:
         self._session = session
         self._cache = cache
         self._app = app_name
         self._reader = reader
-        self._may_bisect = may_bisect
+        self._folder = folder
+        """For files about failures; None to leave the search out."""
 
     def __call__(self, look: "Look | None") -> bool:
         """Whether all that was asked holds."""
         if look is None:
             return True
         self._say(_line(look))
-        verdicts = {}
+        verdicts: dict[str, Verdict | None] = {}
+        reports: dict[str, Path | None] = {}
         for result in look.news:
             invariant = result.invariant
             if result.error is not None:
                 self._session.note(f"{invariant.name} cannot be asked: {result.error.message}")
             if result.rows is not None and result.state == "fails":
                 self._say(*_failing(result.rows, invariant, look))
-                self._call(invariant, look)
-                if self._may_bisect:
-                    verdicts[invariant.name] = self._bisect(invariant, look)
+                verdict = verdicts[invariant.name] = self._bisect(invariant, look) if self._folder else None
+                report = reports[invariant.name] = (
+                    self._write(verdict, invariant, self._folder) if verdict and self._folder else None
+                )
+                self._call(invariant, look, verdict, report)
         if self._session.as_json:
-            self._session.show(_data(look, verdicts))
+            self._session.show(_data(look, verdicts, reports))
         return look.is_good
 
     def _say(self, *parts: Part) -> None:
         if not self._session.as_json:
             self._session.show(None, *parts)
 
-    def _call(self, invariant: "Invariant", look: "Look") -> None:
+    def _call(self, invariant: "Invariant", look: "Look", verdict: "Verdict | None", report: Path | None) -> None:
         from ...snapshot.watch import hook
 
         if not invariant.on_failure:
@@ -139,6 +146,8 @@ class _Report:
             "SLACKWATER_INVARIANT": invariant.name,
             "SLACKWATER_REF": look.ref,
             "SLACKWATER_LAST_GOOD": look.last_good,
+            "SLACKWATER_FIRST_BAD": verdict.bad_ref if verdict is not None else "",
+            "SLACKWATER_REPORT": str(report) if report is not None else "",
         }
         try:
             hook.call(invariant.on_failure, about)
@@ -164,8 +173,25 @@ class _Report:
         except SlackwaterError as error:
             self._session.note(f"the commit that broke {invariant.name} was not found: {error.message}")
             return None
-        self._say(*_found(verdict, invariant, look, self._session.flags))
+        self._say(*_found(verdict, invariant, self._session.flags))
         return verdict
+
+    def _write(self, verdict: "Verdict", invariant: "Invariant", folder: Path) -> Path | None:
+        """The report of a failure, without values; None when it could not be written."""
+        from ..report.files import Reports
+
+        about = f"{self._app}-{invariant.name}-{verdict.stage}-v{verdict.bad_version}"
+        path = folder.absolute() / f"{re.sub(r'[^A-Za-z0-9._-]', '-', about)}.html"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Reports(path, None, show_values=False).write(self._session, verdict, None)
+        except OSError as error:
+            self._session.note(f"{path} cannot be written: {error.strerror or error}; choose another --reports")
+            return None
+        except SlackwaterError as error:
+            self._session.output.failure(error)
+            return None
+        return path
 
 
 def _steps(progress: Progress) -> "Callable[[Step], None]":
@@ -204,7 +230,7 @@ def _failing(rows: "pa.Table", invariant: "Invariant", look: "Look") -> Iterator
         yield f"and more; slackwater query {look.ref} {shlex.quote(invariant.where)} shows them"
 
 
-def _found(verdict: "Verdict", invariant: "Invariant", look: "Look", flags: str) -> Iterator[Part]:
+def _found(verdict: "Verdict", invariant: "Invariant", flags: str) -> Iterator[Part]:
     yield f"{verdict.stage} v{verdict.bad_version} broke {invariant.name}; before it: {verdict.good_ref or '-'}"
     if verdict.lineage.sources:
         yield f"it read {formats.windows(map(str, verdict.lineage.sources))}"
@@ -213,18 +239,20 @@ def _found(verdict: "Verdict", invariant: "Invariant", look: "Look", flags: str)
     yield f"slackwater bisect {verdict.app}{good} --bad {verdict.bad_ref} --where {where}{flags} tells more"
 
 
-def _data(look: "Look", verdicts: "dict[str, Verdict | None]") -> dict[str, Any]:
+def _data(look: "Look", verdicts: "dict[str, Verdict | None]", reports: dict[str, Path | None]) -> dict[str, Any]:
     return {
         "app": look.cut.app,
         "ref": look.ref,
         "time_ms": look.cut.time_ms,
         "versions": look.cut.versions,
         "last_good": look.last_good or None,
-        "invariants": [_result(each, verdicts.get(each.invariant.name)) for each in look.results],
+        "invariants": [
+            _result(each, verdicts.get(each.invariant.name), reports.get(each.invariant.name)) for each in look.results
+        ],
     }
 
 
-def _result(result: "Result", verdict: "Verdict | None") -> dict[str, Any]:
+def _result(result: "Result", verdict: "Verdict | None", report: Path | None) -> dict[str, Any]:
     from .. import values
 
     return {
@@ -235,4 +263,5 @@ def _result(result: "Result", verdict: "Verdict | None") -> dict[str, Any]:
         "first_bad": verdict.bad_ref if verdict is not None else None,
         "last_good": verdict.good_ref or None if verdict is not None else None,
         "source_windows": verdict.lineage.sources if verdict is not None else None,
+        "report": str(report) if report is not None else None,
     }

@@ -1,5 +1,7 @@
 """Which apps a store root holds, and who they are."""
 
+from itertools import chain, count
+
 from ...errors import NotFound, ObjectExists, ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, exists
 from . import codec, keys
@@ -62,6 +64,13 @@ def list_apps(store: ObjectStore) -> tuple[str, ...]:
     """Names of the apps under the root, in order. One request, and one for each folder under the root."""
     # A folder without that object is somebody else's.
     return tuple(name for name in store.list_folders("") if exists(store, keys.app_info(name)))
+
+
+def free_name(store: ObjectStore, wanted: str) -> str:
+    """This name for a new app, or the first of `wanted-2`, `wanted-3`, … that no app has. Requests as `list_apps`."""
+    taken = list_apps(store)
+    candidates = chain([wanted], (f"{wanted}-{number}" for number in count(2)))
+    return next(name for name in candidates if name not in taken)
 
 
 def being_removed(app: str) -> Refused:

@@ -52,6 +52,11 @@ def test_once_fails_with_the_commit_that_broke_one(young: FlightsApp) -> None:
     assert called["SLACKWATER_APP"] == "flights"
     assert called["SLACKWATER_LAST_GOOD"] == "flights@last-good"
     assert rows_of(called["SLACKWATER_REF"], BAD)
+    assert called["SLACKWATER_FIRST_BAD"] == f"flights/carriers@v{good + 1}"
+    report = Path(called["SLACKWATER_REPORT"])
+    assert report.parent == Path("slackwater-reports").absolute()
+    assert f"the report is in {report}" in result.stderr
+    assert "carriers" in report.read_text(encoding="utf-8")
     assert rows_of("flights@last-good", BAD) == []
 
 
@@ -70,6 +75,8 @@ def test_machines_get_one_document_with_everything(young: FlightsApp) -> None:
     assert by_name["no-flight-is-late"]["first_bad"] == f"flights/carriers@v{young.heads['carriers'].version}"
     assert by_name["no-flight-is-late"]["rows"][0]["carrier"] == "C1"
     assert "carrierz" in by_name["wrong"]["error"]
+    assert Path(by_name["no-flight-is-late"]["report"]).is_file()
+    assert by_name["adds-up"]["report"] is None
     assert found["last_good"] is None
 
 
@@ -79,6 +86,15 @@ def test_without_bisect_only_the_rows_are_told(young: FlightsApp) -> None:
     result = slackwater("watch", "flights", "--once", "--no-bisect")
     assert result.exit_code == 1
     assert "broke" not in result.stdout
+    assert not Path("slackwater-reports").exists()
+
+
+def test_where_no_report_can_be_written_that_is_told(young: FlightsApp) -> None:
+    write(LATE)
+    young.run([BROKEN])
+    Path("taken").touch()
+    result = slackwater("watch", "flights", "--once", "--reports", "taken")
+    assert (result.exit_code, "choose another --reports" in result.stderr) == (1, True)
 
 
 @pytest.mark.usefixtures("young")
