@@ -19,18 +19,14 @@ from msgspec.structs import replace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
-from slackwater.store.compaction.merge import run
-from slackwater.store.compaction.picker import pick_for
-from slackwater.store.compaction.plan import apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import writer
-from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions import apps, commit
-from slackwater.store.versions.manifest import AppInfo, Column, Kind, Manifest, Sst, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Table
 
 from .support.row import Row
+from .support.written import Stage, ssts
 
 ROWS = 5_000_000
 CHANGED = 10
@@ -49,8 +45,8 @@ def rows(folder: Path, quick: bool) -> list[Row]:
 
 
 def _diffs(folder: Path, num_rows: int) -> list[Row]:
-    stage = Stage(folder, num_rows)
-    stage.put(np.random.default_rng(1).choice(num_rows, CHANGED, replace=False))
+    stage = _stage(folder, num_rows)
+    _put(stage, np.random.default_rng(1).choice(num_rows, CHANGED, replace=False))
     changed = stage.head.version
     stage.compact(full=True)
     found = []
@@ -68,11 +64,11 @@ def _diffs(folder: Path, num_rows: int) -> list[Row]:
 
 
 def _histories(folder: Path, num_keys: int, num_versions: int) -> list[Row]:
-    stage, random = Stage(folder, num_keys), np.random.default_rng(2)
+    stage, random = _stage(folder, num_keys), np.random.default_rng(2)
     while stage.head.version < num_versions:
         followed = [number for number, every in enumerate(EVERY.values()) if stage.head.version % every == 0]
         drawn = random.choice(np.arange(len(EVERY), num_keys), min(BATCH, num_keys // 10), replace=False)
-        stage.put(np.concatenate((np.array(followed, np.int64), drawn)))
+        _put(stage, np.concatenate((np.array(followed, np.int64), drawn)))
         stage.compact()
     found = []
     for number, how in enumerate(EVERY):
@@ -123,66 +119,23 @@ def _history(folder: Path, number: int) -> tuple[float, int, int]:
     return seconds, found.reads.requests, len(found.changes)
 
 
-class Stage:
-    """A stage whose versions are written as a runner would write them.
+def _stage(folder: Path, num_rows: int) -> Stage:
+    """A stage whose first version has so many rows, sorted as by a compaction."""
+    store, cache = open_store(str(folder)), SstCache(folder.with_name(f"{folder.name}-cache"), 1 << 34)
+    apps.create_app(store, AppInfo("bench", 1))
+    first = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE)
+    first = replace(first, ssts=ssts(store, cache, "bench", "legs", TABLE, _rows(np.arange(num_rows), 1), 1, level=1))
+    commit.commit(store, first)
+    return Stage(store, cache, first)
 
-    Args:
-        folder: of the store.
-        num_rows: rows of the first version.
-    """
 
-    def __init__(self, folder: Path, num_rows: int) -> None:
-        self.store = open_store(str(folder))
-        self._cache = SstCache(folder.with_name(f"{folder.name}-cache"), 1 << 34)
-        apps.create_app(self.store, AppInfo("bench", 1))
-        first = Manifest("bench", "legs", 1, 1, "bench", 1, "batch", table=TABLE)
-        self.head = replace(first, ssts=self._write(np.arange(num_rows), 1, level=1))
-        commit.commit(self.store, self.head)
+def _put(stage: Stage, numbers: npt.NDArray[np.int64]) -> None:
+    """A batch that changes these keys."""
+    stage.put(_rows(numbers, stage.head.version + 1))
 
-    def put(self, numbers: npt.NDArray[np.int64]) -> None:
-        """A batch that changes these keys."""
-        version = self.head.version + 1
-        self._commit("batch", (*self._write(numbers, version), *self.head.ssts))
 
-    def compact(self, *, full: bool = False) -> None:
-        """Merge what the table's policy wants merged, or all."""
-        picked = pick_for(self.head, full=full)
-        done = [run(self.store, self._cache, "bench", "legs", TABLE, one) for one in picked]
-        if done:
-            self._commit("compaction", apply(self.head.ssts, done))
-
-    def _commit(self, kind: Kind, ssts: tuple[Sst, ...]) -> None:
-        head = self.head
-        self.head = replace(head, version=head.version + 1, time_ms=head.time_ms + 1000, kind=kind, ssts=ssts)
-        commit.commit(self.store, self.head)
-
-    def _write(self, numbers: npt.NDArray[np.int64], seq: int, level: int = 0) -> tuple[Sst, ...]:
-        legs = pa.table({"leg": _legs(numbers)})
-        hashes = hash_keys(legs, ["leg"])
-        partitions = partition_of(hashes, TABLE.partitions)
-        rows = pa.table(
-            {
-                "_hash": hashes,
-                "leg": legs["leg"],
-                "flights": numbers + seq,
-                "delay": numbers / 4,
-                "_seq": np.full(len(numbers), seq),
-                "_op": np.zeros(len(numbers), np.uint8),
-            }
-        )
-        return tuple(
-            writer.write(
-                self.store,
-                self._cache if level == 0 else None,
-                app="bench",
-                stage="legs",
-                table=TABLE,
-                partition=partition,
-                rows=rows.filter(pa.array(partitions == partition)),
-                level=level,
-            )
-            for partition in np.unique(partitions).tolist()
-        )
+def _rows(numbers: npt.NDArray[np.int64], seq: int) -> pa.Table:
+    return pa.table({"leg": _legs(numbers), "flights": numbers + seq, "delay": numbers / 4})
 
 
 def _legs(numbers: npt.NDArray[np.int64]) -> pa.Array:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
     from slackwater.store.objects.protocol import ObjectStore
-    from slackwater.store.versions.manifest import Sst, Table
+    from slackwater.store.versions.manifest import Manifest, Sst, Table
 
 APP, STAGE = "bench", "legs"
 
@@ -57,25 +57,32 @@ def legs_of(messages: DataFrame, keys: int) -> DataFrame:
 def write(root: Path, app: sw.App, spark: SparkSession, bootstrap: str, keys: int, *, at_end: bool = False) -> None:
     """An app that stands at the beginning of its topic (or at the end), with a table of so many keys."""
     from msgspec.structs import replace
-    from slackwater.pipeline.batch.claim import Claimer
-    from slackwater.pipeline.batch.schemas import shapes
     from slackwater.pipeline.kafka.topics import offsets
     from slackwater.store.objects.open import open_store
-    from slackwater.store.versions import apps, commit
-    from slackwater.store.versions.manifest import AppInfo
+    from slackwater.store.versions import commit
 
     store = open_store(str(root))
-    kafka = {"bootstrap.servers": bootstrap}
-    apps.ensure_app(store, AppInfo(APP, time.time_ns() // 1_000_000))
-    (stage,) = app.in_order()
-    claimer = Claimer(store, kafka, app, {}, writer="bench", by="bench", accept_loss=False)
-    claimed = claimer.claim(stage, shapes(app, spark)[STAGE], time.time_ns() // 1_000_000)
+    claimed = begun(store, app, spark, bootstrap)
     assert claimed.table is not None
     made = commit.successor(claimed, kind="batch", epoch=1, writer="bench", by="bench", now_ms=claimed.time_ms + 1)
     if at_end:
+        kafka = {"bootstrap.servers": bootstrap}
         inputs = {name: replace(one, offsets=offsets(kafka, one.topic)[1]) for name, one in claimed.inputs.items()}
         made = replace(made, inputs=inputs)
     commit.commit(store, replace(made, ssts=_ssts(store, claimed.table, keys)))
+
+
+def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) -> Manifest:
+    """The first version of an app of one stage: claimed, nothing read."""
+    from slackwater.pipeline.batch.claim import Claimer
+    from slackwater.pipeline.batch.schemas import shapes
+    from slackwater.store.versions import apps
+    from slackwater.store.versions.manifest import AppInfo
+
+    apps.ensure_app(store, AppInfo(APP, time.time_ns() // 1_000_000))
+    (stage,) = app.in_order()
+    claimer = Claimer(store, {"bootstrap.servers": bootstrap}, app, {}, writer="bench", by="bench", accept_loss=False)
+    return claimer.claim(stage, shapes(app, spark)[STAGE], time.time_ns() // 1_000_000)
 
 
 def copy(root: Path, to: Path) -> None:

@@ -32,11 +32,12 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.read_stats import Reads
-from slackwater.store.sst import sorted_runs, writer
+from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 from .support.row import Row
+from .support.written import ssts
 
 KEYS = 10_000_000
 QUICK_KEYS = 1_000_000
@@ -98,29 +99,8 @@ class Keyed:
         return made
 
     def _write(self, numbers: npt.NDArray[np.int64], seq: int, level: int) -> tuple[Sst, ...]:
-        keys = pa.table({"leg": _names(numbers)})
-        hashes = hash_keys(keys, ["leg"])
-        table = (
-            keys.append_column("flights", pa.array(numbers + seq))
-            .append_column("delay", pa.array(numbers / 4))
-            .append_column("_hash", pa.array(hashes))
-            .append_column("_seq", pa.array(np.full(len(numbers), seq)))
-            .append_column("_op", pa.array(np.zeros(len(numbers), np.uint8)))
-        )
-        partitions = partition_of(hashes, TABLE.partitions)
-        return tuple(
-            writer.write(
-                self.store,
-                self.cache,
-                app="bench",
-                stage="legs",
-                table=TABLE,
-                partition=partition,
-                rows=table.filter(pa.array(partitions == partition)),
-                level=level,
-            )
-            for partition in range(TABLE.partitions)
-        )
+        rows = pa.table({"leg": _names(numbers), "flights": numbers + seq, "delay": numbers / 4})
+        return ssts(self.store, self.cache, "bench", "legs", TABLE, rows, seq, level)
 
     def look_up(self, keys: pa.Table, reads: Reads | None = None) -> int:
         """How many of the keys there are: each state partition as its task would look it up, one after the other."""

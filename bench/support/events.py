@@ -35,12 +35,12 @@ def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64]) -> None:
     flights = events()[["carrier", "origin", "dest", "dep_delay", "arr_delay"]].fillna(0).to_dict("records")
     values = cycle([json.dumps(flight).encode() for flight in flights])
     chunks = (legs[at : at + _CHUNK] for at in range(0, len(legs), _CHUNK))
-    _send(bootstrap, topic, (zip(names(chunk).to_pylist(), values, strict=False) for chunk in chunks))
+    send(bootstrap, topic, (zip(names(chunk).to_pylist(), values, strict=False) for chunk in chunks))
 
 
 def fill_ranges(bootstrap: str, topic: str, ranges: Sequence[tuple[int, int]]) -> None:
     """Write ranges of numbers, first and last included, as "first,last"; how many rows that is, the reader decides."""
-    _send(bootstrap, topic, [[(b"", f"{first},{last}".encode()) for first, last in ranges]])
+    send(bootstrap, topic, [[(b"", f"{first},{last}".encode()) for first, last in ranges]])
 
 
 def names(legs: npt.NDArray[np.int64]) -> pa.Array:
@@ -54,7 +54,7 @@ def cycles(stamps_ms: list[int], warm_up: int) -> list[float]:
     return [(later - earlier) / 1000 for earlier, later in pairwise(stamps_ms)][warm_up:]
 
 
-def _send(bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]]) -> None:
+def send(bootstrap: str, topic: str, chunks: Iterable[Iterable[tuple[bytes, bytes]]]) -> None:
     """Write keys and values to a topic, made if there is none, record by record to the next partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     try:

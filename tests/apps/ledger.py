@@ -31,7 +31,8 @@ app = sw.App("ledger")
 )
 def entries(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), ENTRY)
-    rows = raw.select(entry.alias("e")).select("e.*").where("account is not null")
+    columns = ["e.*", "at"] if VARIANT == "latest expires" else ["e.*"]
+    rows = raw.select(entry.alias("e"), F.col("timestamp").alias("at")).select(*columns).where("account is not null")
     if VARIANT == "streaming aggregation":
         return rows.groupBy("account").agg(F.count("*").alias("n"))
     if VARIANT == "two uses of the stream":
@@ -48,9 +49,9 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     num = pc.add(pc.fill_null(state["n"], 0), np.bincount(key))
     added = rows.group_by("_key", use_threads=False).aggregate([("amount", "sum")])["amount_sum"]
     balance = pc.add(pc.fill_null(state["balance"], 0), added)
-    told = rows
+    told = rows.select([name for name in rows.column_names if name != "at"])
     if VARIANT == "books double":
-        told = rows.set_column(rows.column_names.index("amount"), "amount", pc.multiply(rows["amount"], 2))
+        told = told.set_column(told.column_names.index("amount"), "amount", pc.multiply(rows["amount"], 2))
     return pa.table({"n": num, "balance": balance}), told
 
 
@@ -71,8 +72,9 @@ def accounts(entries: DataFrame) -> DataFrame:
 
 
 if VARIANT != "without latest":
+    EXPIRES = {"ttl": "30 minutes", "ttl_by": "at"} if VARIANT == "latest expires" else {}
 
-    @app.stage(reads="by-account", state=sw.upsert(by="seq"), table=sw.table(partitions=2))
+    @app.stage(reads="by-account", state=sw.upsert(by="seq"), table=sw.table(partitions=2, **EXPIRES))
     def latest(entries: DataFrame) -> DataFrame:
         return entries
 

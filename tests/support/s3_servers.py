@@ -31,8 +31,8 @@ _STOP_PATIENCE_S = 10.0
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
     """The endpoint of a running moto server, whose log goes into the folder."""
-    port = ports.choose()
-    with _running([sys.executable, "-m", "moto.server", "-H", ports.HOST, "-p", str(port)], folder, port) as endpoint:
+    port, program = ports.choose(), Path(__file__).with_name("moto_server.py")
+    with _running([sys.executable, str(program), "-H", ports.HOST, "-p", str(port)], folder, port) as endpoint:
         yield endpoint
 
 

@@ -1,0 +1,248 @@
+"""From a wrong total to the input record: a bisect of a long history, and what it takes beside plain delta debugging.
+
+`python -m bench.finding prepare BOOTSTRAP FOLDER VERSIONS KEYS WINDOW` writes the history and its topic, and prints
+where the faults are. Versions between the first and the last are written as a runner would write them: running an app
+a thousand times takes too long. The replays are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+from slackwater.snapshot.bisect.delta import smallest
+from slackwater.snapshot.bisect.predicate import At, Where
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.query.sql import connect
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+
+from .support import side
+from .support.events import PARTITIONS, names, send
+from .support.row import Row
+
+VERSIONS = 1_024
+KEYS = 1_000_000
+WINDOW = 20_000
+TOPIC = "bench-finding"
+PROGRAM = Path(__file__).parent / "support" / "legs_app.py"
+OUTLIER, HOT = 77, 4_242
+"""The legs of the two faults: one has a delay of a week, the other too many flights."""
+WEEK = 10_080
+HOT_FLIGHTS = 200
+MOST_FLIGHTS = 150
+FAULTS = {
+    "one record with a wrong value": f"SELECT leg, worst FROM legs WHERE worst >= {WEEK}",
+    "a total that is too large": f"SELECT leg, flights FROM legs WHERE flights > {MOST_FLIGHTS}",
+}
+PREDICATES = {
+    "rows": f"SELECT leg, worst FROM legs WHERE worst > {WEEK} OR worst < 0 OR flights % 1000 = 999",
+    "groups": "SELECT left(leg, 7) AS region FROM legs GROUP BY region HAVING sum(flights) < 0",
+}
+ROUNDS = 7
+EVALUATIONS, REPLAYS, SECONDS = 11, 20, 60
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Bisect from a query to the record; replays beside delta debugging; a predicate beside plain Parquet."""
+    scale = 16 if quick else 1
+    versions, keys, window = VERSIONS // scale, KEYS // scale, WINDOW // scale
+    places = side.run("finding", "prepare", bootstrap, folder, versions, keys, window)
+    found = []
+    for (name, where), place in zip(FAULTS.items(), places, strict=True):
+        what = f"bisect to the record, {versions:,} versions, {keys:,} keys, windows of {window:,} records: {name}"
+        seconds, verdict = _bisect(bootstrap, folder, where)
+        assert verdict["record"]["address"] in place["addresses"], (verdict["record"], place)
+        replays, plain = max(1, verdict["record"]["hops"][0]["replays"]), _delta_debugging(place, window)
+        found += [
+            Row.at_most(
+                f"{what}, Spark's start included", f"{seconds:.1f} s", f"limit: {SECONDS} s", seconds / SECONDS, 1
+            ),
+            Row.at_most(
+                f"{what}: evaluations",
+                f"{verdict['evaluations']}",
+                f"limit: {EVALUATIONS}",
+                verdict["evaluations"] / EVALUATIONS,
+                1,
+            ),
+            Row.at_most(f"{what}: replays", f"{replays}", f"limit: {REPLAYS}", replays / REPLAYS, 1),
+            Row.at_least(
+                f"{what}: replays", f"{replays}", f"plain ddmin over the window: {plain:,}", plain / replays, 10
+            ),
+        ]
+    return found + _predicates(folder, keys)
+
+
+def _bisect(bootstrap: str, folder: Path, where: str) -> tuple[float, dict[str, Any]]:
+    """Seconds of the command, with an empty cache, and what it printed."""
+    cache = folder / f"cache-{time.monotonic_ns()}"
+    command = [str(Path(sys.executable).with_name("slackwater")), "bisect", "bench", "--where", where, "--json"]
+    settings = {"STORE": str(folder / "store"), "KAFKA": bootstrap, "CACHE": str(cache)}
+    environment = os.environ | {f"SLACKWATER_{name}": value for name, value in settings.items()}
+    began = time.perf_counter()
+    done = subprocess.run([*command, "--code", str(PROGRAM)], env=environment, stdout=subprocess.PIPE, check=True)
+    return time.perf_counter() - began, json.loads(done.stdout)
+
+
+def _delta_debugging(place: dict[str, Any], window: int) -> int:
+    """How many replays ddmin takes that knows the records of the window, and whether a choice of them is bad.
+
+    Each is answered by counting here, which says the same as a replay and takes no second.
+    """
+    guilty, needed, asked = set(place["guilty"]), place["needed"], 0
+
+    def is_bad(chosen: Sequence[int]) -> bool:
+        nonlocal asked
+        asked += 1
+        return len(guilty.intersection(chosen)) >= needed
+
+    smallest(range(window), is_bad, most=sys.maxsize)
+    return asked
+
+
+def _predicates(folder: Path, keys: int) -> list[Row]:
+    """Predicates on the newest version with its SSTs in the cache, in turns with the same SQL on one Parquet file."""
+    store, cache = open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 34)
+    cut = resolve(store, "bench", now_ms=0)
+    plain = folder / "legs.parquet"
+    with connect(store, cache, cut) as connection:
+        pq.write_table(connection.sql("FROM legs").to_arrow_table(), plain, compression="zstd")
+    found = []
+    for name, sql in PREDICATES.items():
+
+        def ours(sql: str = sql) -> None:
+            assert Where(sql).rows(At(store, cache, cut), 1).num_rows == 0
+
+        def theirs(sql: str = sql) -> None:
+            with duckdb.connect() as connection:
+                connection.execute(f"CREATE VIEW legs AS FROM read_parquet('{plain}')")
+                assert connection.sql(sql).fetchone() is None
+
+        mine, parquet = _in_turns(ours, theirs)
+        found.append(
+            Row.at_most(
+                f"predicate over {name} of {keys:,} keys, {len(cut.stages['legs'].ssts)} SSTs in the cache",
+                f"{mine * 1000:.0f} ms",
+                f"the same SQL on one Parquet file: {parquet * 1000:.0f} ms",
+                mine / parquet,
+                1.5,
+            )
+        )
+    return found
+
+
+def _in_turns(*sides: Callable[[], None]) -> tuple[float, ...]:
+    """Median seconds of each, after two rounds to warm up."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for _ in range(2 + ROUNDS):
+        for side_, run in zip(seconds, sides, strict=True):
+            began = time.perf_counter()
+            run()
+            side_.append(time.perf_counter() - began)
+    return tuple(median(each[2:]) for each in seconds)
+
+
+class _History:
+    """The records of each window, and the table after it.
+
+    Args:
+        versions: batches; the faults are in two of them.
+        keys: how many legs there are.
+        window: records of a batch.
+    """
+
+    def __init__(self, versions: int, keys: int, window: int) -> None:
+        self._random = np.random.default_rng(5)
+        self._window = window
+        self.at = {OUTLIER: versions // 2, HOT: versions * 3 // 5}
+        """In which window each leg's fault is."""
+        self.guilty: dict[int, npt.NDArray[np.int64]] = {}
+        """By leg, the places of the records in the window that make the fault."""
+        self.flights = np.ones(keys, np.int64)
+        self.worst = np.zeros(keys, np.int64)
+
+    def batch(self, number: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Legs and delays of a window."""
+        legs = self._random.integers(0, len(self.flights), self._window)
+        # Only a fault writes to these.
+        legs[np.isin(legs, (OUTLIER, HOT))] = 0
+        delays = np.arange(self._window) % 60
+        if number == self.at[OUTLIER]:
+            self.guilty[OUTLIER] = np.array([self._window * 3 // 5])
+            legs[self.guilty[OUTLIER]], delays[self.guilty[OUTLIER]] = OUTLIER, WEEK
+        if number == self.at[HOT]:
+            self.guilty[HOT] = np.sort(self._random.choice(self._window, HOT_FLIGHTS, replace=False))
+            legs[self.guilty[HOT]] = HOT
+        np.add.at(self.flights, legs, 1)
+        np.maximum.at(self.worst, legs, delays)
+        return legs, delays
+
+    def rows(self, legs: npt.NDArray[np.int64]) -> pa.Table:
+        """The table's rows of these legs."""
+        legs = np.unique(legs)
+        return pa.table(
+            {"leg": names(legs).cast(pa.string()), "flights": self.flights[legs], "worst": self.worst[legs]}
+        )
+
+
+def _prepare(bootstrap: str, folder: Path, versions: int, keys: int, window: int) -> list[dict[str, Any]]:
+    """Write topic and versions; for each fault the addresses of its records, and what makes it."""
+    from slackwater.pipeline.run.program import load_app
+    from slackwater.pipeline.spark.session import spark_session
+
+    from .large_state import begun
+    from .support.written import Stage
+
+    send(bootstrap, TOPIC, [])
+    store, cache = open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 34)
+    with spark_session("bench", master="local[2]") as spark:
+        first = begun(store, load_app(str(PROGRAM), name="bench"), spark, bootstrap)
+    assert first.table is not None
+    history = _History(versions, keys, window)
+    stage = Stage(store, cache, first)
+    stage.put(history.rows(np.arange(keys)))
+    stage.compact(full=True)
+
+    def batches() -> Iterator[list[tuple[bytes, bytes]]]:
+        number = 0
+        while stage.head.version < versions:
+            legs, delays = history.batch(number)
+            number += 1
+            inputs = {
+                name: replace(one, offsets=(number * window // PARTITIONS,) * PARTITIONS, rows=window)
+                for name, one in stage.head.inputs.items()
+            }
+            stage.put(history.rows(legs), inputs)
+            if stage.head.version < versions:
+                stage.compact()
+            yield list(zip(names(legs).to_pylist(), [b"%d" % delay for delay in delays.tolist()], strict=True))
+
+    send(bootstrap, TOPIC, batches())
+    return [_place(history, OUTLIER, 1, window), _place(history, HOT, MOST_FLIGHTS, window)]
+
+
+def _place(history: _History, leg: int, needed: int, window: int) -> dict[str, Any]:
+    guilty, first = history.guilty[leg].tolist(), history.at[leg] * window // PARTITIONS
+    # Several records have the same millisecond, so which of them is the last straw, nobody can say.
+    addresses = [f"{TOPIC}[{place % PARTITIONS}]@{first + place // PARTITIONS}" for place in guilty]
+    return {"addresses": addresses, "guilty": guilty, "needed": needed}
+
+
+if __name__ == "__main__":
+    verb, bootstrap, name, *words = sys.argv[1:]
+    assert verb == "prepare", verb
+    Path(name).mkdir(parents=True, exist_ok=True)
+    print(json.dumps(_prepare(bootstrap, Path(name), *map(int, words))))

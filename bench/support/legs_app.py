@@ -1,0 +1,20 @@
+"""A program for the benchmark of bisect: flights by leg, and the worst delay of each."""
+
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+app = sw.App("bench")
+
+
+@app.stage(
+    reads=sw.topic("bench-finding"),
+    key="leg",
+    state=sw.aggregate(flights=sw.count(), worst=sw.max("delay")),
+    table=sw.table(partitions=4),
+)
+def legs(messages: DataFrame) -> DataFrame:
+    """The leg is the key, the delay the value."""
+    return messages.select(
+        F.col("key").cast("string").alias("leg"), F.col("value").cast("string").cast("long").alias("delay")
+    )

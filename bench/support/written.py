@@ -1,0 +1,92 @@
+"""Versions of a table that are written as a runner writes them, without one: for histories that would take hours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import apply
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.sst import writer
+from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.versions import commit
+from slackwater.store.versions.manifest import Input, Kind, Manifest, Sst, Table
+
+
+def ssts(
+    store: ObjectStore, cache: SstCache | None, app: str, stage: str, table: Table, rows: pa.Table, seq: int, level: int
+) -> tuple[Sst, ...]:
+    """Write rows as one SST for each state partition that has some.
+
+    Args:
+        store: where to.
+        cache: that of the writer, None for none.
+        app: whose stage it is.
+        stage: the stage.
+        table: the table.
+        rows: its visible columns, each key once.
+        seq: the version that writes them.
+        level: of the SSTs.
+    """
+    hashes = hash_keys(rows, [column.name for column in table.key])
+    partitions = partition_of(hashes, table.partitions)
+    rows = (
+        rows.append_column("_hash", pa.array(hashes))
+        .append_column("_seq", pa.array(np.full(rows.num_rows, seq)))
+        .append_column("_op", pa.array(np.zeros(rows.num_rows, np.uint8)))
+    )
+    return tuple(
+        writer.write(
+            store,
+            cache,
+            app=app,
+            stage=stage,
+            table=table,
+            partition=partition,
+            rows=rows.filter(pa.array(partitions == partition)),
+            level=level,
+        )
+        for partition in np.unique(partitions).tolist()
+    )
+
+
+class Stage:
+    """A stage with a table, and what is committed of it.
+
+    Args:
+        store: of the app.
+        cache: of this machine.
+        head: its newest version.
+    """
+
+    def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest) -> None:
+        assert head.table is not None
+        self.head = head
+        self._store = store
+        self._cache = cache
+        self._table = head.table
+
+    def put(self, rows: pa.Table, inputs: dict[str, Input] | None = None) -> None:
+        """A batch that writes these rows (visible columns, each key once), read up to `inputs`."""
+        head = self.head
+        new = ssts(self._store, self._cache, head.app, head.stage, self._table, rows, head.version + 1, 0)
+        self._commit("batch", (*new, *head.ssts), inputs)
+
+    def compact(self, *, full: bool = False) -> None:
+        """Merge what the table's policy wants merged, or all."""
+        head = self.head
+        picked = pick_for(head, full=full)
+        done = [run(self._store, self._cache, head.app, head.stage, self._table, one) for one in picked]
+        if done:
+            self._commit("compaction", apply(head.ssts, done))
+
+    def _commit(self, kind: Kind, ssts: tuple[Sst, ...], inputs: dict[str, Input] | None = None) -> None:
+        head = self.head
+        made = commit.successor(
+            head, kind=kind, epoch=head.epoch, writer=head.writer, by=head.by, now_ms=head.time_ms + 1_000
+        )
+        self.head = replace(made, ssts=ssts, inputs=made.inputs if inputs is None else inputs)
+        commit.commit(self._store, self.head)
