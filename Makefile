@@ -33,7 +33,7 @@ bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json
 
 soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
 	@$(BIN)/python -m pytest -q -m soak
-	@SLACKWATER_SCHEDULES=32 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
+	@SLACKWATER_SCHEDULES=64 $(BIN)/python -m pytest -q --timeout 0 tests/chandy_lamport/test_laws.py tests/end_to_end/test_diamond_law.py
 	@SLACKWATER_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 0 tests/models/test_state_model.py tests/models/test_gc_model.py tests/models/test_hostile_stores.py
 
 mutants: $(READY) ## each small change of protocol, commit, merging, planning, …: do the tests notice? (an hour or two)

@@ -42,7 +42,7 @@ TIMES = float(os.environ.get("SLACKWATER_SCHEDULES", "1"))
 """How many times the usual number of schedules; `make soak` asks for about 100,000 in all, `make mutants` for few."""
 
 
-def runs(*, fan_in: bool = True, num_examples: int = 800) -> Callable[[Law], Callable[..., None]]:
+def runs(*, fan_in: bool = True, num_examples: int = 400) -> Callable[[Law], Callable[..., None]]:
     """Gives a law networks that have run."""
 
     def decorate(law: Law) -> Callable[..., None]:

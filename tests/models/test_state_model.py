@@ -465,4 +465,4 @@ class StateModel(StateMachine):
 @pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
 def test_every_version_shows_what_it_showed_and_what_nobody_needs_goes(focus: tuple[str, ...]) -> None:
     # A class of its own, with a name of its own, has failures of its own in Hypothesis's database.
-    run_state_machine_as_test(type("_".join(focus), (StateModel,), {"focus": focus}), settings=scaled(5, 25))
+    run_state_machine_as_test(type("_".join(focus), (StateModel,), {"focus": focus}), settings=scaled(3, 25))

@@ -10,6 +10,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -273,7 +274,7 @@ class FlightsApp:
         newest: dict[str, dict[str, Any]] = {}
         for run in head.ssts:
             for row in _sst_rows(self.store, run):
-                known = newest.setdefault(str(row[table.key[0].name]), row)
+                known = newest.setdefault(str(row[table.key[0].name]), dict(row))
                 known.update(max(known, row, key=lambda row: row["_seq"]))
         # Nothing older is left that a tombstone would have to hide.
         kept = [row for row in newest.values() if not row["_op"]]
@@ -514,7 +515,13 @@ def flights(count: int, *, aircraft: int = 7, carriers: int = 3, delay: int = 5)
 
 
 def _sst_rows(store: ObjectStore, run: Sst) -> list[dict[str, Any]]:
-    return pq.read_table(pa.BufferReader(store.at(run.root).get(run.object))).to_pylist()
+    return _decoded(store.at(run.root).get(run.object))
+
+
+@lru_cache(maxsize=10_000)
+def _decoded(data: bytes) -> list[dict[str, Any]]:
+    """The rows of an SST: the same one is in many versions."""
+    return pq.read_table(pa.BufferReader(data)).to_pylist()
 
 
 def _partition(key: str) -> int:
