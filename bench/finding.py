@@ -21,7 +21,6 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from msgspec.structs import replace
 from slackwater.snapshot.bisect.delta import smallest
 from slackwater.snapshot.bisect.predicate import At, Where
@@ -59,7 +58,7 @@ EVALUATIONS, REPLAYS, SECONDS = 11, 20, 60
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """Bisect from a query to the record; replays beside delta debugging; a predicate beside plain Parquet."""
     scale = 16 if quick else 1
-    versions, keys, window = VERSIONS // scale, KEYS // scale, WINDOW // scale
+    versions, keys, window = VERSIONS // scale, KEYS // scale, WINDOW // scale // PARTITIONS * PARTITIONS
     places = side.run("finding", "prepare", bootstrap, folder, versions, keys, window)
     found = []
     for (name, where), place in zip(FAULTS.items(), places, strict=True):
@@ -118,8 +117,9 @@ def _predicates(folder: Path, keys: int) -> list[Row]:
     store, cache = open_store(str(folder / "store")), SstCache(folder / "cache", 1 << 34)
     cut = resolve(store, "bench", now_ms=0)
     plain = folder / "legs.parquet"
-    with connect(store, cache, cut) as connection:
-        pq.write_table(connection.sql("FROM legs").to_arrow_table(), plain, compression="zstd")
+    with connect(store, cache, cut) as connection, duckdb.connect() as writer:
+        # As `COPY t TO` writes it: row groups that both cores can read.
+        writer.from_arrow(connection.sql("FROM legs").to_arrow_table()).write_parquet(str(plain))
     found = []
     for name, sql in PREDICATES.items():
 
@@ -129,7 +129,7 @@ def _predicates(folder: Path, keys: int) -> list[Row]:
         def theirs(sql: str = sql) -> None:
             with duckdb.connect() as connection:
                 connection.execute(f"CREATE VIEW legs AS FROM read_parquet('{plain}')")
-                assert connection.sql(sql).fetchone() is None
+                assert not connection.sql(sql).limit(1).fetchall()
 
         mine, parquet = _in_turns(ours, theirs)
         found.append(
