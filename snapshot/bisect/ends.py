@@ -178,6 +178,11 @@ def find_ends(
         low = begin  # the prefix within a snapshot may lie where history is not whole
     between = Between(line, low, high, watched, asks)
     is_good_whole = good is not None and not early
+    if late and not left and not good:
+        raise Refused(
+            f"of the history of {app} nothing is left before {bad}: gc thinned it out",
+            hint=f"`slackwater log {app}` shows what is left; give a later moment as the bad one",
+        )
     if not between.ordered() or (late and (not left or is_good_whole)):
         raise Refused(
             f"the good moment {good or f'(the beginning of {app})'} is not before the bad one, {bad or app}",
