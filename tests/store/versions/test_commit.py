@@ -167,6 +167,7 @@ def test_a_successor_carries_state_and_offsets_but_not_what_its_head_did() -> No
         ssts=(SST,),
         recorded={"s": 7},
         duration_ms=99,
+        seq=6,
     )
     after = successor(head, kind="compaction", epoch=3, writer="n", by="host:n", now_ms=500)
     assert after == replace(
@@ -179,6 +180,7 @@ def test_a_successor_carries_state_and_offsets_but_not_what_its_head_did() -> No
         inputs={"t": Input("t", (5, 6))},
         outputs={"c": Output("c", (8,), schema="a INT")},
         duration_ms=0,
+        seq=0,
     )
 
 
