@@ -23,6 +23,8 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
+from ..messages.decode import reading
+from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
@@ -97,6 +99,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
         Usage: Inputs that come together have keys of different types.
     """
     known: dict[str, Shape] = {}
+    forget_latest()
     with tempfile.TemporaryDirectory(prefix="slackwater-") as empty:
         for stage in app.in_order():
             inputs = {
@@ -115,7 +118,8 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
-    with as_user_error(f"stage {stage.name!r}", stage.transform):
+    topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
+    with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
         made = stage.transform(*inputs.values())
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         _check_frames(stage, frames)
