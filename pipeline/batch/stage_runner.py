@@ -29,6 +29,7 @@ from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
+from ..spark.homes import Homes
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
@@ -119,6 +120,8 @@ class StageRunner:
         self._closed_snapshots: frozenset[str] = frozenset()
         self._batch_s = 0.0
         """What the batch before took."""
+        # On this machine all tasks have one cache.
+        self._homes = Homes() if self._places.elsewhere else None
         spool = SpooledStore(store, Path(self._places.spool)) if self._places.spool else None
         self._committer = Committer(
             store, claimed, meter=meter, spool=spool, max_unflushed=self._limits.max_unflushed, failed=self._fail
@@ -196,6 +199,8 @@ class StageRunner:
     def close(self) -> None:
         """Stop compactions and fetches under way, and commit nothing more."""
         self._committer.close()
+        if self._homes is not None:
+            self._homes.close()
         if self._prefetcher is not None:
             self._prefetcher.close()
         if self._compactor is not None:
@@ -311,4 +316,4 @@ class StageRunner:
             return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
         places = dataclasses.replace(self._places, s3=self._access())
         task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
-        return run_state(rows, task)
+        return run_state(rows, task, self._homes)

@@ -39,7 +39,7 @@ class AvroReader:
                 "an Avro schema that contains itself has no columns", hint="decode it in a function of your own"
             )
         try:
-            self.type = plain(_value_type(_decoded(_file(schema, b"", 0)).schema))
+            self.type = plain(_value_type(_decoded(_file(schema, b"", 0), 1).schema))
         except _library_error() as error:
             raise Refused(f"no columns can be made of the Avro schema: {_first_line(error)}") from None
 
@@ -49,7 +49,7 @@ class AvroReader:
         # The first message again at the end: its number tells that the last one ended where it should.
         numbered = _numbered(pa.concat_arrays([messages, messages.slice(0, 1)]))
         try:
-            table = _decoded(_file(writer, numbered, count + 1))
+            table = _decoded(_file(writer, numbered, count + 1), count + 1)
         except _library_error() as error:
             raise BadMessage(f"not of the Avro schema that it names: {_first_line(error)}") from None
         heads = table["head"].combine_chunks().cast(pa.binary())
@@ -115,28 +115,23 @@ def _long(number: int) -> bytes:
     return bytes((*made, number))
 
 
-def _decoded(data: bytes) -> pa.Table:
+def _decoded(data: bytes, count: int) -> pa.Table:
+    from datafusion import SessionConfig, SessionContext
+
+    # arrow-rs never ends where a block goes on after its last record. So that one fills the batch, and nobody asks on.
+    config = SessionConfig().with_batch_size(count).with_target_partitions(1)
     # The reader wants a path that ends so.
     handle, path = tempfile.mkstemp(suffix=".avro", prefix="slackwater-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        frame = _context(os.getpid()).read_avro(path)
-        return frame.to_arrow_table()
+        return SessionContext(config).read_avro(path).limit(count).to_arrow_table()
     finally:
         Path(path).unlink()
 
 
 def _value_type(schema: pa.Schema) -> pa.DataType:
     return schema.field("value").type
-
-
-@lru_cache(maxsize=1)
-def _context(_pid: int) -> Any:
-    """DataFusion, one thread a query. A forked worker has its own."""
-    from datafusion import SessionConfig, SessionContext
-
-    return SessionContext(SessionConfig({"datafusion.execution.batch_size": "65536"}).with_target_partitions(1))
 
 
 def _library_error() -> type[Exception]:
