@@ -38,13 +38,11 @@ class AvroReader:
             raise Refused(
                 "an Avro schema that contains itself has no columns", hint="decode it in a function of your own"
             )
-        try:
-            self.type = plain(_value_type(_decoded(_file(schema, b"", 0), 1).schema))
-        except _library_error() as error:
-            raise Refused(f"no columns can be made of the Avro schema: {_first_line(error)}") from None
+        self.type = plain(_written_type(schema))
 
     def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
         """See `schema.Reader`."""
+        _written_type(writer)
         count = len(messages)
         # The first message again at the end: its number tells that the last one ended where it should.
         numbered = _numbered(pa.concat_arrays([messages, messages.slice(0, 1)]))
@@ -130,8 +128,13 @@ def _decoded(data: bytes, count: int) -> pa.Table:
         Path(path).unlink()
 
 
-def _value_type(schema: pa.Schema) -> pa.DataType:
-    return schema.field("value").type
+@lru_cache(maxsize=256)
+def _written_type(schema: Schema) -> pa.DataType:
+    """What a schema's messages are read as. Raises `Refused` where they cannot be."""
+    try:
+        return _decoded(_file(schema, b"", 0), 1).schema.field("value").type
+    except _library_error() as error:
+        raise Refused(f"no columns can be made of an Avro schema: {_first_line(error)}") from None
 
 
 def _library_error() -> type[Exception]:
