@@ -37,7 +37,7 @@ from .job import run_state, run_write
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
 from .places import Places
-from .prefetcher import Prefetcher
+from .prefetcher import Delivery, Prefetcher
 from .schemas import Shape, apply
 from .snapshot_events import arrive
 from .task import Result, StateTask, WriteTask
@@ -130,7 +130,10 @@ class StageRunner:
         if self._shape.table is not None:
             folder, max_bytes, hot_bytes = self._places.cache
             cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
-            self._compactor = Compactor(spool or store, cache, claimed, threads=config.compaction_threads)
+            deliver = Delivery(self._homes, self._places, access) if self._homes else None
+            self._compactor = Compactor(
+                spool or store, cache, claimed, threads=config.compaction_threads, deliver=deliver
+            )
             self._stall = self._stall_of(self._compactor)
             if config.prefetch:
                 self._prefetcher = Prefetcher(spool or store, cache, claimed)

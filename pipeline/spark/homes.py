@@ -9,8 +9,10 @@ that is where their partitions are from then on.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
@@ -22,11 +24,13 @@ _TRIES = 5
 
 
 class Homes:
-    """Where the partitions of one stage's batches are at home. For one thread."""
+    """Where the partitions of one stage's batches are at home. `place` is for one thread."""
 
     def __init__(self) -> None:
         self._homes: DataFrame | None = None
         self._partitions = self._executors = 0
+        self._tag = f"slackwater-homes-{id(self)}"
+        self._closed = False
 
     def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
         """The rows in `count` partitions, each where it was the last time.
@@ -41,8 +45,31 @@ class Homes:
         # Both sides are partitioned alike, so nothing moves; the hint keeps Spark from broadcasting the smaller one.
         return numbered.join(homes.hint("shuffle_hash"), _PARTITION).drop(_PARTITION)
 
+    def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
+        """Run something at each partition's home, beside the batches and from any thread; nothing before the first.
+
+        Args:
+            work: Gets the partitions' numbers, and gives them back.
+
+        Raises:
+            Py4JError: Spark ended, or the homes were closed.
+            PySparkException: The work failed.
+        """
+        homes = self._homes
+        if homes is None or self._closed:
+            return
+        # A thread's jobs have its tags.
+        homes.sparkSession.sparkContext.addJobTag(self._tag)
+        homes.mapInArrow(work, homes.schema).collect()
+
     def close(self) -> None:
-        """Forget the homes."""
+        """Forget the homes, and end the visits under way."""
+        self._closed = True
+        if self._homes is not None:
+            self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
+            self._forget()
+
+    def _forget(self) -> None:
         if self._homes is not None:
             self._homes.unpersist()
             self._homes = None
@@ -51,7 +78,7 @@ class Homes:
         executors = _executors(spark)
         # An executor that has come has no homes: they are spread anew.
         if self._homes is None or count != self._partitions or executors > self._executors:
-            self.close()
+            self._forget()
             self._homes = _spread(spark, count, executors)
         self._partitions, self._executors = count, executors
         return self._homes

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import slackwater as sw
+from confluent_kafka import Producer
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from slackwater.errors import NotFound, Usage
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.topics import create_topics
 from slackwater.pipeline.messages.decode import reading
 from slackwater.pipeline.messages.registry import forget_latest
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.run.runner import run
 from slackwater.pipeline.spark.query_errors import translate
 
-from tests.support.avro_messages import encoded
+from tests.support.avro_messages import encoded, record
 from tests.support.registries import EmbeddedRegistry
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
+SHOP = Path(__file__).parents[3] / "examples" / "shop.py"
 FIELDS = [{"name": "number", "type": "int"}, {"name": "customer", "type": "string"}]
 ORDER = {"type": "record", "name": "Order", "fields": FIELDS}
 WIDER = {
@@ -67,6 +76,32 @@ def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: Embe
     assert error.sentence.startswith("stage 'orders': the message at topic 'orders', partition 3, offset 41 cannot be")
     lenient = sw.decode(messages.value, registry=registry.url, subject="payments-value", mode="PERMISSIVE")
     assert [row[0] and row[0].customer for row in messages.select(lenient).collect()] == ["ann", None]
+
+
+@pytest.mark.kafka
+def test_the_example_adds_up_what_two_writers_send(
+    registry: EmbeddedRegistry, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_REGISTRY", registry.url)
+    create_topics({"bootstrap.servers": kafka.bootstrap}, {"orders": 1})
+    sold = record("Sold", {"name": "country", "type": "string"}, {"name": "cents", "type": "int"})
+    wider = record("Sold", {"name": "cents", "type": "int"}, {"name": "country", "type": "string", "default": "de"})
+    numbers = registry.register("orders-value", sold), registry.register("orders-value", wider)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for n in range(30):
+        producer.produce("orders", encoded((sold, wider)[n % 2], numbers[n % 2], country="de", cents=n))
+    producer.produce("orders", b"{}")
+    assert producer.flush(30) == 0
+    app, store = load_app(str(SHOP)), str(tmp_path / "store")
+    options = Options(
+        store=store, kafka={"bootstrap.servers": kafka.bootstrap}, until_caught_up=True, cache_folder=tmp_path / "cache"
+    )
+    run(app, options, lambda _progress: None)
+    table = sw.open(store).app("shop").at().query("SELECT country, orders, cents, last FROM countries ORDER BY country")
+    assert table.to_arrow_table().to_pylist() == [
+        {"country": "?", "orders": 1, "cents": None, "last": 30},
+        {"country": "de", "orders": 30, "cents": sum(range(30)), "last": 29},
+    ]
 
 
 def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedRegistry) -> None:
