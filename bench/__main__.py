@@ -1,7 +1,7 @@
 """Measurements in one run: `python -m bench` for all, `python -m bench NAME …` for some.
 
-Each module of this folder with a function `rows(folder, quick)`, or `rows(bootstrap, folder, quick)` where it wants a
-Kafka broker, is a measurement of that name.
+Each module of this folder, or of `tasks`, with a function `rows(folder, quick)`, or `rows(bootstrap, folder, quick)`
+where it wants a Kafka broker, is a measurement of that name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
+from . import tasks
 from .support import plot
 from .support.memory import Workers
 from .support.row import Row
@@ -87,11 +88,12 @@ def _measurements() -> dict[str, ModuleType]:
     """The modules with `rows`, by name."""
     package = __spec__.parent if __spec__ else "bench"
     found = {}
-    for one in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if one.name != "__main__":
-            module = import_module(f".{one.name}", package)
-            if hasattr(module, "rows"):
-                found[one.name] = module
+    for folder, inner in ((Path(__file__).parent, ""), (Path(tasks.__file__).parent, ".tasks")):
+        for one in pkgutil.iter_modules([str(folder)]):
+            if one.name != "__main__":
+                module = import_module(f"{inner}.{one.name}", package)
+                if hasattr(module, "rows"):
+                    found[one.name] = module
     return found
 
 

@@ -19,7 +19,7 @@ from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
 from slackwater.pipeline.spark.query_errors import translate
 
-from tests.support.avro_messages import encoded, record
+from tests.pipeline.messages.avro_messages import encoded, record
 from tests.support.registries import EmbeddedRegistry
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]

@@ -13,7 +13,7 @@ from slackwater.errors import NotFound, Refused
 from slackwater.pipeline.messages.batches import open_reader, read_batch
 from slackwater.pipeline.messages.schema import Schema
 
-from tests.support.avro_messages import changes, encoded, expected, record
+from tests.pipeline.messages.avro_messages import changes, encoded, expected, record
 
 ORDER = record("Order", {"name": "number", "type": "long"}, {"name": "customer", "type": "string"})
 PROTO = """syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";

@@ -1,6 +1,6 @@
 """Two executors on machines of their own: how many of the SSTs that a batch looks into its machine has.
 
-`python -m bench.executors BOOTSTRAP FOLDER MASTER HOW` runs one side in a fresh process and prints one JSON object.
+`python -m bench.tasks.executors BOOTSTRAP FOLDER MASTER HOW` runs one side in a fresh process and prints JSON.
 
 The machines are two workers of one core of a standalone cluster here, each with a cache of its own. Beside it stand the
 same batches on the same cluster where Spark alone says which executor gets which state partition.
@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import TypedDict
 
-from .support import side
-from .support.events import PARTITIONS, TOPIC, fill
-from .support.row import Row
+from ..support import side
+from ..support.events import PARTITIONS, TOPIC, fill
+from ..support.row import Row
 
 BATCH = 20_000
 BATCHES = 40
@@ -41,7 +41,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
         # A cluster for each: its caches are empty.
         with standalone(folder / how, workers=2) as cluster:
             words = (bootstrap, folder / f"app-{how}", cluster.url, how)
-            found[how] = side.run("executors", *words, env={"PYSPARK_PYTHON": sys.executable})
+            found[how] = side.run("tasks.executors", *words, env={"PYSPARK_PYTHON": sys.executable})
     ours, peer = (one["hits"] / one["looked"] for one in (found["home"], found["anywhere"]))
     return [
         Row.at_least(

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .support.row import Row
+from ..support.row import Row
 
 MESSAGES = 200_000
 QUICK_MESSAGES = 20_000
