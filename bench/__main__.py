@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.table import Table
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 
-from . import tasks
 from .support import plot
 from .support.memory import Workers
 from .support.row import Row
@@ -88,7 +87,8 @@ def _measurements() -> dict[str, ModuleType]:
     """The modules with `rows`, by name."""
     package = __spec__.parent if __spec__ else "bench"
     found = {}
-    for folder, inner in ((Path(__file__).parent, ""), (Path(tasks.__file__).parent, ".tasks")):
+    here = Path(__file__).parent
+    for folder, inner in ((here, ""), (here / "tasks", ".tasks")):
         for one in pkgutil.iter_modules([str(folder)]):
             if one.name != "__main__":
                 module = import_module(f"{inner}.{one.name}", package)

@@ -7,7 +7,8 @@ what would keep state where no snapshot sees it is refused, before anything is w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,10 +117,17 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     return known
 
 
-def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
-    """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
+@contextmanager
+def calling(stage: Stage) -> Iterator[None]:
+    """While a stage's function runs. Raises `Refused` where it fails."""
     topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
     with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
+        yield
+
+
+def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
+    """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
+    with calling(stage):
         made = stage.transform(*inputs.values())
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         _check_frames(stage, frames)

@@ -170,7 +170,7 @@ def _walk(node: Node, namespace: str, named: dict[str, Node], referenced: dict[s
     if "name" in made and made.get("type") in ("record", "error", "enum", "fixed"):
         namespace = made["name"].rpartition(".")[0] or made.get("namespace", namespace)
         name = made["name"].rpartition(".")[2]
-        made |= {"name": name, "namespace": namespace}
+        made |= {"name": name, **({"namespace": namespace} if namespace else {})}
         full = f"{namespace}.{name}" if namespace else name
         named[full] = made
     for key in ("items", "values"):
@@ -190,7 +190,7 @@ def _is_recursive(node: Node, named: dict[str, Node], within: tuple[str, ...] = 
             return True
         return node in named and _is_recursive(named[node], named, within)
     if isinstance(node, dict) and "fields" in node:
-        within = (*within, ".".join(filter(None, (node["namespace"], node["name"]))))
+        within = (*within, ".".join(filter(None, (node.get("namespace"), node["name"]))))
     return any(_is_recursive(each, named, within) for each in _inner(node))
 
 

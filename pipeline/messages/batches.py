@@ -51,7 +51,9 @@ class Bad:
     why: str
 
 
-def read_batch(messages: pa.Array, reader: Reader, kind: str, schemas: Schemas) -> tuple[pa.Array, tuple[Bad, ...]]:
+def read_batch(
+    messages: pa.Array, reader: Reader, kind: str, schemas: Schemas, *, every: bool = True
+) -> tuple[pa.Array, tuple[Bad, ...]]:
     """All messages of a batch, null where a message is null or bad.
 
     Args:
@@ -59,9 +61,9 @@ def read_batch(messages: pa.Array, reader: Reader, kind: str, schemas: Schemas) 
         reader: Of the declared schema.
         kind: Its kind; messages of another one are bad.
         schemas: Knows the schemas that messages name.
+        every: Whether all bad messages are looked for; else one is enough, and values are of no use when there is one.
 
     Raises:
-        Refused: A writer's schema cannot be read as the reader's.
         Unavailable: The registry has not answered for as long as there is patience.
     """
     messages = messages.cast(pa.binary())
@@ -82,9 +84,12 @@ def read_batch(messages: pa.Array, reader: Reader, kind: str, schemas: Schemas) 
         if writer.kind != kind:
             bad += [Bad(row, f"schema id {number} is of type {writer.kind}, not {kind}") for row in mine.tolist()]
             continue
-        good, read, others = _read(
-            reader, writer, messages.take(pa.array(mine)) if len(mine) < len(ids) else messages, mine
-        )
+        try:
+            some = messages if len(mine) == len(ids) else messages.take(pa.array(mine))
+            good, read, others = _read(reader, writer, some, mine, every)
+        except Refused as error:
+            bad += [Bad(row, f"schema id {number}: {error.sentence}") for row in mine.tolist()]
+            continue
         bad += [Bad(one.row, f"schema id {number}: {one.why}") for one in others]
         rows.append(good)
         values.append(read)
@@ -97,7 +102,7 @@ def _no_message(data: bytes) -> str:
 
 
 def _read(
-    reader: Reader, writer: Schema, messages: pa.BinaryArray, rows: npt.NDArray[np.int64]
+    reader: Reader, writer: Schema, messages: pa.BinaryArray, rows: npt.NDArray[np.int64], every: bool
 ) -> tuple[npt.NDArray[np.int64], pa.Array, tuple[Bad, ...]]:
     """The rows that can be read, their values, and the others. Halved until bad ones are alone: they are few."""
     try:
@@ -106,8 +111,10 @@ def _read(
         if len(rows) == 1:
             return rows[:0], pa.nulls(0, reader.type), (Bad(int(rows[0]), error.sentence),)
     half = len(rows) // 2
-    first = _read(reader, writer, messages[:half], rows[:half])
-    second = _read(reader, writer, messages[half:], rows[half:])
+    first = _read(reader, writer, messages[:half], rows[:half], every)
+    if first[2] and not every:
+        return first
+    second = _read(reader, writer, messages[half:], rows[half:], every)
     return np.concatenate([first[0], second[0]]), pa.concat_arrays([first[1], second[1]]), first[2] + second[2]
 
 

@@ -21,6 +21,21 @@ Node = Any
 """An Avro schema as JSON gives it: a name, a list, or an object."""
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return any(one(kind) for one in (pa.types.is_string, pa.types.is_binary, pa.types.is_fixed_size_binary))
+
+
+_PROMOTIONS = (
+    (pa.types.is_integer, pa.types.is_integer),
+    (pa.types.is_integer, pa.types.is_floating),
+    (pa.types.is_floating, pa.types.is_floating),
+    (pa.types.is_decimal, pa.types.is_decimal),
+    (pa.types.is_timestamp, pa.types.is_timestamp),
+    (_is_text, _is_text),
+)
+"""What may be written as the one and read as the other; where a value does not fit, its message is bad."""
+
+
 def plain(kind: pa.DataType) -> pa.DataType:
     """The Arrow type of a column for what an Avro reader gives: all may be null, a union has a field a branch."""
     if pa.types.is_dictionary(kind):
@@ -146,25 +161,24 @@ def _counted(node: Node) -> pa.DataType:
 
 def _members(values: pa.Array, branches: list[Node], named: Mapping[str, Node], to: pa.DataType) -> pa.Array:
     """A struct with a field for each branch of the reader's union, of which one has the value."""
-    written = _branches(values) if pa.types.is_union(values.type) else [values]
+    written = [one for one in _branches(values) if not pa.types.is_null(one.type)]
+    kinds = [plain(one.type) for one in written]
     columns = [pa.nulls(len(values), field.type) for field in to]
-    for branch in written:
-        if pa.types.is_null(branch.type):
-            continue
-        at = next((n for n, field in enumerate(to) if field.type == plain(branch.type)), None)
-        if at is None:
-            at = next((n for n, field in enumerate(to) if _same_shape(plain(branch.type), field.type)), None)
-        if at is None:
-            raise Refused(
-                f"a branch of type {plain(branch.type)} was added to a union of {len(branches)} that are read"
-            )
-        columns[at] = pc.coalesce(columns[at], conform(branch, branches[at], named, to[at].type))
-    missing = pc.and_(*[column.is_null() for column in columns]) if len(columns) == 2 else _all_null(columns)
-    return pa.StructArray.from_arrays(columns, fields=list(to), mask=missing)
+    for n, (one, kind) in enumerate(zip(written, kinds, strict=True)):
+        # Of the same union, by place: an enum and a string have one type here.
+        at = n if kinds == [field.type for field in to] else _member(kind, to)
+        columns[at] = pc.coalesce(columns[at], conform(one, branches[at], named, to[at].type))
+    missing = np.logical_and.reduce([np.asarray(column.is_null()) for column in columns])
+    return pa.StructArray.from_arrays(columns, fields=list(to), mask=pa.array(missing))
 
 
-def _all_null(columns: list[pa.Array]) -> pa.Array:
-    return pa.array(np.logical_and.reduce([np.asarray(column.is_null()) for column in columns]))
+def _member(kind: pa.DataType, to: pa.DataType) -> int:
+    """Which member takes a branch of another union: the first of its type, else the first that it is promoted to."""
+    for fits in (lambda one: one == kind, lambda one: _same_shape(kind, one)):
+        for n, field in enumerate(to):
+            if fits(field.type):
+                return n
+    raise Refused(f"a branch of type {kind} is in no union of {', '.join(str(field.type) for field in to)}")
 
 
 def _same_shape(written: pa.DataType, read: pa.DataType) -> bool:
@@ -172,8 +186,10 @@ def _same_shape(written: pa.DataType, read: pa.DataType) -> bool:
     return any(shape(written) and shape(read) for shape in shapes)
 
 
-def _branches(values: pa.UnionArray) -> list[pa.Array]:
-    """Each branch of a union, as long as the union, null where another has the value."""
+def _branches(values: pa.Array) -> list[pa.Array]:
+    """Each branch of a union, as long as the union, null where another has the value. Other values are one branch."""
+    if not pa.types.is_union(values.type):
+        return [values]
     codes, offsets = np.asarray(values.type_codes), np.asarray(values.offsets)
     return [
         values.field(n).take(pa.array(offsets, mask=codes != code)) for n, code in enumerate(values.type.type_codes)
@@ -195,12 +211,12 @@ def _one_branch(values: pa.UnionArray, node: Node, named: Mapping[str, Node], to
 def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
     if values.type == to:
         return values
-    if pa.types.is_nested(values.type) or pa.types.is_nested(to):
-        raise Refused(f"what is written as {values.type} is read as {to}")
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), to)
+    if not any(written(values.type) and read(to) for written, read in _PROMOTIONS):
+        raise Refused(f"what is written as {values.type} is not read as {to}")
     try:
         return values.cast(to, safe=not pa.types.is_floating(to))
-    except pa.ArrowNotImplementedError:
-        raise Refused(f"what is written as {values.type} is read as {to}") from None
     except pa.ArrowInvalid as error:
         raise BadMessage(str(error)) from None
 

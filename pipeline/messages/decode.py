@@ -113,7 +113,7 @@ class _Decoder:
     def __call__(self, messages: pa.Array, address: Sequence[pa.Array]) -> pa.Array:
         """The values; `address` has topic, partition and offset, or nothing. Raises `Refused` for a bad message."""
         reader = _reader(self._schema, self._message)
-        values, bad = read_batch(messages, reader, self._schema.kind, self._registry)
+        values, bad = read_batch(messages, reader, self._schema.kind, self._registry, every=not self._fail)
         if bad and self._fail:
             raise Refused(_sentence(bad, address, len(messages)))
         return values
@@ -130,5 +130,4 @@ def _sentence(bad: Sequence[Bad], address: Sequence[pa.Array], count: int) -> st
     if address:
         topic, partition, offset = (part[first.row].as_py() for part in address)
         where = f"topic {topic!r}, partition {partition}, offset {offset}"
-    more = f" (and {len(bad) - 1} more of its batch)" if len(bad) > 1 else ""
-    return f"the message at {where}{more} cannot be decoded: {first.why}"
+    return f"the message at {where} cannot be decoded: {first.why}"

@@ -116,6 +116,24 @@ def test_unions_enums_references_and_logical_types_become_columns() -> None:
     assert (value["kind"], str(value["cents"]), str(value["day"]), value["id"]) == ("B", "12.34", "1970-01-04", "u")
 
 
+def test_a_union_is_read_as_another_by_its_branches() -> None:
+    def schema(kind: Any) -> Any:
+        return record("Event", {"name": "who", "type": kind})
+
+    kinds = {1: ["null", "int", "string"], 2: "string", 3: ["null", "string"], 4: "int"}
+    known = Known({number: avro(schema(kind)) for number, kind in kinds.items()})
+    rows = [(1, 5), (1, "x"), (1, None), (2, "y"), (3, None), (4, 7)]
+    messages = pa.array([encoded(schema(kinds[number]), number, who=value) for number, value in rows])
+    values, bad = read_batch(messages, open_reader(avro(schema(["string", "long", "null"]))), "AVRO", known)
+    assert bad == ()
+    found = [value["who"] and (value["who"]["member0"], value["who"]["member1"]) for value in values.to_pylist()]
+    assert found == [(None, 5), ("x", None), None, ("y", None), None, (None, 7)]
+    values, bad = read_batch(messages, open_reader(avro(schema(["null", "string"]))), "AVRO", known)
+    assert [value and value["who"] for value in values.to_pylist()] == [None, "x", None, "y", None, None]
+    assert [one.row for one in bad] == [0, 5]
+    assert bad[1].why == "schema id 4: what is written as int32 is not read as string"
+
+
 def test_protobuf_is_read_by_the_readers_type_wherever_the_writers_schema_has_it() -> None:
     first, moved = Schema("PROTOBUF", PROTO), Schema("PROTOBUF", PROTO.replace("message Other { int32 z = 1; }", ""))
     body = b"\x08\x05\x12\x03ann\x2a\x02\x08\x07\x48\x01"  # and a field 9, which nobody knows
