@@ -58,9 +58,13 @@ class Homes:
         homes = self._homes
         if homes is None or self._closed:
             return
+        context = homes.sparkSession.sparkContext
         # A thread's jobs have its tags.
-        homes.sparkSession.sparkContext.addJobTag(self._tag)
-        homes.mapInArrow(work, homes.schema).collect()
+        context.addJobTag(self._tag)
+        try:
+            homes.mapInArrow(work, homes.schema).collect()
+        finally:
+            context.removeJobTag(self._tag)
 
     def close(self) -> None:
         """Forget the homes, and end the visits under way."""
