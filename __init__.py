@@ -14,6 +14,7 @@ __all__ = [
     "__version__",
     "aggregate",
     "count",
+    "decode",
     "errors",
     "first",
     "last",
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.table import table
+    from .pipeline.messages.decode import decode
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert
 
 _HOMES = {
     "App": "pipeline.api.app",
+    "decode": "pipeline.messages.decode",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.app",

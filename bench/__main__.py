@@ -1,7 +1,7 @@
 """Measurements in one run: `python -m bench` for all, `python -m bench NAME …` for some.
 
-Each module of this folder with a function `rows(folder, quick)`, or `rows(bootstrap, folder, quick)` where it wants a
-Kafka broker, is a measurement of that name.
+Each module of this folder, or of `tasks`, with a function `rows(folder, quick)`, or `rows(bootstrap, folder, quick)`
+where it wants a Kafka broker, is a measurement of that name.
 """
 
 from __future__ import annotations
@@ -87,11 +87,13 @@ def _measurements() -> dict[str, ModuleType]:
     """The modules with `rows`, by name."""
     package = __spec__.parent if __spec__ else "bench"
     found = {}
-    for one in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if one.name != "__main__":
-            module = import_module(f".{one.name}", package)
-            if hasattr(module, "rows"):
-                found[one.name] = module
+    here = Path(__file__).parent
+    for folder, inner in ((here, ""), (here / "tasks", ".tasks")):
+        for one in pkgutil.iter_modules([str(folder)]):
+            if one.name != "__main__":
+                module = import_module(f"{inner}.{one.name}", package)
+                if hasattr(module, "rows"):
+                    found[one.name] = module
     return found
 
 

@@ -19,6 +19,7 @@ from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.models.profiles import PROFILE
+from tests.support.registries import EmbeddedRegistry
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, moto, versitygw
 
@@ -102,6 +103,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker. A test that stops it must start it again."""
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegistry]:
+    """A running schema registry. A test that stops it must start it again; it is empty then."""
+    with EmbeddedRegistry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from ...errors import SlackwaterError
@@ -17,7 +17,7 @@ from ...store.compaction.picker import pick_for
 from ...store.compaction.plan import Compaction, Done
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, Sst, Table
 from .write_stall import Compacting
 
 _log = logging.getLogger("slackwater")
@@ -28,9 +28,19 @@ class Compactor:
 
     Args:
         threads: How many merges go on at once; 0 when another process merges.
+        deliver: Brings the results of a merge to other machines, before any batch looks into them; raises nothing.
     """
 
-    def __init__(self, store: ObjectStore, cache: SstCache, head: Manifest, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        head: Manifest,
+        *,
+        threads: int = 1,
+        deliver: Callable[[tuple[Sst, ...], Table], None] | None = None,
+    ) -> None:
+        self._deliver = deliver
         self._store = store
         self._cache = cache
         self._head = head
@@ -104,6 +114,8 @@ class Compactor:
         made = None
         try:
             made = merge.run(self._store, self._cache, head.app, head.stage, head.table, one, stop=stop)
+            if self._deliver is not None:
+                self._deliver(made.outputs, head.table)
         except merge.Stopped:
             pass
         except SlackwaterError as error:

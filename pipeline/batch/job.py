@@ -9,6 +9,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from ..spark.homes import Homes
 from ..state.multi_input import TAG, name_of
 from .task import RESULT_SCHEMA, Result, StateTask, Task, WriteTask
 
@@ -38,12 +39,13 @@ def _target(task: WriteTask) -> Column:
     return F.coalesce(*columns)
 
 
-def run_state(rows: DataFrame, task: StateTask) -> tuple[Result, ...]:
-    """Bring the rows to their state partitions and merge them there."""
+def run_state(rows: DataFrame, task: StateTask, homes: Homes | None = None) -> tuple[Result, ...]:
+    """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines."""
     key = [column.name for column in task.table.key]
     hashed = rows.select(*(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash"))
-    placed = hashed.repartitionById(task.table.partitions, _partition(F.col("_hash"), task.table.partitions))
-    return _run(placed, task)
+    count = task.table.partitions
+    partition = _partition(F.col("_hash"), count)
+    return _run(homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition), task)
 
 
 def _partition(hashed: Column, partitions: int) -> Column:

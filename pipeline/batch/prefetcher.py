@@ -4,24 +4,38 @@ After a restart on another machine the first batch starts at once and reads byte
 are fetched whole meanwhile, the newest first, and the batches after it find them here. The same for what a compaction
 in another process put in the place of SSTs that were here.
 
-For a driver whose tasks run on its own machine. One SST at a time, in a thread of the lowest priority that is useful:
-a batch never waits for it, and finds each SST either here or not.
+The `Prefetcher` is for a driver whose tasks run on its own machine. One SST at a time, in a thread of the lowest
+priority that is useful: a batch never waits for it, and finds each SST either here or not.
+
+`Delivery` is for tasks on other machines. The driver merges, and what it has merged is brought to the homes of its
+state partitions before a batch looks into it, by a Spark job with one small task at each.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from ...errors import SlackwaterError
 from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3.access import S3Access
 from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
-from ...store.versions.manifest import Manifest, Sst
+from ...store.sst import sorted_runs
+from ...store.versions.manifest import Manifest, Sst, Table
+from ..source.worker import configure_worker
+from ..spark.homes import Homes
+from .places import Places
 
 _log = logging.getLogger("slackwater")
 
@@ -110,3 +124,44 @@ def _lower_priority() -> None:
     # On Linux each thread has a priority of its own.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Delivers for one stage.
+
+    Attributes:
+        homes: Where its partitions are.
+        places: Where workers find things.
+        access: How they get to the store, asked before each delivery.
+    """
+
+    homes: Homes
+    places: Places
+    access: Callable[[], S3Access | None]
+
+    def __call__(self, ssts: tuple[Sst, ...], table: Table) -> None:
+        """Have these SSTs at home; returns when they are. Where that fails, batches fetch what they need."""
+        places = dataclasses.replace(self.places, s3=self.access())
+        try:
+            self.homes.visit(_Fetch(places, ssts, table))
+        except (Py4JError, PySparkException) as error:
+            _log.debug("SSTs of %s/%s were not delivered: %s", places.app, places.stage, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """What a task does at the homes of its partitions, whose numbers it gets."""
+
+    places: Places
+    ssts: tuple[Sst, ...]
+    table: Table
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        configure_worker()
+        _, store, cache = self.places.open()
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                for sst in sorted_runs.touching(self.ssts, partition, self.table.partitions):
+                    cache.prefetch(store, sst, self.table, Reads())
+            yield batch

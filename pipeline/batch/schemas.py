@@ -7,7 +7,8 @@ what would keep state where no snapshot sees it is refused, before anything is w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
+from ..messages.decode import reading
+from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
@@ -97,6 +100,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
         Usage: Inputs that come together have keys of different types.
     """
     known: dict[str, Shape] = {}
+    forget_latest()
     with tempfile.TemporaryDirectory(prefix="slackwater-") as empty:
         for stage in app.in_order():
             inputs = {
@@ -113,9 +117,17 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     return known
 
 
+@contextmanager
+def calling(stage: Stage) -> Iterator[None]:
+    """While a stage's function runs. Raises `Refused` where it fails."""
+    topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
+    with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
+        yield
+
+
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
-    with as_user_error(f"stage {stage.name!r}", stage.transform):
+    with calling(stage):
         made = stage.transform(*inputs.values())
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         _check_frames(stage, frames)

@@ -29,6 +29,7 @@ from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
+from ..spark.homes import Homes
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
@@ -36,7 +37,7 @@ from .job import run_state, run_write
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
 from .places import Places
-from .prefetcher import Prefetcher
+from .prefetcher import Delivery, Prefetcher
 from .schemas import Shape, apply
 from .snapshot_events import arrive
 from .task import Result, StateTask, WriteTask
@@ -119,6 +120,8 @@ class StageRunner:
         self._closed_snapshots: frozenset[str] = frozenset()
         self._batch_s = 0.0
         """What the batch before took."""
+        # On this machine all tasks have one cache.
+        self._homes = Homes() if self._places.elsewhere else None
         spool = SpooledStore(store, Path(self._places.spool)) if self._places.spool else None
         self._committer = Committer(
             store, claimed, meter=meter, spool=spool, max_unflushed=self._limits.max_unflushed, failed=self._fail
@@ -127,7 +130,10 @@ class StageRunner:
         if self._shape.table is not None:
             folder, max_bytes, hot_bytes = self._places.cache
             cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
-            self._compactor = Compactor(spool or store, cache, claimed, threads=config.compaction_threads)
+            deliver = Delivery(self._homes, self._places, access) if self._homes else None
+            self._compactor = Compactor(
+                spool or store, cache, claimed, threads=config.compaction_threads, deliver=deliver
+            )
             self._stall = self._stall_of(self._compactor)
             if config.prefetch:
                 self._prefetcher = Prefetcher(spool or store, cache, claimed)
@@ -196,6 +202,8 @@ class StageRunner:
     def close(self) -> None:
         """Stop compactions and fetches under way, and commit nothing more."""
         self._committer.close()
+        if self._homes is not None:
+            self._homes.close()
         if self._prefetcher is not None:
             self._prefetcher.close()
         if self._compactor is not None:
@@ -311,4 +319,4 @@ class StageRunner:
             return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
         places = dataclasses.replace(self._places, s3=self._access())
         task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
-        return run_state(rows, task)
+        return run_state(rows, task, self._homes)

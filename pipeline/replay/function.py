@@ -16,9 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
 
 from ..api.app import Stage
-from ..batch.schemas import Shape
+from ..batch.schemas import Shape, calling
 from ..spark.provenance import RECORD, hidden, with_records
-from ..spark.user_errors import as_user_error
 from ..state.multi_input import tag
 
 _BATCH_ROWS = 10_000
@@ -69,7 +68,7 @@ def function_rows(
             hidden(_fed(spark, rows.append_column(RECORD, pa.array(numbers[name], pa.int64())), Path(folder) / name))
             for name, rows in inputs.items()
         ]
-        with as_user_error(f"stage {stage.name!r}", stage.transform):
+        with calling(stage):
             made = stage.transform(*feeds)
         frames = tuple(made) if isinstance(made, tuple | list) else (made,)
         if shape.bound is None and len(frames) > 1:

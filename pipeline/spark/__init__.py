@@ -1,8 +1,9 @@
-"""The Spark session, its JVM and Python workers, what is sent to them, and whose error one was."""
+"""The Spark session, its JVM and Python workers, where tasks go, what is sent to them, and whose error one was."""
 
 __all__ = [
     "conf",
     "fan_out",
+    "homes",
     "interpreter",
     "jvm",
     "plans",

@@ -77,6 +77,8 @@ def spark_session(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.streaming.stopTimeout": "8s",
+        # Tasks go where their state is, not where most of a batch's rows were read.
+        "spark.shuffle.reduceLocality.enabled": "false",
         # What was asked of Spark is shown in its UI; passwords are not.
         "spark.redaction.regex": SECRETS,
     }

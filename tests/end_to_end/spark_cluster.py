@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,9 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
         started.append(_server(folder, "master", *address, str(web), "--port", str(port)))
         for n in range(workers):
             room = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"worker-{n}"))
-            started.append(_server(folder, "worker", *address, "0", *room, url))
+            # As on a machine of its own, each has its own cache.
+            cache = {"SLACKWATER_CACHE": str(folder / f"cache-{n}")}
+            started.append(_server(folder, "worker", *address, "0", *room, url, more=cache))
         deadline = time.monotonic() + _START_PATIENCE_S
         while _workers(web) < workers:
             assert time.monotonic() < deadline, f"no cluster in time:\n{last_words(folder / 'master.log', 0, 20)}"
@@ -93,7 +95,7 @@ def standalone(folder: Path, *, workers: int) -> Iterator[Cluster]:
         psutil.wait_procs(everything, timeout=_STOP_PATIENCE_S)
 
 
-def _server(folder: Path, kind: str, *words: str) -> SupervisedProcess:
+def _server(folder: Path, kind: str, *words: str, more: Mapping[str, str] | None = None) -> SupervisedProcess:
     """A master or a worker, in an environment as another user has it on another machine."""
     home = Path(pyspark.__file__).parent
     environment = {
@@ -105,6 +107,7 @@ def _server(folder: Path, kind: str, *words: str) -> SupervisedProcess:
         "SPARK_SCALA_VERSION": next(home.glob("jars/spark-core_*.jar")).name.split("_")[1].partition("-")[0],
         "SPARK_LOCAL_IP": ports.HOST,
         "SPARK_LOCAL_DIRS": str(folder / "local"),
+        **(more or {}),
     }
     started = ("env", "-i", *(f"{name}={value}" for name, value in environment.items()))
     java = (find_java("Spark"), "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*")

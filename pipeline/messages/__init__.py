@@ -1,0 +1,6 @@
+"""What messages say: Avro, Protobuf and JSON Schema in the wire format of Confluent's schema registry, as columns.
+
+Whole Arrow arrays in, whole Arrow arrays out; `decode.py` makes a Spark column of it. Needs `slackwater[registry]`.
+"""
+
+__all__ = ["avro", "batches", "conform", "decode", "json_schema", "protobuf", "registry", "schema", "wire"]

@@ -1,0 +1,133 @@
+"""`decode`: messages of a schema registry as a column of structs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from ...errors import Refused, Usage
+from .batches import Bad, open_reader, read_batch
+from .registry import Registry
+from .schema import Reader, Schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_NEEDED = ("datafusion", "ptars", "grpc_tools")
+_SIDES = ("key", "value")
+_ADDRESS = ("topic", "partition", "offset")
+
+_topics: ContextVar[tuple[str, ...]] = ContextVar("topics", default=())
+
+
+@contextmanager
+def reading(topics: Sequence[str]) -> Iterator[None]:
+    """While a stage's function runs: the user's topics that it reads, after which subjects are named."""
+    token = _topics.set(tuple(topics))
+    try:
+        yield
+    finally:
+        _topics.reset(token)
+
+
+def decode(
+    column: str | Column,
+    *,
+    registry: str,
+    subject: str = "",
+    version: int | None = None,
+    message: str = "",
+    mode: Literal["FAILFAST", "PERMISSIVE"] = "FAILFAST",
+    patience_s: float = 60.0,
+) -> Column:
+    """Messages in Confluent's wire format as structs: Avro, Protobuf or JSON Schema, whole batches at a time.
+
+    The struct is that of the subject's newest schema when the app starts, or of `version`. Messages of other versions
+    are brought to it, also of those that are registered while the app runs.
+
+    Args:
+        column: `"value"` or `"key"` of a topic, so that errors name the message's offset; or any binary column.
+        registry: The registry's URL. SLACKWATER_REGISTRY_USER_INFO has `user:password` where it takes them.
+        subject: Whose schema; the name of the stage's only topic with `-value` or `-key` when empty.
+        version: Of the subject; None for the newest at the start.
+        message: Of Protobuf, the full name of the message type; the schema's first when empty.
+        mode: What is no such message stops the stage (`FAILFAST`; nothing is lost), or is null (`PERMISSIVE`).
+        patience_s: How long a registry may be away before the stage stops.
+
+    Returns:
+        A struct, null where the message is null.
+
+    Raises:
+        NotFound: The registry has no such subject or version, or its schema no such message type.
+        Refused: What is needed is not installed, no columns can be made of the schema, or the registry forbids it.
+        Unavailable: The registry has not answered for so long.
+        Usage: An argument is none that can be meant.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise Refused(f"decode needs {', '.join(missing)}", hint="pip install 'slackwater[registry]'")
+    if mode not in ("FAILFAST", "PERMISSIVE"):
+        raise Usage(f"mode={mode!r} of decode is neither FAILFAST nor PERMISSIVE")
+    asked = Registry.of(registry, patience_s)
+    schema = asked.latest(subject or _subject(column), version)
+    kind = from_arrow_type(open_reader(schema, message).type)
+    decoder = _Decoder(asked, schema, message, mode == "FAILFAST")
+    addressed = isinstance(column, str) and column in _SIDES
+    parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
+
+    def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
+        return decoder(messages, address)
+
+    made: Column = F.arrow_udf(decoded, kind)(*parts)  # type: ignore[attr-defined]  # not in pyspark's stubs
+    return made
+
+
+def _subject(column: str | Column) -> str:
+    topics = _topics.get()
+    if not isinstance(column, str) or column not in _SIDES or len(topics) != 1:
+        why = f"the stage reads {len(topics)} topics" if isinstance(column, str) and column in _SIDES else "any column"
+        raise Usage(
+            f"nothing says which subject to decode ({why})",
+            hint='as decode("value", registry=…, subject="orders-value")',
+        )
+    return f"{topics[0]}-{column}"
+
+
+class _Decoder:
+    """What runs in workers. The reader is made there: it does not travel."""
+
+    def __init__(self, registry: Registry, schema: Schema, message: str, fail: bool) -> None:
+        self._registry = registry
+        self._schema = schema
+        self._message = message
+        self._fail = fail
+
+    def __call__(self, messages: pa.Array, address: Sequence[pa.Array]) -> pa.Array:
+        """The values; `address` has topic, partition and offset, or nothing. Raises `Refused` for a bad message."""
+        reader = _reader(self._schema, self._message)
+        values, bad = read_batch(messages, reader, self._schema.kind, self._registry, every=not self._fail)
+        if bad and self._fail:
+            raise Refused(_sentence(bad, address, len(messages)))
+        return values
+
+
+@lru_cache(maxsize=64)
+def _reader(schema: Schema, message: str) -> Reader:
+    return open_reader(schema, message)
+
+
+def _sentence(bad: Sequence[Bad], address: Sequence[pa.Array], count: int) -> str:
+    first = bad[0]
+    where = f"row {first.row} of a batch of {count}"
+    if address:
+        topic, partition, offset = (part[first.row].as_py() for part in address)
+        where = f"topic {topic!r}, partition {partition}, offset {offset}"
+    return f"the message at {where} cannot be decoded: {first.why}"

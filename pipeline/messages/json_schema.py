@@ -1,0 +1,100 @@
+"""JSON messages of a JSON Schema as Arrow arrays, by Arrow's JSON reader. Values are typed, not validated."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+from ...errors import Refused
+from .schema import HEAD_BYTES, BadMessage, Schema
+from .wire import without
+
+_SIMPLE = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+
+
+class JsonReader:
+    """Reads JSON into the columns of one schema, whatever the writer's says. See `schema.Reader`."""
+
+    def __init__(self, schema: Schema) -> None:
+        """Raises `Refused` for a schema of which no columns can be made."""
+        if schema.references:
+            raise Refused("a JSON Schema that refers to other subjects is not read", hint="register it as one schema")
+        try:
+            root = json.loads(schema.text)
+        except ValueError as error:
+            raise Refused(f"a JSON Schema that is no JSON: {error}") from None
+        self.type = _column(root, root, "#", ())
+
+    def read(self, writer: Schema, messages: pa.BinaryArray) -> pa.Array:
+        """See `schema.Reader`."""
+        count = len(messages)
+        # Each beside its number, in one object: so none is two, and none is taken for another's part.
+        numbers = pc.binary_join_element_wise('{"n":', pa.array(np.arange(count)).cast(pa.string()), ',"v":', "")
+        lines = pc.binary_join_element_wise(numbers.cast(pa.binary()), without(messages, HEAD_BYTES), b"}\n", b"")
+        data = lines.buffers()[2].to_pybytes() if count else b""
+        schema = pa.schema([("n", pa.int64()), ("v", self.type)])
+        parse = arrow_json.ParseOptions(
+            explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore"
+        )
+        read = arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        try:
+            table = arrow_json.read_json(io.BytesIO(data), read, parse)
+        except pa.ArrowInvalid as error:
+            raise BadMessage(f"not of its JSON Schema: {error}") from None
+        if not table["n"].combine_chunks().equals(pa.array(np.arange(count))):
+            raise BadMessage("not one JSON value")
+        return table["v"].combine_chunks()
+
+
+def _column(node: Any, root: Any, at: str, within: tuple[str, ...]) -> pa.DataType:
+    """The Arrow type of a part of the schema. `within` are the references that led here."""
+    if not isinstance(node, dict):
+        raise _refused(at, "says nothing of its type")
+    if "$ref" in node:
+        return _column(*_referenced(node["$ref"], root, at, within))
+    for word in ("oneOf", "anyOf"):
+        if word in node:
+            choices = [one for one in node[word] if one != {"type": "null"}]
+            if len(choices) != 1:
+                raise _refused(at, f"is one of {len(choices)} things ({word})")
+            return _column(choices[0], root, at, within)
+    kinds = [kind for kind in _listed(node.get("type")) if kind != "null"]
+    if not kinds and all(isinstance(value, str | None) for value in node.get("enum", [0])):
+        kinds = ["string"]
+    if "properties" in node and kinds in ([], ["object"]):
+        fields = ((name, _column(one, root, f"{at}/{name}", within)) for name, one in node["properties"].items())
+        return pa.struct([pa.field(name, kind) for name, kind in fields])
+    if sorted(kinds) == ["integer", "number"]:
+        return pa.float64()
+    if len(kinds) != 1:
+        raise _refused(at, f"is one of {', '.join(kinds)}" if kinds else "says nothing of its type")
+    if kinds == ["array"]:
+        return pa.list_(_column(node.get("items"), root, f"{at}/items", within))
+    if kinds[0] not in _SIMPLE:
+        raise _refused(at, f"is an {kinds[0]} without properties")
+    return _SIMPLE[kinds[0]]
+
+
+def _referenced(ref: str, root: Any, at: str, within: tuple[str, ...]) -> tuple[Any, Any, str, tuple[str, ...]]:
+    if ref in within:
+        raise _refused(at, f"contains itself ({ref})")
+    node = root
+    for name in ref.removeprefix("#").strip("/").split("/"):
+        if not ref.startswith("#") or not isinstance(node, dict) or (name and name not in node):
+            raise _refused(at, f"refers to {ref!r}, which is not in it")
+        node = node[name] if name else node
+    return node, root, at, (*within, ref)
+
+
+def _listed(kind: Any) -> list[str]:
+    return kind if isinstance(kind, list) else [kind] if kind else []
+
+
+def _refused(at: str, why: str) -> Refused:
+    return Refused(f"the JSON Schema has no columns: {at} {why}", hint="use from_json on the bytes after the fifth")

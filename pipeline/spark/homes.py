@@ -1,0 +1,115 @@
+"""Tasks go to the executor that had their partition in the batch before, where its machine has the state's SSTs.
+
+Spark schedules a task to where a cached partition is that it reads. So each state partition has a home: one cached row,
+on the executor that first computed it. A batch's rows are joined with the homes, partition by partition and without
+moving, and their tasks prefer the homes' executors. Where one is lost, Spark computes its homes anew on others, and
+that is where their partitions are from then on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_PARTITION = "_home"
+_TRIES = 5
+"""The first tasks of all go where there is room first. These are small, so another try costs little."""
+
+
+class Homes:
+    """Where the partitions of one stage's batches are at home. `place` is for one thread."""
+
+    def __init__(self) -> None:
+        self._homes: DataFrame | None = None
+        self._partitions = self._executors = 0
+        self._tag = f"slackwater-homes-{id(self)}"
+        self._closed = False
+
+    def place(self, rows: DataFrame, partition: Column, count: int) -> DataFrame:
+        """The rows in `count` partitions, each where it was the last time.
+
+        Args:
+            rows: Of one micro-batch.
+            partition: The number of a row's partition, an int that is never null.
+            count: How many partitions there are.
+        """
+        numbered = rows.withColumn(_PARTITION, partition).repartitionById(count, F.col(_PARTITION))
+        homes = self._of(rows.sparkSession, count)
+        # Both sides are partitioned alike, so nothing moves; the hint keeps Spark from broadcasting the smaller one.
+        return numbered.join(homes.hint("shuffle_hash"), _PARTITION).drop(_PARTITION)
+
+    def visit(self, work: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> None:
+        """Run something at each partition's home, beside the batches and from any thread; nothing before the first.
+
+        Args:
+            work: Gets the partitions' numbers, and gives them back.
+
+        Raises:
+            Py4JError: Spark ended, or the homes were closed.
+            PySparkException: The work failed.
+        """
+        homes = self._homes
+        if homes is None or self._closed:
+            return
+        context = homes.sparkSession.sparkContext
+        # A thread's jobs have its tags.
+        context.addJobTag(self._tag)
+        try:
+            homes.mapInArrow(work, homes.schema).collect()
+        finally:
+            context.removeJobTag(self._tag)
+
+    def close(self) -> None:
+        """Forget the homes, and end the visits under way."""
+        self._closed = True
+        if self._homes is not None:
+            self._homes.sparkSession.sparkContext.cancelJobsWithTag(self._tag)
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._homes is not None:
+            self._homes.unpersist()
+            self._homes = None
+
+    def _of(self, spark: SparkSession, count: int) -> DataFrame:
+        executors = _executors(spark)
+        # An executor that has come has no homes: they are spread anew.
+        if self._homes is None or count != self._partitions or executors > self._executors:
+            self._forget()
+            self._homes = _spread(spark, count, executors)
+        self._partitions, self._executors = count, executors
+        return self._homes
+
+
+def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
+    """One row a partition, cached, as evenly over the executors as a few tries give."""
+    tries = 0
+    while True:
+        number = F.col("id").cast("int").alias(_PARTITION)
+        homes = spark.range(count).select(number).repartitionById(count, F.col(_PARTITION)).cache()
+        homes.count()
+        tries += 1
+        if tries == _TRIES or max(_located(homes).values(), default=0) <= -(-count // max(1, executors)):
+            return homes
+        homes.unpersist()
+
+
+def _located(cached: DataFrame) -> Counter[str]:
+    """How many of its partitions each executor has."""
+    context: Any = cached.sparkSession.sparkContext._jsc.sc()
+    rdd = cached._jdf.queryExecution().toRdd()
+    places = (context.getPreferredLocs(rdd, part) for part in range(rdd.getNumPartitions()))
+    return Counter(seq.head().toString() for seq in places if not seq.isEmpty())
+
+
+def _executors(spark: SparkSession) -> int:
+    """How many there are, the driver not among them."""
+    context: Any = spark.sparkContext._jsc.sc()
+    return len(context.statusTracker().getExecutorInfos()) - 1

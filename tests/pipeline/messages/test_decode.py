@@ -1,0 +1,114 @@
+"""`decode` on Spark, with a registry that others wrote: writers change, messages are bad, the registry is away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import slackwater as sw
+from confluent_kafka import Producer
+from pyspark.errors import PythonException
+from pyspark.sql import DataFrame, SparkSession
+from slackwater.errors import NotFound, Usage
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka.topics import create_topics
+from slackwater.pipeline.messages.decode import reading
+from slackwater.pipeline.messages.registry import forget_latest
+from slackwater.pipeline.run.options import Options
+from slackwater.pipeline.run.program import load_app
+from slackwater.pipeline.run.runner import run
+from slackwater.pipeline.spark.query_errors import translate
+
+from tests.pipeline.messages.avro_messages import encoded, record
+from tests.support.registries import EmbeddedRegistry
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+SHOP = Path(__file__).parents[3] / "examples" / "shop.py"
+FIELDS = [{"name": "number", "type": "int"}, {"name": "customer", "type": "string"}]
+ORDER = {"type": "record", "name": "Order", "fields": FIELDS}
+WIDER = {
+    **ORDER,
+    "fields": [{"name": "number", "type": "long"}, *FIELDS[1:], {"name": "new", "type": "int", "default": 1}],
+}
+
+
+def topic(*values: bytes | None) -> DataFrame:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    rows = [(value, "orders", 3, 40 + n) for n, value in enumerate(values)]
+    return spark.createDataFrame(rows, "value binary, topic string, partition int, offset long")
+
+
+def test_the_schema_at_the_start_is_kept_and_a_writer_that_changes_is_followed(registry: EmbeddedRegistry) -> None:
+    first = registry.register("orders-value", ORDER)
+    forget_latest()
+    with reading(["orders"]):
+        column = sw.decode("value", registry=registry.url)
+    second = registry.register("orders-value", WIDER)
+    messages = [
+        encoded(ORDER, first, number=1, customer="ann"),
+        None,
+        encoded(WIDER, second, number=2, customer="bob", new=5),
+    ]
+    decoded = topic(*messages).select(column.alias("o")).select("o.*")
+    assert decoded.schema.simpleString() == "struct<number:int,customer:string>"
+    assert [tuple(row) for row in decoded.collect()] == [(1, "ann"), (None, None), (2, "bob")]
+    with reading(["orders"]):
+        again = sw.decode("value", registry=registry.url)
+    assert topic().select(again).schema == topic().select(column).schema, "the app has not started anew"
+    forget_latest()
+    newest = sw.decode("value", registry=registry.url, subject="orders-value")
+    assert [tuple(row) for row in topic(*messages).select(newest.alias("o")).select("o.*").collect()] == [
+        (1, "ann", 1),
+        (None, None, None),
+        (2, "bob", 5),
+    ]
+
+
+def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: EmbeddedRegistry) -> None:
+    number = registry.register("payments-value", ORDER)
+    messages = topic(encoded(ORDER, number, number=1, customer="ann"), b'{"number": 2}')
+    strict = sw.decode("value", registry=registry.url, subject="payments-value")
+    with pytest.raises(PythonException) as caught:
+        messages.select(strict).collect()
+    error = translate("orders", str(caught.value))
+    assert error.sentence.startswith("stage 'orders': the message at topic 'orders', partition 3, offset 41 cannot be")
+    lenient = sw.decode(messages.value, registry=registry.url, subject="payments-value", mode="PERMISSIVE")
+    assert [row[0] and row[0].customer for row in messages.select(lenient).collect()] == ["ann", None]
+
+
+@pytest.mark.kafka
+def test_the_example_adds_up_what_two_writers_send(
+    registry: EmbeddedRegistry, kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_REGISTRY", registry.url)
+    create_topics({"bootstrap.servers": kafka.bootstrap}, {"orders": 1})
+    sold = record("Sold", {"name": "country", "type": "string"}, {"name": "cents", "type": "int"})
+    wider = record("Sold", {"name": "cents", "type": "int"}, {"name": "country", "type": "string", "default": "de"})
+    numbers = registry.register("orders-value", sold), registry.register("orders-value", wider)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for n in range(30):
+        producer.produce("orders", encoded((sold, wider)[n % 2], numbers[n % 2], country="de", cents=n))
+    producer.produce("orders", b"{}")
+    assert producer.flush(30) == 0
+    app, store = load_app(str(SHOP)), str(tmp_path / "store")
+    options = Options(
+        store=store, kafka={"bootstrap.servers": kafka.bootstrap}, until_caught_up=True, cache_folder=tmp_path / "cache"
+    )
+    run(app, options, lambda _progress: None)
+    table = sw.open(store).app("shop").at().query("SELECT country, orders, cents, last FROM countries ORDER BY country")
+    assert table.to_arrow_table().to_pylist() == [
+        {"country": "?", "orders": 1, "cents": None, "last": 30},
+        {"country": "de", "orders": 30, "cents": sum(range(30)), "last": 29},
+    ]
+
+
+def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedRegistry) -> None:
+    with pytest.raises(NotFound, match="no subject named 'nothing-value'"):
+        sw.decode("value", registry=registry.url, subject="nothing-value")
+    with pytest.raises(Usage, match="nothing says which subject"):
+        sw.decode("value", registry=registry.url)
+    with pytest.raises(Usage, match="has credentials in it") as caught:
+        sw.decode("value", registry="http://me:hush@localhost:1", subject="s")
+    assert "hush" not in str(caught.value)

@@ -1,0 +1,111 @@
+"""A registry that is away, forbids, or is none: one sentence each, and no secret in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from slackwater.errors import NotFound, Refused, Unavailable, Usage
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.messages.registry import USER_INFO, Registry
+from slackwater.pipeline.messages.schema import Schema
+
+Answer = Callable[[str, str], tuple[int, str]]
+"""From the path and the header Authorization to a status and a body."""
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """The URL of what answers so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answer(self.path, self.headers.get("authorization", ""))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((ports.HOST, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{ports.HOST}:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_registry_that_is_away_is_waited_for_so_long_and_then_named() -> None:
+    registry = Registry.of(f"http://{ports.HOST}:{ports.choose()}/", 0.2)
+    with pytest.raises(Unavailable, match=rf"the schema registry at {registry.url} has not answered for") as caught:
+        registry.by_id(1)
+    assert "nothing is lost" in caught.value.hint
+
+
+def test_it_is_asked_again_until_it_is_back_and_an_id_only_once() -> None:
+    asked: list[str] = []
+
+    def answer(path: str, _authorization: str) -> tuple[int, str]:
+        asked.append(path)
+        return (503, "starting") if len(asked) < 3 else (200, json.dumps({"schema": '"int"'}))
+
+    with answering(answer) as url:
+        registry = Registry.of(url, 30)
+        assert registry.by_id(7) == registry.by_id(7) == Schema("AVRO", '"int"')
+    assert asked == ["/schemas/ids/7"] * 3
+
+
+def test_references_come_with_a_schema() -> None:
+    answers = {
+        "/subjects/orders-value/versions/latest": {
+            "schema": "A",
+            "schemaType": "PROTOBUF",
+            "references": [{"name": "b.proto", "subject": "b/c", "version": 2}],
+        },
+        "/subjects/b%2Fc/versions/2": {"schema": "B", "schemaType": "PROTOBUF"},
+    }
+    with answering(lambda path, _: (200, json.dumps(answers[path]))) as url:
+        schema = Registry.of(url, 1).latest("orders-value", None)
+    assert schema == Schema("PROTOBUF", "A", (("b.proto", Schema("PROTOBUF", "B")),))
+
+
+def test_credentials_are_sent_and_shown_nowhere(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(USER_INFO, "me:hush7hush")
+    seen: list[str] = []
+
+    def answer(_path: str, authorization: str) -> tuple[int, str]:
+        seen.append(authorization)
+        return 401, "who?"
+
+    with caplog.at_level(logging.DEBUG), answering(answer) as url:
+        registry = Registry.of(url, 1)
+        with pytest.raises(Refused, match="does not let this user read") as caught:
+            registry.latest("orders-value", None)
+    assert seen == ["Basic bWU6aHVzaDdodXNo"]
+    shown = f"{registry!r} {caught.value.message} {caught.value.hint} {caplog.text}"
+    assert "hush7hush" not in shown
+    assert "bWU6" not in shown
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", '{"schema": 3}'])
+def test_what_is_no_registry_is_said_to_be_none(body: str) -> None:
+    with answering(lambda *_: (200, body)) as url, pytest.raises(Refused, match="schema registry"):
+        Registry.of(url, 1).by_id(1)
+
+
+def test_what_the_registry_does_not_know_is_named() -> None:
+    with answering(lambda *_: (404, "{}")) as url, pytest.raises(NotFound, match="no subject named 'x, version 3'"):
+        Registry.of(url, 1).latest("x", 3)
+
+
+@pytest.mark.parametrize("url", ["localhost:8081", "ftp://x", "http://", "http://me:hush@host", "http://me@host"])
+def test_a_url_that_cannot_be_meant_or_would_show_a_password_is_refused(url: str) -> None:
+    with pytest.raises(Usage) as caught:
+        Registry.of(url, 1)
+    assert "hush" not in f"{caught.value.message}{caught.value.hint}"

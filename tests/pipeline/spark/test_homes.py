@@ -1,0 +1,30 @@
+"""A batch's rows come to the state partitions that they belong to, and these to where they were before."""
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from slackwater.pipeline.spark.homes import Homes
+
+pytestmark = pytest.mark.spark
+
+
+def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: None) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    homes = Homes()
+    for count in (3, 3, 5):
+        rows = spark.range(1000).withColumn("name", F.concat(F.lit("r"), "id"))
+        placed = homes.place(rows, (F.col("id") % count).cast("int"), count)
+        assert placed.columns == ["id", "name"]
+        found = placed.withColumn("at", F.spark_partition_id()).collect()
+        assert sorted((row.id, row.name, row.at) for row in found) == [(n, f"r{n}", n % count) for n in range(1000)]
+        rdd = placed._jdf.queryExecution().toRdd()
+        places = [spark.sparkContext._jsc.sc().getPreferredLocs(rdd, n).toString() for n in range(count)]  # type: ignore[union-attr]
+        assert all("executor_" in place for place in places), places
+        plan = placed._jdf.queryExecution().toString()
+        # Each side was brought to its partitions once: the rows in every batch, the homes before the first.
+        assert plan.partition("== Physical Plan ==")[2].partition("InMemoryRelation")[0].count("Exchange") <= 2
+    homes.visit(lambda batches: batches)
+    homes.close()
+    homes.visit(lambda batches: batches)
+    assert not spark.sparkContext._jsc.getPersistentRDDs()  # type: ignore[union-attr]

@@ -1,0 +1,51 @@
+"""A schema registry for tests: Apicurio's, by its interface for clients of Confluent's."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import urllib3
+from slackwater.pipeline.dev import ports
+from slackwater.pipeline.dev.jars import Jars
+from slackwater.pipeline.dev.jvm_server import EmbeddedServer
+
+_TYPE = {"content-type": "application/vnd.schemaregistry.v1+json"}
+
+
+class EmbeddedRegistry(EmbeddedServer):
+    """`with EmbeddedRegistry(folder) as registry:` and clients go to `registry.url`. It forgets all when it ends."""
+
+    name: ClassVar[str] = "the schema registry"
+    jars: ClassVar[Jars] = Jars(
+        "Apicurio Registry 2.6.13", "apicurio-registry-2.6.13", Path(__file__).with_name("registry-pom.xml")
+    )
+    heap: ClassVar[str] = "384m"
+
+    @property
+    def url(self) -> str:
+        """What clients of Confluent's registry take as its URL."""
+        return f"http://{self.address}/apis/ccompat/v7"
+
+    def answers(self) -> bool:
+        """Whether it lists its subjects."""
+        return ports.is_open(self.port) and urllib3.request("GET", f"{self.url}/subjects", retries=False).status == 200
+
+    def register(self, subject: str, schema: object, kind: str = "AVRO", **more: Any) -> int:
+        """The id of a schema, registered as the subject's next version; an object is written as JSON."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        body = {"schema": text, **({"schemaType": kind} if kind != "AVRO" else {}), **more}
+        where = f"{self.url}/subjects/{subject}/versions"
+        answer = urllib3.request("POST", where, body=json.dumps(body), headers=_TYPE)
+        assert answer.status == 200, answer.data
+        return int(json.loads(answer.data)["id"])
+
+    def _prepare(self, java: str, classpath: str) -> tuple[str, ...]:
+        home = Path(classpath).parent.with_suffix(".unpacked")
+        with tarfile.open(next(Path(classpath).parent.glob("*.tar.gz"))) as packed:
+            if not (home / "lib").exists():
+                packed.extractall(home, filter="data")
+        flags = (f"-Dquarkus.http.host={ports.HOST}", f"-Dquarkus.http.port={self.port}", "-Dquarkus.log.level=WARN")
+        return (*flags, "-jar", str(next(home.glob("*-runner.jar"))))
