@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire"]
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, or it was retired."""
+partitions was changed, it was retired, or its table began with rows from elsewhere."""
 
 
 class Column(Struct, frozen=True):
@@ -235,6 +235,11 @@ class Manifest(Struct, frozen=True):
     def may_change_rows(self) -> bool:
         """Whether the table may hold other rows than at the version before, beside those that expire with time."""
         return self.kind not in ("claim", "compaction", "rescale", "retire")
+
+    @property
+    def begins_with_rows(self) -> bool:
+        """Whether the stage's history begins here, with a table that no batch of it made: a clone's, or `init`'s."""
+        return self.kind in ("clone", "init")
 
     @property
     def retired(self) -> bool:
