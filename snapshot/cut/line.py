@@ -93,7 +93,7 @@ class Line:
         return self.up_to(last) if last else self._cut({})
 
     def beginning(self) -> Cut:
-        """The shortest prefix that holds what the whole history begins with: tables of a clone or of `init`, what gc left.
+        """The shortest prefix that holds what all history begins with: tables of a clone or an init, or what gc left.
 
         Otherwise a history begins with nothing. Then it is the line's first commit, if that brings no rows, else empty.
         """

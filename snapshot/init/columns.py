@@ -33,7 +33,7 @@ def check(found: pa.Schema, table: Table, what: str) -> None:
         internal = any(name.startswith("_") for name in declared.names if name not in found.names)
         raise Refused(
             f"{what} does not fit the table: {'; '.join(wrong)}",
-            hint=f'the table has {columns}; --sql "SELECT … FROM \'…\'" renames, casts and leaves out'
+            hint=f"the table has {columns}; --sql \"SELECT … FROM '…'\" renames, casts and leaves out"
             + ("; columns that begin with _ are what mean, first and last go on from" if internal else ""),
         )
 
@@ -98,6 +98,8 @@ def _wrong_types(found: pa.Schema, declared: pa.Schema) -> Iterator[str]:
 def _taken(found: pa.DataType, declared: pa.DataType) -> bool:
     """Whether values of one type are taken for another, as far as that holds them."""
     of = pa.types
+    if of.is_null(found):
+        return True
     if of.is_struct(declared):
         return (
             of.is_struct(found)

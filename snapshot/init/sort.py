@@ -71,7 +71,8 @@ def by_slot(rows: Iterable[pa.RecordBatch], num_slots: Callable[[], int]) -> Ite
 
     A slot is one of so many equal ranges of all hashes. How many there are is asked when the first rows come.
     """
-    slots, current, waiting = 0, -1, []
+    slots, current = 0, -1
+    waiting: list[pa.RecordBatch] = []
     for batch in rows:
         slots = slots or num_slots()
         numbers = partition_of(batch.column(HASH).to_numpy(), slots)

@@ -58,12 +58,12 @@ def _relation(con: duckdb.DuckDBPyConnection, source: Source) -> duckdb.DuckDBPy
     if source.file:
         file = source.file.replace("'", "''")
         return con.sql(f"FROM '{file}'")
-    *before, last = con.extract_statements(source.sql) or [None]
-    if last is None or last.type is not duckdb.StatementType.SELECT:
+    statements = con.extract_statements(source.sql)
+    if not statements or statements[-1].type is not duckdb.StatementType.SELECT:
         raise Usage("--sql returns no rows; expected a query, such as SELECT … FROM 'rows.parquet'")
-    for statement in before:
+    for statement in statements[:-1]:
         con.execute(statement)
-    return con.sql(last.query)
+    return con.sql(statements[-1].query)
 
 
 @contextmanager
