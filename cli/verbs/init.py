@@ -1,7 +1,7 @@
 """`slackwater init`: a table begins with rows from elsewhere."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,12 +39,12 @@ def init(
     ),
     offsets: list[str] = options.option(
         "TOPIC=WHERE",
-        "Where a topic of the stage begins: earliest, latest, or JSON by partition, as Spark's startingOffsets; may be "
-        "repeated. Default: as the program says.",
+        "Where the app begins to read a topic: earliest, latest, or JSON by partition, as Spark's startingOffsets; may "
+        "be repeated. Default: as the program says.",
         [],
     ),
     at: str = options.option(
-        "TIME", "Begin the stage's other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""
+        "TIME", "Begin all other topics at their first record of this time (2026-11-21T07:12Z, -5m).", ""
     ),
     dry_run: options.DryRun = False,
 ) -> None:
@@ -52,7 +52,7 @@ def init(
 
     The rows have the columns that the program declares, and one row of each key; otherwise nothing is changed. One
     commit: before it nobody sees anything, and a call that was interrupted is made good by the same call. The first
-    `slackwater run` goes on from it, at these offsets; the app's other stages begin empty, where the program says.
+    `slackwater run` goes on from it; the app's other stages begin empty, at these offsets or where the program says.
     """
     from ...snapshot.init.initialise import initialise
     from ...snapshot.init.source import Source
@@ -71,11 +71,15 @@ def init(
             session.store,
             first.manifest,
             source,
+            info=first.info,
             channels=first.channels,
             dry_run=dry_run,
             on_progress=_drawn(progress),
         )
-    session.show({**asdict(done), "dry_run": dry_run, "others": first.others}, *_words(done, first, program, dry_run))
+    session.show(
+        {**asdict(done), "dry_run": dry_run, "starts": first.info.starts, "others": first.others},
+        *_words(done, first, program, dry_run),
+    )
 
 
 def _first_version(
@@ -120,10 +124,14 @@ def _words(done: "Initialised", first: "FirstVersion", program: str, dry_run: bo
         yield f"done already: {where} v{done.version} has these {held}"
     else:
         yield f"{f'would begin {where}' if dry_run else f'{where} begins'} with v{done.version}: {held}"
-    places = [f"{topic}[{number}] {at}" for topic, each in done.offsets.items() for number, at in enumerate(each)]
-    yield f"it reads on from {formats.windows(places)}"
+    yield f"it reads on from {formats.windows(_places(done.offsets))}"
     if first.others:
-        verb = "begins" if len(first.others) == 1 else "begin"
-        yield f"{', '.join(first.others)} {verb} as the program says, without rows"
+        starts = formats.windows(_places(first.info.starts))
+        begins = f"at {starts}" if starts else "where the program says"
+        yield f"{', '.join(first.others)} {'begins' if len(first.others) == 1 else 'begin'} without rows, {begins}"
     if not dry_run:
         yield f"the first run goes on from here: slackwater run {program} --app {done.app}"
+
+
+def _places(offsets: "Mapping[str, tuple[int, ...]]") -> list[str]:
+    return [f"{topic}[{number}] {at}" for topic, each in offsets.items() for number, at in enumerate(each)]

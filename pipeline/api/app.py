@@ -291,6 +291,20 @@ class App:
         self.check()
         return tuple(self.stages[name] for name in TopologicalSorter(self._upstream()).static_order())
 
+    def beginning(self, starts: Mapping[str, StartingOffsets]) -> App:
+        """The app with other starting offsets of the topics of these names."""
+
+        def moved(one: Topic | str) -> Topic | str:
+            return replace(one, start=starts.get(one.name, one.start)) if isinstance(one, Topic) else one
+
+        stages = {name: replace(stage, reads=tuple(map(moved, stage.reads))) for name, stage in self.stages.items()}
+        return replace(self, stages=stages)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Names of the users' topics that its stages read."""
+        return frozenset(one.name for stage in self.stages.values() for one in stage.reads if isinstance(one, Topic))
+
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""
         return self._find(channel)[0]

@@ -150,6 +150,14 @@ def starting_at(time_ms: int) -> StartingOffsets:
     return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
 
 
+def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
+    """The offsets at which an app was begun, by topic."""
+    return {
+        topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)))
+        for topic, offsets in starts.items()
+    }
+
+
 def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:
     """From Spark's JSON, `{"flights":{"0":23,"1":-2}}`. Raises `Usage`."""
     with suppress(TypeError, msgspec.MsgspecError):

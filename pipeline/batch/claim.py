@@ -93,6 +93,12 @@ class Claimer:
         self.create_channels((stage,), only_ask=True)
         return self._starts(stage, None, {})
 
+    def start_of(self, name: str) -> tuple[int, ...]:
+        """Where a topic begins for stages without versions. Raises `Refused` and `NotFound`."""
+        stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
+        finder = StartFinder(self.store, self.app.name, stage.name, None, partial(self._bounds, stage), False)
+        return self._start(finder, stage.inputs[name]).at.offsets
+
     def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
         _agreed(stage, shape.table, checked.head)

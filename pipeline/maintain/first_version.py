@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
-from ...snapshot.init.initialise import check_free
+from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
-from ...store.versions.manifest import Manifest, Output
-from ..api.app import App, Stage, Topic
-from ..api.starting_offsets import StartingOffsets
+from ...store.versions.manifest import AppInfo, Manifest, Output
+from ..api.app import App, Stage
+from ..api.starting_offsets import StartingOffsets, stored_starts
 from ..batch.claim import Claimer, program_of
 from ..batch.schemas import Shape, shapes
 from ..kafka import topics
@@ -34,10 +34,12 @@ class FirstVersion:
 
     Attributes:
         manifest: of kind "init", without rows and outputs.
+        info: the app's identity, with the offsets that were said; as stored, where there is one.
         others: the app's other stages, which begin empty where the program says.
     """
 
     manifest: Manifest
+    info: AppInfo
     others: tuple[str, ...]
     _claimer: Claimer
     _stage: Stage
@@ -58,7 +60,6 @@ def first_version(
     offsets: Mapping[str, StartingOffsets],
     at: StartingOffsets | None = None,
     by: str,
-    py_files: Sequence[str] = (),
     patience_s: float = 60,
 ) -> FirstVersion:
     """What a program declares of a stage, with the offsets at which it begins. Starts Spark to know the columns.
@@ -68,15 +69,15 @@ def first_version(
         name: the stage.
         store: where the app lives, or will.
         kafka: librdkafka client properties.
-        offsets: where topics begin that the stage reads, by their declared names.
-        at: where the others do; None for where the program says.
+        offsets: where topics of the app begin, by their declared names.
+        at: where its others do; None for where the program says. Of an app that there is, only the stage's own.
         by: user@host.
-        py_files: paths of Python files and zips that the program imports.
         patience_s: how long the broker may be away.
 
     Raises:
-        NotFound: the program has no such stage, or the stage reads no such topic, or Kafka has none.
-        Refused: the stage keeps no table, has versions, or offsets are not there. Others as `shapes` does.
+        NotFound: the program has no such stage, or the app reads no such topic, or Kafka has none.
+        Refused: the stage keeps no table or has versions, offsets are not there, or the app was begun at others. Others
+            as `shapes` does.
         Unavailable: Kafka or the store did not answer.
     """
     (declared,) = app.select((name,))
@@ -86,13 +87,22 @@ def first_version(
             hint=f"those with state: {', '.join(each.name for each in app.stages.values() if each.state) or 'none'}",
         )
     check_free(store, app.name, name)
-    stage = _beginning(app, declared, offsets, at)
     topics.wait_for(kafka, patience_s)
     info = apps.find_app(store, app.name)
+    asked = _asked(app, declared, info, offsets, at)
+    if info is not None:
+        app = app.beginning(stored_starts(info.starts))
+    app = app.beginning(asked)
+    stage = app.stages[name]
     renamed = info.origin.topics if info is not None and info.origin is not None else {}
     claimer = Claimer(store, kafka, app, renamed, writer=str(ULID()), by=by, accept_loss=False)
-    starts = claimer.check_new(stage)
-    with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF, py_files=py_files) as spark:
+    inputs = {each: start.at for each, start in claimer.check_new(stage).items()}
+    starts = {topic: claimer.start_of(topic) for topic in sorted(asked)}
+    if info is None:
+        info = AppInfo(app.name, instants.now_ms(), starts=starts, initialised=name)
+    elif any(info.starts.get(topic) != at for topic, at in starts.items() if topic not in inputs):
+        raise begun_elsewhere(info)
+    with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF) as spark:
         shape = shapes(app, spark)[name]
     manifest = Manifest(
         app.name,
@@ -102,31 +112,24 @@ def first_version(
         claimer.writer,
         instants.now_ms(),
         "init",
-        inputs={input_name: start.at for input_name, start in starts.items()},
+        inputs=inputs,
         table=shape.table,
         by=by,
         program=program_of(app),
     )
     others = tuple(each.name for each in app.in_order() if each.name != name)
-    return FirstVersion(manifest, others, claimer, stage, shape)
+    return FirstVersion(manifest, info, others, claimer, stage, shape)
 
 
-def _beginning(app: App, stage: Stage, offsets: Mapping[str, StartingOffsets], at: StartingOffsets | None) -> Stage:
-    """The stage with these offsets in the place of those that the program declares."""
-    own = {one.name for one in stage.reads if isinstance(one, Topic)}
+def _asked(
+    app: App, stage: Stage, info: AppInfo | None, offsets: Mapping[str, StartingOffsets], at: StartingOffsets | None
+) -> dict[str, StartingOffsets]:
+    """Where topics begin because the caller says so, by their declared names."""
     for topic in offsets:
-        if topic not in own:
-            hint = "the other stages begin where the program says: slackwater.topic(…, starting_offsets=…)"
-            raise NotFound(f"topic read by stage {app.name}/{stage.name}", topic, own, hint=hint)
-    if at is not None and not own:
-        raise Refused(
-            f"stage {app.name}/{stage.name} reads no topic but {', '.join(stage.channels)}, of this app's own stages",
-            hint="leave --at out; where those begin, the program says: slackwater.topic(…, starting_timestamp=…)",
-        )
-    return replace(
-        stage,
-        reads=tuple(
-            replace(one, start=offsets.get(one.name, at or one.start)) if isinstance(one, Topic) else one
-            for one in stage.reads
-        ),
-    )
+        if topic not in app.topics:
+            raise NotFound(f"topic read by {app.name}", topic, app.topics)
+    if at is None:
+        return dict(offsets)
+    # Where the others of an app begin that there is, is decided.
+    meant = app.topics if info is None else app.topics & stage.inputs.keys()
+    return {topic: offsets.get(topic, at) for topic in {*meant, *offsets}}

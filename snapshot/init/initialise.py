@@ -51,6 +51,7 @@ def initialise(
     first: Manifest,
     source: Source,
     *,
+    info: AppInfo | None = None,
     channels: Channels = dict,
     dry_run: bool = False,
     on_progress: OnProgress = lambda _so_far: None,
@@ -61,6 +62,7 @@ def initialise(
         store: where the app lives.
         first: the version as it is to be but for rows, time and outputs: kind "init", version 1.
         source: the rows.
+        info: the app's identity, which is written if there is none; None for one that says nothing more.
         channels: is called when all rows are there.
         dry_run: check everything, change nothing, and return what would be done.
         on_progress: told how far it is.
@@ -82,16 +84,25 @@ def initialise(
         raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
     first = _with(first, loaded, clock_ms)
     if not dry_run:
-        first = _commit(store, first, loaded, channels, began_ms)
+        first = _commit(store, first, loaded, info or AppInfo(first.app, began_ms), channels, began_ms)
         _record(store, first)
     return _done(first, already=False)
 
 
-def _commit(store: ObjectStore, first: Manifest, loaded: Loaded, channels: Channels, began_ms: int) -> Manifest:
+def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
+    """Whether an init has made the app and broke off before the rows were committed. One request, or none."""
+    return bool(info.initialised) and not history.first_version(store, info.name, info.initialised)
+
+
+def _commit(
+    store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo, channels: Channels, began_ms: int
+) -> Manifest:
     """Make the app, its channels, and then the version."""
     try:
         # From its identity on an app is there for everybody.
-        apps.ensure_app(store, AppInfo(first.app, began_ms))
+        found = apps.ensure_app(store, info)
+        if found.starts != info.starts:
+            raise begun_elsewhere(found)
         now_ms = instants.now_ms()
         first = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
         commit.commit(store, first)
@@ -170,6 +181,15 @@ def _done(first: Manifest, *, already: bool) -> Initialised:
     rows, size = sum(sst.rows for sst in first.ssts), sum(sst.bytes for sst in first.ssts)
     offsets = _offsets(first)
     return Initialised(first.app, first.stage, first.version, rows, len(first.ssts), size, offsets, already)
+
+
+def begun_elsewhere(info: AppInfo) -> Refused:
+    """The error for other offsets than an app was begun at, which its identity says, written once."""
+    starts = ", ".join(f"{topic} {at}" for topic, at in sorted(info.starts.items())) or "where the program says"
+    return Refused(
+        f"app {info.name!r} exists already, and begins at other offsets: {starts}",
+        hint="leave the offsets out, which takes these; or load the rows under another app name",
+    )
 
 
 def _taken(app: str, stage: str, what: str) -> Refused:

@@ -269,3 +269,9 @@ class AppInfo(Struct, frozen=True):
     name: fits.Name
     created_ms: fits.TimeMs
     origin: Origin | None = None
+    starts: dict[fits.Topic, fits.Offsets] = {}
+    """Where its stages begin to read users' topics, by their names as declared: `init` said so, and it wins over the
+    program. Not those that the program's own words decide."""
+    initialised: fits.NameOrNone = ""
+    """The stage whose table begins with rows from elsewhere, where the app began with that: nobody runs the app before
+    that stage has a version."""
