@@ -218,6 +218,7 @@ class App:
         trigger: str | None = None,
         max_unflushed: int | None = None,
         accept_loss: bool = False,
+        gc: str = "1h",
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
@@ -240,6 +241,7 @@ class App:
             trigger: Shortest time between two batches, likewise: `"10 seconds"`.
             max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
             accept_loss: Go on without records that are gone from Kafka.
+            gc: Collect garbage so often, if `[retention]` has rules; `"off"` for never.
             master: Spark's master URL; default a session that runs here already, else what Spark is configured to.
             spark_conf: Further settings of Spark.
             py_files: Paths of Python files and zips that the program and its tasks import.
@@ -255,6 +257,7 @@ class App:
         """
         # What runs an app knows what declares it, and takes a while to import.
         from ...settings import load
+        from ..run.options import gc_every_ms
         from ..run.program import run_app
 
         settings = load(store=store, kafka=kafka if isinstance(kafka, str) else None)
@@ -266,6 +269,7 @@ class App:
             trigger_ms=None if trigger is None else parse_ms("trigger", trigger),
             max_unflushed=max_unflushed,
             accept_loss=accept_loss,
+            gc_every_ms=gc_every_ms("gc", gc),
             master=master,
             spark_conf=dict(spark_conf or {}),
             py_files=tuple(py_files),
