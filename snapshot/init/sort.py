@@ -13,7 +13,7 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.sst.types import HASH
 from ..query.sql import empty_database
 
-MEMORY = "1 GiB"
+MEMORY = "512 MiB"
 """What sorting may take; beyond that, DuckDB goes to disk."""
 
 _BATCH_ROWS = 1 << 17

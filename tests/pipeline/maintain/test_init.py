@@ -7,6 +7,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import slackwater as sw
 from msgspec.structs import replace
 from slackwater.cli import main
 from slackwater.errors import Refused
@@ -64,6 +65,9 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
         f"moves, deposits, branches begin without rows, at {diamond.topic}[0] {ends[0]}, [1] {ends[1]}, [2] {ends[2]}"
     )
     assert "done already" in init(diamond, "debits", str(rows))
+    with sw.open() as client:
+        again = client.init(f"{diamond.app}/debits", rows, code=DIAMOND, offsets={diamond.topic: ends})
+    assert (again.already, again.rows) == (True, expected.num_rows)
     diamond.send(1_000)
     elsewhere = init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}=latest", code=1)
     assert f"app '{diamond.app}' exists already, and begins at other offsets" in elsewhere
