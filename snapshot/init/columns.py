@@ -59,7 +59,8 @@ def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
         if nulls := fitting.column(name).null_count:
             some = fitting.filter(fitting.column(name).is_null()).slice(0, _EXAMPLES)
             raise Refused(
-                f"{nulls:,} of the first rows of {what} have no key, as {name!r} is null: {examples(some)}",
+                f"{what} has rows without a key: {name!r} is null in {nulls:,} of {fitting.num_rows:,} that were "
+                f"looked at, such as {examples(some)}",
                 hint=f"nothing was written; leave them out by --sql: … WHERE {name} IS NOT NULL",
             )
     return fitting

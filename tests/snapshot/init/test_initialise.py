@@ -118,7 +118,7 @@ def test_whatever_the_rows_are_the_table_has_them(
 REFUSALS: list[tuple[str, str]] = [
     (
         "SELECT NULL AS carrier, 1 AS flights, 0.5 AS delay",
-        "1 of the first rows of the query have no key, as 'carrier'",
+        r"rows without a key: 'carrier' is null in 1 of 1 that were looked at, such as .carrier=None, flights=1",
     ),
     (
         "SELECT 'C' || n % 7 AS carrier, n AS flights, 0.5 AS delay FROM range(10) r(n)",
@@ -194,7 +194,7 @@ def test_a_dry_run_checks_everything_and_changes_nothing(tmp_path: Path) -> None
     would = initialise(store, FIRST, file_of(ROWS, tmp_path), dry_run=True)
     assert keys_of(store) == set()
     assert initialise(store, FIRST, file_of(ROWS, tmp_path)) == would
-    with pytest.raises(Refused, match="no key"):
+    with pytest.raises(Refused, match="without a key"):
         initialise(store, replace(FIRST, stage="other"), Source(sql=REFUSALS[0][0]), dry_run=True)
 
 
