@@ -84,7 +84,7 @@ def initialise(
         raise Refused(f"{source} has no rows: {first.app}/{first.stage} begins empty without init, too")
     first = _with(first, loaded, clock_ms)
     if not dry_run:
-        first = _commit(store, first, loaded, info or AppInfo(first.app, began_ms), channels, began_ms)
+        first = _commit(store, first, loaded, info, channels, began_ms)
         _record(store, first)
     return _done(first, already=False)
 
@@ -95,13 +95,13 @@ def waits_for_rows(store: ObjectStore, info: AppInfo) -> bool:
 
 
 def _commit(
-    store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo, channels: Channels, began_ms: int
+    store: ObjectStore, first: Manifest, loaded: Loaded, info: AppInfo | None, channels: Channels, began_ms: int
 ) -> Manifest:
     """Make the app, its channels, and then the version."""
     try:
         # From its identity on an app is there for everybody.
-        found = apps.ensure_app(store, info)
-        if found.starts != info.starts:
+        found = apps.ensure_app(store, info or AppInfo(first.app, began_ms))
+        if info is not None and found.starts != info.starts:
             raise begun_elsewhere(found)
         now_ms = instants.now_ms()
         first = replace(first, outputs=dict(channels()), time_ms=now_ms, duration_ms=now_ms - began_ms)
