@@ -6,12 +6,30 @@ As a ref takes them back, and short enough for a column: humanize would write `4
 import time
 from datetime import UTC, datetime
 
-from .durations import rounded
+from .durations import parse_ms, rounded
+from .errors import Usage
 
 
 def now_ms() -> int:
     """The present, in milliseconds since 1970 UTC."""
     return time.time_ns() // 1_000_000
+
+
+def parse(what: str, text: str) -> int:
+    """An instant, in milliseconds since 1970 UTC: an ISO time (local, unless it says otherwise), or `-5m`, before now.
+
+    Raises:
+        Usage: it is neither; the message begins with `what`.
+    """
+    if text.startswith("-"):
+        return now_ms() - parse_ms(what, text[1:])
+    try:
+        # astimezone() takes a time without an offset as local.
+        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1_000)
+    except (ValueError, OverflowError, OSError) as error:
+        raise Usage(
+            f"{what} {text!r} is no time ({error})", hint="such as 2026-11-21T07:12Z (local time without Z), or -5m"
+        ) from None
 
 
 def iso(time_ms: int, precision: str = "seconds") -> str:

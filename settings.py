@@ -139,6 +139,7 @@ class Settings(Struct, frozen=True, kw_only=True):
             cache_bytes=self.cache_max_bytes,
             cache_memory_bytes=self.cache_memory_bytes,
             prefetch=self.prefetch,
+            retention=self.retention_of,
         )
 
 

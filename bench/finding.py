@@ -203,7 +203,7 @@ def _prepare(bootstrap: str, folder: Path, versions: int, keys: int, window: int
     from slackwater.pipeline.run.program import load_app
     from slackwater.pipeline.spark.session import spark_session
 
-    from .large_state import begun
+    from .support.large_state import begun
     from .support.written import Stage
 
     send(bootstrap, TOPIC, [])

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from .large_state import app_of, copy, legs_of, write
 from .support import side
 from .support.events import PARTITIONS, fill_ranges
+from .support.large_state import app_of, copy, legs_of, write
 from .support.row import Row
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from .large_state import app_of, write
 from .support import side
 from .support.events import PARTITIONS, cycles, fill_ranges
+from .support.large_state import app_of, write
 from .support.row import Row
 
 SIZES = (100_000, 1_000_000, 10_000_000)

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from ..durations import rounded
 
+_BAR_WIDTH = 40
+
 
 def count(number: int | None) -> str:
     """1234567 as `1,234,567`; `?` for a number that is not known."""
@@ -48,6 +50,12 @@ def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
     """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
     offsets = enumerate(zip(starts, ends, strict=False))
     return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in offsets if start < end)
+
+
+def bar(done: int, total: int) -> str:
+    """A bar of 40 characters, full where `done` is `total` or more."""
+    full = min(_BAR_WIDTH, _BAR_WIDTH * done // max(total, 1))
+    return f"{'━' * full}{'─' * (_BAR_WIDTH - full)}"
 
 
 def listed(*counted: tuple[int, str]) -> str:

@@ -17,6 +17,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..pipeline.run.stopping import Stop
+    from ..snapshot.gc.collect import Collected
     from ..snapshot.status.lag import StageLag
 
 _TICK_S = 0.2
@@ -77,6 +78,11 @@ class Reporter(News):
         with self._lock:
             self._draw("")
             self._output.note(line)
+
+    def collected(self, done: "Collected") -> None:
+        """What went; nothing where that is nothing."""
+        if done.objects:
+            self.note(f"gc: collected {formats.plural(done.objects, 'object')}, {formats.size(done.bytes)}")
 
     def asked(self, stop: "Stop") -> None:
         """Somebody asked to stop; says so at once."""

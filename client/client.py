@@ -1,12 +1,21 @@
 """Where a notebook begins: a store, the apps in it, and what all of them are reached with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
 from threading import Event
 from typing import Protocol, Self
 
+import msgspec
+
+from .. import instants
 from ..errors import Usage
 from ..settings import load
 from ..snapshot.clone.channels import Channels
+from ..snapshot.init.initialise import Initialised, initialise
+from ..snapshot.init.load import Loaded
+from ..snapshot.init.source import Source
+from ..snapshot.take.audit_log import whoami
 from ..snapshot.verify.verify import Rereader
 from ..store.objects.protocol import ObjectStore
 from ..store.read.cache import SstCache
@@ -89,6 +98,74 @@ class Client(Shown):
         read_app(self.store, name)
         return StoredApp(self, name)
 
+    def init(
+        self,
+        stage: str,
+        file: str | Path = "",
+        *,
+        sql: str = "",
+        code: str | Path,
+        offsets: Mapping[str, str | Sequence[int]] | None = None,
+        at: str | datetime = "",
+        dry_run: bool = False,
+        on_progress: Callable[[Loaded], None] = lambda _so_far: None,
+    ) -> Initialised:
+        """Begin a stage's table with rows from elsewhere: they become its version 1, and the first run goes on from it.
+
+        One commit: before it nobody sees anything, and a call that was interrupted is finished by the same call. The
+        app's other stages begin empty. Starts Spark, which knows the columns that the program declares.
+
+        Args:
+            stage: `"app/stage"`.
+            file: what DuckDB reads: Parquet, CSV or JSON, also as a pattern or a URL.
+            sql: a query that returns the rows, instead.
+            code: the file of the program that declares the app.
+            offsets: where the app begins to read topics: `"earliest"`, `"latest"`, or the offset of each partition;
+                default where the program says.
+            at: begin all other topics at their first record of this time.
+            dry_run: check everything and change nothing.
+            on_progress: told how far it is.
+
+        Raises:
+            Usage: that is no stage, no offset or no time; or nothing says where Kafka is.
+            NotFound: the program has no such stage, or there is no such topic.
+            Refused: the stage has versions, or the rows are not the table's: columns, types, a null key, a key twice.
+            Unavailable: the store or Kafka did not answer; the same call again finishes it.
+        """
+        # Spark's Python side takes a second or two.
+        from ..pipeline.api.starting_offsets import starting_at, starting_offsets_in
+        from ..pipeline.maintain.first_version import first_version
+        from ..pipeline.run.program import load_app
+
+        channels = self.channels()
+        if channels is None:
+            raise Usage(
+                "nothing says where the Kafka brokers are, from which the app goes on",
+                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
+            )
+        app, _, name = stage.partition("/")
+        if not name:
+            raise Usage(f"{stage!r} names no stage; expected 'app/stage'")
+        text = at.isoformat() if isinstance(at, datetime) else at
+        first = first_version(
+            load_app(str(code), name=app),
+            name,
+            self.store,
+            channels.kafka,
+            offsets=starting_offsets_in([f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]),
+            at=starting_at(instants.parse("at", text)) if text else None,
+            by=whoami(),
+        )
+        return initialise(
+            self.store,
+            first.manifest,
+            Source(str(file), sql),
+            info=first.info,
+            channels=first.channels,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+
     def close(self) -> None:
         """Close the local cache's files. Results that were given out stay; asking for more raises `Usage`."""
         self._closed.set()
@@ -122,3 +199,8 @@ class Client(Shown):
 
     def _view(self) -> View:
         return View(f"slackwater store {self.root}{' (closed)' if self._closed.is_set() else ''}")
+
+
+def _said(where: str | Sequence[int]) -> str:
+    """Where a topic begins, as the command line says it."""
+    return where if isinstance(where, str) else msgspec.json.encode(dict(enumerate(where))).decode()

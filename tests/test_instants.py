@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater import instants
+from slackwater.errors import Usage
 from slackwater.snapshot.cut.refs import AtTime, parse
 
 
@@ -49,3 +50,18 @@ def test_ages(elapsed_ms: int, words: str) -> None:
 def test_a_time_with_its_age_is_both() -> None:
     time_ms = instants.now_ms() - 90_000
     assert instants.when(time_ms) == f"{instants.iso(time_ms)} (1 min ago)"
+
+
+@given(st.integers(0, 4_102_444_800_000))
+def test_a_time_is_read_as_it_is_written(time_ms: int) -> None:
+    assert instants.parse("--at", instants.iso(time_ms, "milliseconds")) == time_ms
+
+
+def test_a_span_back_counts_from_now() -> None:
+    assert abs(instants.now_ms() - 300_000 - instants.parse("--at", "-5m")) < 60_000
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-5", "-soon", "25:00", "99999-01-01"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(Usage, match="--at"):
+        instants.parse("--at", text)

@@ -8,6 +8,7 @@ __all__ = ["VERBS"]
 VERBS = (
     "dev",
     "run",
+    "init",
     "status",
     "log",
     "snapshot",

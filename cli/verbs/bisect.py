@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...store.objects.protocol import ObjectStore
     from ..report.files import Reports
 
-_BAR_WIDTH = 40
-
 
 @verb(
     'slackwater bisect flights --where "SELECT * FROM carriers WHERE worst > 3000"',
@@ -227,8 +225,7 @@ def _steps(progress: Progress, app_name: str) -> "Callable[[Step], None]":
     def on_step(step: "Step") -> None:
         moment = step.ref or f"{app_name} before its first commit"
         line = f"{step.number}/{step.total}  {moment}: {step.answer}{f' ({step.why})' if step.why else ''}"
-        done = min(_BAR_WIDTH, _BAR_WIDTH * step.number // max(step.total, 1))
-        progress(line, f"{'━' * done}{'─' * (_BAR_WIDTH - done)}  {line}")
+        progress(line, f"{formats.bar(step.number, step.total)}  {line}")
 
     return on_step
 

@@ -93,7 +93,7 @@ def _lost(entry: "Entry") -> "Iterator[str]":
 
 def _work(entry: "Entry") -> tuple[str, str]:
     """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    if entry.kind in ("compaction", "rescale", "retire"):
+    if entry.kind in ("compaction", "rescale", "retire", "init"):
         return "-", "-"
     return formats.count(entry.rows_in), formats.duration(entry.duration_ms)
 

@@ -62,6 +62,7 @@ def run(
     compaction_threads: int = options.option(
         "N", "Merges of each stage that go on at once beside the batches.", 1, min=1
     ),
+    gc: str = options.option("SPAN", "Collect garbage so often, if [retention] has rules: 1h, '1 day'; or off.", "1h"),
 ) -> None:
     """Run an app, or some of its stages, from where it stopped.
 
@@ -70,6 +71,7 @@ def run(
     runner of the same stage takes it over; the first says so and stops.
     """
     by_settings = session.settings.run_options()  # first says what is missing
+    from ...pipeline.run.options import gc_every_ms
     from ...pipeline.spark.conf import check_py_files, settings_of
 
     spark_conf = settings_of(conf or ())
@@ -87,6 +89,7 @@ def run(
         py_files=check_py_files(file for files in py_files or () for file in files.split(",")),
         patience_s=patience / 1_000,
         compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
+        gc_every_ms=gc_every_ms("--gc", gc),
     )
     _run(session, str(file), app=app_name, options=options, metrics=metrics)
 

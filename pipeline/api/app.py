@@ -218,6 +218,7 @@ class App:
         trigger: str | None = None,
         max_unflushed: int | None = None,
         accept_loss: bool = False,
+        gc: str = "1h",
         master: str | None = None,
         spark_conf: Mapping[str, str] | None = None,
         py_files: Sequence[str] = (),
@@ -240,6 +241,7 @@ class App:
             trigger: Shortest time between two batches, likewise: `"10 seconds"`.
             max_unflushed: How many versions a stage may run ahead of its last commit, likewise; 0 for none.
             accept_loss: Go on without records that are gone from Kafka.
+            gc: Collect garbage so often, if `[retention]` has rules; `"off"` for never.
             master: Spark's master URL; default a session that runs here already, else what Spark is configured to.
             spark_conf: Further settings of Spark.
             py_files: Paths of Python files and zips that the program and its tasks import.
@@ -255,6 +257,7 @@ class App:
         """
         # What runs an app knows what declares it, and takes a while to import.
         from ...settings import load
+        from ..run.options import gc_every_ms
         from ..run.program import run_app
 
         settings = load(store=store, kafka=kafka if isinstance(kafka, str) else None)
@@ -266,6 +269,7 @@ class App:
             trigger_ms=None if trigger is None else parse_ms("trigger", trigger),
             max_unflushed=max_unflushed,
             accept_loss=accept_loss,
+            gc_every_ms=gc_every_ms("gc", gc),
             master=master,
             spark_conf=dict(spark_conf or {}),
             py_files=tuple(py_files),
@@ -290,6 +294,20 @@ class App:
         """The stages, upstream first."""
         self.check()
         return tuple(self.stages[name] for name in TopologicalSorter(self._upstream()).static_order())
+
+    def beginning(self, starts: Mapping[str, StartingOffsets]) -> App:
+        """The app with other starting offsets of the topics of these names."""
+
+        def moved(one: Topic | str) -> Topic | str:
+            return replace(one, start=starts.get(one.name, one.start)) if isinstance(one, Topic) else one
+
+        stages = {name: replace(stage, reads=tuple(map(moved, stage.reads))) for name, stage in self.stages.items()}
+        return replace(self, stages=stages)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Names of the users' topics that its stages read."""
+        return frozenset(one.name for stage in self.stages.values() for one in stage.reads if isinstance(one, Topic))
 
     def writer_of(self, channel: str) -> Stage:
         """The stage that writes a repartition topic. Raises `NotFound`."""

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -109,6 +109,53 @@ def starting_offsets_of(
     if offsets in ("earliest", "latest"):
         return StartingOffsets(everywhere=_EARLIEST if offsets == "earliest" else _LATEST)
     return StartingOffsets(by_partition=_by_partition("starting_offsets", topic, offsets, _Offset))
+
+
+def starting_offsets_in(words: Sequence[str]) -> dict[str, StartingOffsets]:
+    """What the command line says, by topic: `flights=latest`, `flights={"0":23,"1":-2}`, or Spark's JSON for several.
+
+    Raises:
+        Usage: a word is none of these, or a topic is there twice.
+    """
+    found: dict[str, StartingOffsets] = {}
+    for word in words:
+        try:
+            said = dict(_said(word))
+        except msgspec.MsgspecError:
+            said = {}
+        if not said or found.keys() & said.keys():
+            raise Usage(
+                f"--offsets {word!r}: expected TOPIC=WHERE or JSON by topic and partition, and each topic once",
+                hint='such as flights=latest, flights=earliest, \'flights={"0":23,"1":-2}\'',
+            )
+        for topic, text in said.items():
+            found[topic] = replace(starting_offsets_of(topic, text, None, None, "error"), option="--offsets")
+    return found
+
+
+def _said(word: str) -> Iterator[tuple[str, str]]:
+    """Each topic that a word names, with what `starting_offsets` of it is. Raises `MsgspecError`."""
+    topic, equals, said = word.partition("=")
+    if word.lstrip().startswith("{"):
+        for name, at in msgspec.json.decode(word, type=dict[str, Any]).items():
+            yield name, msgspec.json.encode({name: at}).decode()
+    elif said.lstrip().startswith("{"):
+        yield topic, msgspec.json.encode({topic: msgspec.json.decode(said)}).decode()
+    elif equals:
+        yield topic, said
+
+
+def starting_at(time_ms: int) -> StartingOffsets:
+    """From the first record of a time on, in ms since 1970, of each partition; at its end where none is as late."""
+    return StartingOffsets("--at", time_ms, by_time=True, or_latest=True)
+
+
+def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
+    """The offsets at which an app was begun, by topic."""
+    return {
+        topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)))
+        for topic, offsets in starts.items()
+    }
 
 
 def _by_partition(option: str, topic: str, text: str, values: Any) -> dict[int, int]:

@@ -83,6 +83,22 @@ class Claimer:
         offsets: dict[str, Bounds] = {}
         return Checked(head, self._starts(stage, head, offsets), offsets)
 
+    def check_new(self, stage: Stage) -> Mapping[str, StartPosition]:
+        """Where a stage without versions begins, by the input's declared name, and whether its channels may be made.
+
+        Raises:
+            Refused: Input offsets are gone (`Gone`) or not there, or a channel may not be made.
+            NotFound: An input topic does not exist.
+        """
+        self.create_channels((stage,), only_ask=True)
+        return self._starts(stage, None, {})
+
+    def start_of(self, name: str) -> tuple[int, ...]:
+        """Where a topic begins for stages without versions. Raises `Refused` and `NotFound`."""
+        stage = next(stage for stage in self.app.stages.values() if name in stage.inputs)
+        finder = StartFinder(self.store, self.app.name, stage.name, None, partial(self._bounds, stage), False)
+        return self._start(finder, stage.inputs[name]).at.offsets
+
     def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
         _agreed(stage, shape.table, checked.head)
@@ -103,13 +119,17 @@ class Claimer:
                 start_at(self.store, draft, self._starts(stage, known, {}), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
-                outputs={channel.name: self._output(channel, draft, shape) for channel in stage.writes},
+                outputs=self.outputs(stage, draft, shape),
                 program=program_of(self.app),
             )
 
         return commit.claim(
             self.store, self.app.name, stage.name, writer=self.writer, by=self.by, now_ms=now_ms, build=build
         )
+
+    def outputs(self, stage: Stage, known: Manifest, shape: Shape) -> dict[str, Output]:
+        """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""
+        return {channel.name: self._output(channel, known, shape) for channel in stage.writes}
 
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         """The repartition topics that these stages read or write, with the partitions each gets when it is made."""

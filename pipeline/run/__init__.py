@@ -3,6 +3,7 @@
 __all__ = [
     "backpressure",
     "catch_up",
+    "collector",
     "lag_reporter",
     "metrics",
     "news",
@@ -11,7 +12,6 @@ __all__ = [
     "program",
     "runner",
     "snapshot_completer",
-    "snapshot_names",
     "spool_folder",
     "stopping",
     "supervisor",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ...snapshot.gc.collect import Collected
     from ...snapshot.status.lag import StageLag
 
 
@@ -19,3 +20,6 @@ class News:
 
     def lags(self, stages: tuple[StageLag, ...]) -> None:
         """How far every stage of the app is, every few seconds."""
+
+    def collected(self, done: Collected) -> None:
+        """Garbage of the app was collected, beside the batches."""

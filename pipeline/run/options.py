@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...durations import parse_ms
+from ...errors import Usage
+from ...snapshot.gc.retention import Retention
 from ...store.objects.s3.settings import S3Settings
 from ...validation import finite, whole
+
+_LEAST_GC_MS = 60_000
+"""Each collection reads all manifests that stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Options:
         py_files: Python files and zips that the program and its tasks import.
         compaction_threads: Merges that go on at once beside the batches of each stage; 0 leaves them to
             `slackwater compact`.
+        retention: What of an app's history to keep, by its name: the rest is collected now and then.
+        gc_every_ms: How long from one collection to the next; None for none by this runner.
 
     Raises:
         Usage: A number is not one that could work.
@@ -57,6 +65,8 @@ class Options:
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     py_files: tuple[str, ...] = ()
     compaction_threads: int = 1
+    retention: Callable[[str], Retention] = lambda _app: Retention()
+    gc_every_ms: int | None = 3_600_000
 
     def __post_init__(self) -> None:
         if self.max_records is not None:
@@ -66,3 +76,13 @@ class Options:
         for name in ("cache_bytes", "cache_memory_bytes", "compaction_threads"):
             whole(name, getattr(self, name), 0)
         finite("patience_s", self.patience_s, 0)
+
+
+def gc_every_ms(what: str, text: str) -> int | None:
+    """How often to collect, as it is said: a span of a minute or more, or `off`, for None. Raises `Usage`."""
+    if text == "off":
+        return None
+    every_ms = parse_ms(what, text)
+    if every_ms < _LEAST_GC_MS:
+        raise Usage(f"{what} is {text!r}; expected off, or a span of one minute or more")
+    return every_ms

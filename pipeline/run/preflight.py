@@ -15,6 +15,7 @@ from ulid import ULID
 from ...durations import parse_ms
 from ...errors import Refused
 from ...snapshot.clone.first_versions import unfinished
+from ...snapshot.init.initialise import waits_for_rows
 from ...snapshot.maintain.retire import absent
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
@@ -22,6 +23,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.versions import apps
 from ..api.app import App, Stage
+from ..api.starting_offsets import stored_starts
 from ..batch.claim import Checked, Claimer
 from ..batch.stage_runner import Limits
 from ..batch.write_stall import Triggers
@@ -89,7 +91,14 @@ def preflight(app: App, options: Options, news: News) -> Start:
                 f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
                 hint="run the same `slackwater clone` again; it goes on where it stopped",
             )
+        if waits_for_rows(store, info):
+            raise Refused(
+                f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
+                hint="run the same `slackwater init` again; or, to begin without rows: slackwater app rm " + app.name,
+            )
         _tell_absent(store, app)
+        app = app.beginning(stored_starts(info.starts))
+        stages = app.select(options.stages)
     claimer = Claimer(
         store=store,
         kafka=options.kafka,

@@ -26,12 +26,12 @@ from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
 from .backpressure import Backpressure
 from .catch_up import CatchUp
+from .collector import Collector
 from .lag_reporter import LagReporter
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
-from .snapshot_completer import Completer
-from .snapshot_names import snapshot_names
+from .snapshot_completer import Completer, snapshot_names
 from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals
 from .supervisor import Supervisor
@@ -85,12 +85,24 @@ def run(
         )
         stack.callback(reporter.close)
         reporter.start()
+        if (collector := _collector(start, runners, news)) is not None:
+            stack.callback(collector.close)
+            collector.start()
         catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         supervisor = Supervisor(spark, runners, completer, Announcer(options.kafka, app.name), catch_up, stop, news)
         with stop.in_order():
             supervisor.until_done()
+
+
+def _collector(start: Start, runners: tuple[StageRunner, ...], news: News) -> Collector | None:
+    """Who collects beside the batches; None without rules, or when that is not wanted."""
+    every_ms, retention = start.options.gc_every_ms, start.options.retention(start.app.name)
+    if every_ms is None or retention.keeps_everything:
+        return None
+    by = start.claimer.by
+    return Collector(start.store, start.app.name, retention, every_ms=every_ms, by=by, runners=runners, news=news)
 
 
 def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Manifest]:

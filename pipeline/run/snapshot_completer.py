@@ -1,14 +1,16 @@
-"""Completing snapshots beside the batches: records in flight are copied while the queries go on."""
+"""Completing snapshots beside the batches: records in flight are copied while the queries go on. And their names."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
-from ...errors import Corruption, Refused, Unavailable
+from ...errors import Corruption, NotFound, Refused, Unavailable
 from ...snapshot.cut import requests
 from ...snapshot.cut.requests import Request
+from ...snapshot.cut.stored import list_snapshots
 from ...snapshot.take import audit_log, taking
 from ...snapshot.take.capture import ChannelReader
 from ...store.objects.protocol import ObjectStore
@@ -61,6 +63,19 @@ class Completer:
                 _log.warning("snapshot %s of %s was dropped: %s", request.name, self._app, error)
                 audit_log.record(self._store, self._app, "snapshot failed", f"{request.name}: {error}", self._by)
                 requests.cancel(self._store, self._app, request)
+
+
+def snapshot_names(store: ObjectStore, app: str, ids: tuple[str, ...], known: dict[str, str]) -> tuple[str, ...]:
+    """Names of snapshots; an id whose snapshot is withdrawn by now, or cannot be looked up, stays an id.
+
+    `known` has the names that were looked up before, by id, and gets the new ones.
+    """
+    # A name is for people; the batch is committed.
+    with suppress(Unavailable, Corruption, NotFound):
+        for found in (requests.open_requests, list_snapshots):
+            if not known.keys() >= set(ids):
+                known.update({one.id: one.name for one in found(store, app)})
+    return tuple(known.get(id_, id_) for id_ in ids)
 
 
 def _may_be_complete(snapshot: str, heads: Collection[Manifest]) -> bool:

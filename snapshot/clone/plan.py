@@ -58,7 +58,10 @@ def make_plan(
         cut=cut.versions,
         topics={declared: topic for declared, topic in sorted(read_topics.items()) if declared != topic},
     )
-    info = AppInfo(name=name, created_ms=now_ms, origin=origin)
+    source = apps.find_app(store, cut.app)
+    # Stages that have no version yet begin in the clone where they would have begun here.
+    starts = source.starts if source is not None else {}
+    info = AppInfo(name=name, created_ms=now_ms, origin=origin, starts=starts)
     begun = _begun(store, target, ref, info)
     done = begun is not None and not unfinished(target, begun)
     if begun is not None and begun.origin is not None:

@@ -93,12 +93,12 @@ class Line:
         return self.up_to(last) if last else self._cut({})
 
     def beginning(self) -> Cut:
-        """The shortest prefix that holds what the whole history begins with: a clone's tables, or what gc left.
+        """The shortest prefix that holds what all history begins with: tables of a clone or an init, or what gc left.
 
         Otherwise a history begins with nothing. Then it is the line's first commit, if that brings no rows, else empty.
         """
         firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
-        brought = [commit for commit in firsts if commit.kind == "clone" or commit.version > 1]
+        brought = [commit for commit in firsts if commit.begins_with_rows or commit.version > 1]
         if brought:
             return self.up_to(max(brought, key=self.place))
         earliest = min(firsts, key=self.place, default=None)

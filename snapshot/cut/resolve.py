@@ -127,9 +127,9 @@ def _commit_of(store: ObjectStore, ref: Ref) -> Manifest | None:
 
 
 def _back(store: ObjectStore, ref: Ref, stages: tuple[str, ...], commits: int) -> Manifest:
-    # A clone's first versions bring its data: they are where its history begins.
+    # A first version that brings data is where the history begins.
     line = newest_first(store, ref.app, newest(store, ref.app, stages))
-    with_data = (m for m in line if carries_data(m) or m.kind == "clone")
+    with_data = (m for m in line if carries_data(m) or m.begins_with_rows)
     found = list(islice(with_data, commits + 1))
     if len(found) <= commits:
         where = f"{ref.app}/{ref.stage}" if ref.stage else ref.app

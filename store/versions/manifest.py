@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire"]
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, or it was retired."""
+partitions was changed, it was retired, or its table began with rows from elsewhere."""
 
 
 class Column(Struct, frozen=True):
@@ -237,6 +237,11 @@ class Manifest(Struct, frozen=True):
         return self.kind not in ("claim", "compaction", "rescale", "retire")
 
     @property
+    def begins_with_rows(self) -> bool:
+        """Whether the stage's history begins here, with a table that no batch of it made: a clone's, or `init`'s."""
+        return self.kind in ("clone", "init")
+
+    @property
     def retired(self) -> bool:
         """Whether the stage has no part in its app at this version.
 
@@ -264,3 +269,9 @@ class AppInfo(Struct, frozen=True):
     name: fits.Name
     created_ms: fits.TimeMs
     origin: Origin | None = None
+    starts: dict[fits.Topic, fits.Offsets] = {}
+    """Where its stages begin to read users' topics, by their names as declared: `init` said so, and it wins over the
+    program. Not those that the program's own words decide."""
+    initialised: fits.NameOrNone = ""
+    """The stage whose table begins with rows from elsewhere, where the app began with that: nobody runs the app before
+    that stage has a version."""

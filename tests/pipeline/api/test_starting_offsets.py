@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import Topic
+from slackwater.pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
 from slackwater.pipeline.batch.claim import Claimer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
@@ -134,3 +136,57 @@ def test_kafka_says_where_a_time_is_and_a_stage_is_claimed_there(kafka: Embedded
     assert claimed(starting_timestamp=1_009, starting_offsets_by_timestamp_strategy="latest") == (5, 4)
     with pytest.raises(Refused, match=rf"{name}\[1\] is to begin at 6, but holds 0\.\.5"):
         claimed(starting_offsets=by_partition(0, 6))
+
+
+NAMES = st.from_regex(r"\A[a-zA-Z0-9._-]{1,20}\Z")
+WHERE = st.one_of(st.sampled_from(["earliest", "latest"]), st.lists(st.integers(-2, 1000), min_size=1, max_size=4))
+
+
+@given(st.dictionaries(NAMES, WHERE, min_size=1, max_size=3), st.booleans())
+def test_what_the_command_line_says_is_what_topic_takes(said: dict[str, str | list[int]], as_spark_does: bool) -> None:
+    by_partition = {topic: dict(enumerate(at)) if isinstance(at, list) else at for topic, at in said.items()}
+    together = {topic: at for topic, at in by_partition.items() if isinstance(at, dict) and as_spark_does}
+    words = [json.dumps(together)] if together else []
+    words += [
+        f"{topic}={at if isinstance(at, str) else json.dumps(at)}"
+        for topic, at in by_partition.items()
+        if topic not in together
+    ]
+    found = starting_offsets_in(words)
+    assert found.keys() == said.keys()
+    for topic, at in by_partition.items():
+        declared = sw.topic(topic, starting_offsets=at if isinstance(at, str) else json.dumps({topic: at})).start
+        assert replace(found[topic], option="starting_offsets") == declared
+
+
+@pytest.mark.parametrize(
+    "word", ["flights", "latest", "flights=soon", "flights={", "[1]", "{}", '{"flights":3}', '{"0":"x"}']
+)
+def test_words_that_say_no_offsets_are_refused(word: str) -> None:
+    with pytest.raises(Usage):
+        starting_offsets_in([word])
+
+
+def test_a_topic_is_said_once() -> None:
+    with pytest.raises(Usage, match="each topic once"):
+        starting_offsets_in(["flights=latest", '{"flights":{"0":1}}'])
+
+
+def test_from_a_time_on_a_partition_without_later_records_begins_at_its_end() -> None:
+    asked: list[Sequence[int]] = []
+
+    def first_since(times_ms: Sequence[int]) -> tuple[int, ...]:
+        asked.append(times_ms)
+        return (9, -1, -1)
+
+    assert starting_at(1_700).resolve("flights", EARLIEST, ENDS, first_since) == (9, 10, 7)
+    assert asked == [[1_700] * 3]
+
+
+def test_the_offsets_at_which_an_app_was_begun_are_looked_at_again() -> None:
+    start = stored_starts({"flights": (5, 3, 7)})["flights"]
+    assert start.resolve("flights", EARLIEST, ENDS, nothing_since) == (5, 3, 7)
+    with pytest.raises(
+        Refused, match=r"the start by `slackwater init` of topic 'flights': flights.0. is to begin at 4"
+    ):
+        stored_starts({"flights": (4, 3, 7)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)

@@ -23,7 +23,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import Manifest, Span
+from slackwater.store.versions.manifest import AppInfo, Manifest, Span
 
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 
@@ -62,6 +62,14 @@ def test_a_clone_goes_on_as_its_source_does(app: FlightsApp) -> None:
         each.step_all()
     assert staging.state == app.state
     assert staging.state["carriers"] == rows_of(app.store, staging.heads["carriers"])
+
+
+def test_stages_without_a_version_begin_in_a_clone_where_init_had_the_app_begin() -> None:
+    store = MemoryStore()
+    apps.create_app(store, AppInfo("flights", 1, starts={"flights": (3, 4)}, initialised="legs"))
+    make(FlightsApp(store, Kafka(), start=["legs"]))
+    staging = apps.read_app(store, "staging")
+    assert (staging.starts, staging.initialised) == ({"flights": (3, 4)}, "")
 
 
 def test_a_clone_of_an_earlier_moment_catches_up_from_there(app: FlightsApp) -> None:

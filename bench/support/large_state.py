@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from .support.events import names
+from .events import names
 
 if TYPE_CHECKING:
     import slackwater as sw

@@ -1,0 +1,135 @@
+"""What a stage's first version is besides its rows, when these come from elsewhere: by the program, and by Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ulid import ULID
+
+from ... import instants
+from ...errors import NotFound, Refused
+from ...snapshot.init.initialise import begun_elsewhere, check_free
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps
+from ...store.versions.manifest import AppInfo, Manifest, Output
+from ..api.app import App, Stage
+from ..api.starting_offsets import StartingOffsets, stored_starts
+from ..batch.claim import Claimer, program_of
+from ..batch.schemas import Shape, shapes
+from ..kafka import topics
+from ..kafka.clients import Kafka
+from ..spark.session import spark_session
+
+_CONF = {
+    "spark.ui.enabled": "false",
+    # It lives for seconds, and runs no job.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstVersion:
+    """A stage's first version, to be committed.
+
+    Attributes:
+        manifest: of kind "init", without rows and outputs.
+        info: the app's identity, with the offsets that were said; as stored, where there is one.
+        others: the app's other stages, which begin empty where the program says.
+    """
+
+    manifest: Manifest
+    info: AppInfo
+    others: tuple[str, ...]
+    _claimer: Claimer
+    _stage: Stage
+    _shape: Shape
+
+    def channels(self) -> dict[str, Output]:
+        """Make the channels that the stage reads and writes, where there are none; the latter. Raises `Refused`."""
+        self._claimer.create_channels((self._stage,))
+        return self._claimer.outputs(self._stage, self.manifest, self._shape)
+
+
+def first_version(
+    app: App,
+    name: str,
+    store: ObjectStore,
+    kafka: Kafka,
+    *,
+    offsets: Mapping[str, StartingOffsets],
+    at: StartingOffsets | None = None,
+    by: str,
+    patience_s: float = 60,
+) -> FirstVersion:
+    """What a program declares of a stage, with the offsets at which it begins. Starts Spark to know the columns.
+
+    Args:
+        app: as declared, under the name that it is to have.
+        name: the stage.
+        store: where the app lives, or will.
+        kafka: librdkafka client properties.
+        offsets: where topics of the app begin, by their declared names.
+        at: where its others do; None for where the program says. Of an app that there is, only the stage's own.
+        by: user@host.
+        patience_s: how long the broker may be away.
+
+    Raises:
+        NotFound: the program has no such stage, or the app reads no such topic, or Kafka has none.
+        Refused: the stage keeps no table or has versions, offsets are not there, or the app was begun at others. Others
+            as `shapes` does.
+        Unavailable: Kafka or the store did not answer.
+    """
+    (declared,) = app.select((name,))
+    if declared.state is None:
+        raise Refused(
+            f"stage {app.name}/{name} keeps no table, so there is nothing to begin with",
+            hint=f"those with state: {', '.join(each.name for each in app.stages.values() if each.state) or 'none'}",
+        )
+    check_free(store, app.name, name)
+    topics.wait_for(kafka, patience_s)
+    info = apps.find_app(store, app.name)
+    asked = _asked(app, declared, info, offsets, at)
+    if info is not None:
+        app = app.beginning(stored_starts(info.starts))
+    app = app.beginning(asked)
+    stage = app.stages[name]
+    renamed = info.origin.topics if info is not None and info.origin is not None else {}
+    claimer = Claimer(store, kafka, app, renamed, writer=str(ULID()), by=by, accept_loss=False)
+    inputs = {each: start.at for each, start in claimer.check_new(stage).items()}
+    starts = {topic: claimer.start_of(topic) for topic in sorted(asked)}
+    if info is None:
+        info = AppInfo(app.name, instants.now_ms(), starts=starts, initialised=name)
+    elif any(info.starts.get(topic) != at for topic, at in starts.items() if topic not in inputs):
+        raise begun_elsewhere(info)
+    with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF) as spark:
+        shape = shapes(app, spark)[name]
+    manifest = Manifest(
+        app.name,
+        name,
+        1,
+        1,
+        claimer.writer,
+        instants.now_ms(),
+        "init",
+        inputs=inputs,
+        table=shape.table,
+        by=by,
+        program=program_of(app),
+    )
+    others = tuple(each.name for each in app.in_order() if each.name != name)
+    return FirstVersion(manifest, info, others, claimer, stage, shape)
+
+
+def _asked(
+    app: App, stage: Stage, info: AppInfo | None, offsets: Mapping[str, StartingOffsets], at: StartingOffsets | None
+) -> dict[str, StartingOffsets]:
+    """Where topics begin because the caller says so, by their declared names."""
+    for topic in offsets:
+        if topic not in app.topics:
+            raise NotFound(f"topic read by {app.name}", topic, app.topics)
+    if at is None:
+        return dict(offsets)
+    # Where the others of an app begin that there is, is decided.
+    meant = app.topics if info is None else app.topics & stage.inputs.keys()
+    return {topic: offsets.get(topic, at) for topic in {*meant, *offsets}}

@@ -1,0 +1,101 @@
+"""Collecting an app's garbage now and then, beside the batches, by one of its runners."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from ... import instants
+from ...errors import Refused, SlackwaterError, Unavailable
+from ...snapshot.cut.graph import order
+from ...snapshot.cut.moments import heads_of
+from ...snapshot.gc.collect import Collected, collect
+from ...snapshot.gc.retention import Retention
+from ...snapshot.status import roster
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import history, keys
+from ..batch.stage_runner import StageRunner
+from .news import News
+
+_log = logging.getLogger("slackwater")
+
+_LOOK_S = 300.0
+_END_S = 2.0
+
+
+class Collector:
+    """Collects by the rules of retention, on a thread of its own: no batch waits for it, and killing it does no harm.
+
+    When the app was collected last, by whomever, the store says. Of several runners of an app that one collects which
+    holds the first of the stages that run, by its epoch; two at once, while a stage changes hands, do no harm either.
+
+    Attributes:
+        every_ms: How long from one collection to the next.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        app: str,
+        retention: Retention,
+        *,
+        every_ms: int,
+        by: str,
+        runners: Sequence[StageRunner],
+        news: News,
+    ) -> None:
+        self.every_ms = every_ms
+        self._store, self._app, self._retention, self._by = store, app, retention, by
+        self._runners = runners
+        self._news = news
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="collector", daemon=True)
+
+    def start(self) -> None:
+        """Look from now on whether a collection is due; not at once, for the first batches have enough to do."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a collection under way is left where it is, and the next one goes on from there."""
+        self._over.set()
+        self._thread.join(_END_S)
+
+    def look(self, now_ms: int) -> Collected | None:
+        """Collect, if it is due and this runner's to do. A listing where it is not due.
+
+        Raises:
+            Refused: Another collection went on at the same time.
+            SlackwaterError: What is stored cannot be read; nothing was deleted.
+            Unavailable: The store did not answer.
+        """
+        if now_ms - self._last_ms() < self.every_ms or not self._leads(now_ms):
+            return None
+        return collect(self._store, self._app, self._retention, by=self._by)
+
+    def _last_ms(self) -> int:
+        """When a collection began last, by storage's clock; 0 for never."""
+        key = keys.collection(self._app)
+        return max((info.modified_ms for info in self._store.list(key) if info.key == key), default=0)
+
+    def _leads(self, now_ms: int) -> bool:
+        """Whether the first stage that runs is this runner's."""
+        heads = heads_of(self._store, self._app, history.list_stages(self._store, self._app))
+        alive = roster.beats(self._store, self._app, now_ms)
+        mine = {runner.stage.name: runner.head.epoch for runner in self._runners}
+        running = (name for name in order(heads) if name in mine or roster.runner_of(heads[name], alive))
+        first = next(running, None)
+        return first is not None and mine.get(first) == heads[first].epoch
+
+    def _go_on(self) -> None:
+        while not self._over.wait(min(_LOOK_S, self.every_ms / 4_000)):
+            try:
+                done = self.look(instants.now_ms())
+            except (Refused, Unavailable):
+                # Somebody else is at it, or the next look finds it due.
+                continue
+            except SlackwaterError as error:
+                _log.warning("gc of %s: nothing was deleted: %s", self._app, error.message)
+                continue
+            if done is not None:
+                self._news.collected(done)

@@ -1,0 +1,212 @@
+"""What is in deploy/ says what the program understands, as far as that can be known without a container engine."""
+
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from slackwater import settings
+from slackwater.cli.main import app
+from typer.main import get_command
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+UNIT = DEPLOY / "slackwater@.service"
+DOCKERFILE = DEPLOY / "Dockerfile"
+CHART = DEPLOY / "helm" / "slackwater"
+TEMPLATES = sorted((CHART / "templates").iterdir())
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+OWN = """\
+app: shop-staging
+program: /app/files/shop.py
+files: {shop.py: "import slackwater as sw\\n\\napp = sw.App('shop')\\n"}
+secrets: [shop-kafka]
+env: [{name: AWS_REGION, value: eu-central-1}]
+runners:
+  - {name: intake, stages: [orders], args: [--max-records, "50000"]}
+  - {name: totals, stages: [countries, customers]}
+serviceAccount: {annotations: {eks.amazonaws.com/role-arn: arn}}
+"""
+
+LONGEST_END_S = 20
+"""What the supervisor gives batches and Spark, and then some."""
+
+
+def tool(name: str) -> str:
+    """A program that not every machine has."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not on PATH")
+    return found
+
+
+def understood(words: list[str]) -> dict[str, Any]:
+    """The options of a `slackwater …` as the command line takes them."""
+    verb = get_command(app).get_command(None, words[0])  # type: ignore[attr-defined, arg-type]
+    return dict(verb.make_context(words[0], words[1:]).params)
+
+
+def unit() -> configparser.ConfigParser:
+    parsed = configparser.ConfigParser(strict=False, interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(UNIT.read_text(encoding="utf-8"))
+    return parsed
+
+
+def seconds(words: object) -> int:
+    return int(str(words).removesuffix("s"))
+
+
+def test_the_unit_runs_words_that_the_command_line_takes() -> None:
+    service = unit()["Service"]
+    command, *words = shlex.split(service["ExecStart"].replace("%i", "shop"))
+    assert command == "/srv/shop/.venv/bin/slackwater"
+    assert (understood(words)["file"], understood(words)["metrics"]) == (Path("shop.py"), 9464)
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
+    assert seconds(service["TimeoutStopSec"]) > LONGEST_END_S
+    assert service["Environment"] == f"SLACKWATER_CACHE=%C/{service['CacheDirectory']}"
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    analyze = tool("systemd-analyze")
+    text = UNIT.read_text(encoding="utf-8").replace("/srv/%i/.venv/bin/slackwater", sys.executable)
+    copy = tmp_path / UNIT.name
+    copy.write_text(text.replace("User=slackwater", "User=root"), encoding="utf-8")
+    done = subprocess.run([analyze, "verify", "--man=no", copy], capture_output=True, text=True, check=False)
+    if "Failed to initialize manager" in done.stderr or "SYSTEMD_UNIT_PATH" in done.stderr:
+        pytest.skip(f"systemd-analyze does not work here: {done.stderr.splitlines()[0]}")
+    ours = [line for line in done.stderr.splitlines() if UNIT.stem in line]
+    assert (ours, done.returncode) == ([], 0)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions, lines that go on put together."""
+    without_comments = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines = (line.partition(" ") for line in without_comments.replace("\\\n", " ").splitlines() if line.strip())
+    return [(name, rest.strip()) for name, _, rest in lines]
+
+
+def test_the_image_runs_as_nobody_special_and_hears_signals() -> None:
+    found = instructions()
+    last = dict(found[[name for name, _ in found].index("FROM", 1) :])
+    assert json.loads(last["ENTRYPOINT"]) == ["tini", "--", "slackwater"]
+    assert re.fullmatch(r"[1-9]\d+", last["USER"])
+    assert "SLACKWATER_CACHE=/var/cache/slackwater" in last["ENV"].split()
+    assert json.loads(last["VOLUME"]) == ["/var/cache/slackwater"]
+    assert f"--uid {last['USER']} " in last["RUN"]
+
+
+def test_the_image_has_a_python_and_a_java_that_slackwater_takes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    least = tuple(map(int, project["requires-python"].removeprefix(">=").split(".")))
+    for _, base in (each for each in instructions() if each[0] == "FROM"):
+        found = re.match(r"python:(\d+)\.(\d+)-", base)
+        assert found is not None
+        assert (int(found[1]), int(found[2])) >= least
+    assert "openjdk-17-jre-headless" in DOCKERFILE.read_text(encoding="utf-8")
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["appVersion"] == project["version"]
+    assert f"slackwater:{project['version']}" in DOCKERFILE.read_text(encoding="utf-8")
+
+
+def test_what_goes_into_the_image_is_the_package() -> None:
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {name.split(".")[1] for name in project["tool"]["setuptools"]["packages"] if "." in name}
+    assert kept == folders | {"constraints.txt", "pyproject.toml", "README.md", "LICENSE", "*.py", "py.typed"}
+    assert all(list(ROOT.glob(name)) for name in kept)
+
+
+def test_hadolint_finds_nothing_wrong_with_the_dockerfile() -> None:
+    done = subprocess.run([tool("hadolint"), DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_every_value_that_a_template_names_is_there() -> None:
+    for template in TEMPLATES:
+        for path in re.findall(r"\.Values\.([\w.]+)", template.read_text(encoding="utf-8")):
+            found = VALUES
+            for part in path.split("."):
+                assert part in found, f"{template.name}: {path}"
+                found = found[part]
+
+
+def test_every_value_is_in_a_template_and_the_schema_says_what_it_is() -> None:
+    text = "".join(template.read_text(encoding="utf-8") for template in TEMPLATES)
+    assert [name for name in VALUES if f".Values.{name}" not in text] == []
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    assert schema["properties"].keys() <= VALUES.keys()
+    assert set(schema["required"]) <= schema["properties"].keys()
+
+
+def test_the_settings_of_the_chart_are_understood(tmp_path: Path) -> None:
+    (tmp_path / settings.FILE).write_text(VALUES["settings"], encoding="utf-8")
+    found = settings.load(environ={}, folder=tmp_path)
+    assert (found.store, found.brokers) == ("s3://bucket/prefix", "broker:9092")
+    assert not found.retention_of("shop").keeps_everything
+
+
+def helm(tmp_path: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    homes = {name: str(tmp_path) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+    return subprocess.run(
+        [tool("helm"), *words], capture_output=True, text=True, check=False, env={**os.environ, **homes}
+    )
+
+
+def rendered(tmp_path: Path, values: str) -> subprocess.CompletedProcess[str]:
+    """What helm makes of the chart with these values."""
+    file = tmp_path / "values.yaml"
+    file.write_text(values, encoding="utf-8")
+    return helm(tmp_path, "template", "shop", CHART, "--values", file)
+
+
+def test_helm_finds_nothing_wrong_with_the_chart(tmp_path: Path) -> None:
+    done = helm(tmp_path, "lint", "--strict", CHART)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("values", ["", OWN], ids=["default", "two runners"])
+def test_the_chart_makes_a_deployment_a_runner_with_words_that_are_understood(tmp_path: Path, values: str) -> None:
+    done = rendered(tmp_path, values)
+    assert done.returncode == 0, done.stderr
+    made = [each for each in yaml.safe_load_all(done.stdout) if each]
+    wanted = VALUES | (yaml.safe_load(values) or {})
+    runners = [each for each in made if each["kind"] == "Deployment"]
+    assert [each["metadata"]["name"] for each in runners] == [f"shop-{each['name']}" for each in wanted["runners"]]
+    maps = {each["metadata"]["name"]: each["data"] for each in made if each["kind"] == "ConfigMap"}
+    assert tomllib.loads(maps["shop"]["slackwater.toml"]) == tomllib.loads(wanted["settings"])
+    assert maps.get("shop-files", {}) == wanted["files"]
+    for runner, each in zip(wanted["runners"], runners, strict=True):
+        assert (each["spec"]["replicas"], each["spec"]["strategy"]["type"]) == (1, "Recreate")
+        pod = each["spec"]["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] > LONGEST_END_S
+        (container,) = pod["containers"]
+        said = understood(container["args"])
+        assert (said["file"], said["stage"] or [], said["metrics"]) == (
+            Path(wanted["program"]),
+            runner.get("stages", []),
+            wanted["metrics"]["port"],
+        )
+        assert said["app_name"] == (wanted["app"] or None)
+        mounted = {volume["name"] for volume in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+        # Only these can be written to.
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert {"work", "tmp", "cache"} <= mounted
+
+
+@pytest.mark.parametrize("wrong", ["program: shop", "runners: []", "runners: [{name: A_B}]", "app: Shop"])
+def test_values_that_cannot_work_are_refused(tmp_path: Path, wrong: str) -> None:
+    done = rendered(tmp_path, wrong)
+    assert done.returncode != 0
+    assert "schema" in done.stderr

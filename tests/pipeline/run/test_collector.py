@@ -1,0 +1,145 @@
+"""A runner collects by itself: when it is due, when there are rules, and one of several runners."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Event
+
+import pytest
+from slackwater.errors import Corruption, Usage
+from slackwater.pipeline.run.collector import Collector
+from slackwater.pipeline.run.news import News
+from slackwater.pipeline.run.options import gc_every_ms
+from slackwater.snapshot.gc.collect import Collected
+from slackwater.snapshot.status import roster
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.versions import history, keys
+from slackwater.store.versions.manifest import Manifest
+
+from tests.support.collecting import FEW, HOUR_MS, gc, old_app, store_of, wait
+from tests.support.histories import FlightsApp
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+
+
+class Holder:
+    """What the collector asks of a stage's runner."""
+
+    def __init__(self, app: FlightsApp, stage: str) -> None:
+        self.stage = Stage(stage)
+        self._app = app
+
+    @property
+    def head(self) -> Manifest:
+        return self._app.heads[self.stage.name]
+
+
+def collector(app: FlightsApp, *stages: str, news: News | None = None, every_ms: int = HOUR_MS) -> Collector:
+    runners = [Holder(app, stage) for stage in stages]
+    return Collector(
+        app.store,
+        app.name,
+        FEW,
+        every_ms=every_ms,
+        by="host:1",
+        runners=runners,  # type: ignore[arg-type]
+        news=news or News(),
+    )
+
+
+@pytest.fixture
+def app() -> Iterator[FlightsApp]:
+    app = old_app()
+    wait(app)
+    app.step_all()
+    yield app
+    assert verify(app.store, app.name, now_ms=app.clock.now_ms).differences == ()
+
+
+def beat(app: FlightsApp, *stages: str, writer: str = "01K9TZ3Y5C8V0WQ2X4N6M8R0TB") -> None:
+    found = {stage: app.heads[stage].epoch for stage in stages}
+    roster.beat(app.store, app.name, roster.Beat(writer, "other:1", found))
+
+
+def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: FlightsApp) -> None:
+    ours = collector(app, "legs", "aircraft", "carriers")
+    done = ours.look(app.clock.now_ms)
+    assert done is not None
+    assert done.objects > 0
+    assert ours.look(app.clock.now_ms) is None
+    wait(app, HOUR_MS + 1)
+    gc(app)
+    assert ours.look(app.clock.now_ms) is None
+    wait(app, HOUR_MS + 1)
+    assert ours.look(app.clock.now_ms) is not None
+
+
+def test_of_several_runners_that_one_collects_which_has_the_first_stage_that_runs(app: FlightsApp) -> None:
+    first, second = collector(app, "legs"), collector(app, "aircraft", "carriers")
+    # Nobody says that legs runs.
+    beat(app, "aircraft", "carriers")
+    assert second._leads(app.clock.now_ms)
+    beat(app, "legs", writer="01K9TZ3Y5C8V0WQ2X4N6M8R0TC")
+    assert first._leads(app.clock.now_ms)
+    assert not second._leads(app.clock.now_ms)
+    assert second.look(app.clock.now_ms) is None
+    # Its sign of life grows old.
+    wait(app, 120_000)
+    assert second._leads(app.clock.now_ms)
+
+
+def test_a_runner_whose_stage_was_taken_over_does_not_collect(app: FlightsApp) -> None:
+    former = collector(app, "legs")
+    taken = app.heads["legs"]
+    app.claim("legs")
+    newer, app.heads["legs"] = app.heads["legs"], taken
+    assert newer.epoch > taken.epoch
+    assert former.look(app.clock.now_ms) is None
+    app.heads["legs"] = newer
+
+
+def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: pytest.LogCaptureFixture) -> None:
+    store, key = store_of(app), keys.manifest("flights", "legs", app.heads["legs"].version)
+    whole = store.get(key)
+    store.put(key, b"{}")
+    history._recent.clear()
+    broken = collector(app, "legs")
+    with pytest.raises(Corruption):
+        broken.look(app.clock.now_ms)
+    broken.every_ms = 4
+    broken.start()
+    while "nothing was deleted" not in caplog.text:
+        assert broken._thread.is_alive()
+    broken.close()
+    store.put(key, whole)
+
+
+def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) -> None:
+    told, heard = [], Event()
+
+    class Told(News):
+        def collected(self, done: Collected) -> None:
+            told.append(done)
+            heard.set()
+
+    ours = collector(app, "legs", "aircraft", "carriers", news=Told(), every_ms=4)
+    ours.start()
+    assert heard.wait(30)
+    ours.close()
+    assert not ours._thread.is_alive()
+    assert told[0].objects > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "every_ms"), [("off", None), ("1h", HOUR_MS), ("90s", 90_000), ("1 day", 24 * HOUR_MS)]
+)
+def test_how_often_is_a_span_or_off(text: str, every_ms: int | None) -> None:
+    assert gc_every_ms("--gc", text) == every_ms
+
+
+@pytest.mark.parametrize("text", ["on", "10s", ""])
+def test_how_often_is_nothing_else(text: str) -> None:
+    with pytest.raises(Usage, match="--gc"):
+        gc_every_ms("--gc", text)
