@@ -20,7 +20,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .duckdb_view import quoted
+from .duckdb_columns import alike, literal, quoted
 from .visible_rows import Hiding
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -65,16 +65,18 @@ def register(
     con.register(f"{name} versions", _versions(manifests))
     con.register(f"{name} stays", _places(stays))
     con.register(f"{name} spans", _spans(store, cache, stays, table))
-    files = ", ".join("'" + str(cache.parquet_path(store, stay.sst)).replace("'", "''") + "'" for stay in stays)
     columns = [each for each in arrow_schema((*table.key, *table.values)).names if not each.startswith("_")]
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
-    scanned = ", ".join(map(quoted, [*columns, *([EXPIRES] if expires else [])]))
+    scanned = [*columns, *([EXPIRES] if expires else [])]
     shown = ", ".join(f"seen.{quoted(each)}" for each in columns)
     # Some may be from before the table got a ttl, and lack the column.
     by_name = expires or table.ttl is not None
-    scan = (
-        f"SELECT {scanned}, file_index::BIGINT AS file_index, file_row_number "
-        f"FROM read_parquet([{files}], hive_partitioning = false, union_by_name = {by_name})"
+    paths = {stay.sst.object: cache.parquet_path(store, stay.sst) for stay in stays}
+    scan = " UNION ALL ".join(
+        f"SELECT {some.select(con, scanned)}, {list(some.places)}[file_index::BIGINT + 1] AS file_index, file_row_number "
+        f"FROM read_parquet([{', '.join(literal(str(paths[stays[place].sst.object])) for place in some.places)}], "
+        f"hive_partitioning = false, union_by_name = {by_name})"
+        for some in alike([stay.sst for stay in stays], paths, table)
     )
     # No column of a table has the names that SSTs call their own.
     seen = (

@@ -18,6 +18,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, HASH, SEQ, sst_schema
 from ..versions.manifest import Manifest, Sst
 from .cache import SstCache
+from .duckdb_columns import alike, literal, quoted
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
@@ -72,8 +73,19 @@ def register(
     by_name = table.ttl is not None
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     selects = [
-        *_newest_rows(con, f"{name}_0", columns, paths, others, dead, by_name=by_name),
-        *_newest_rows(con, f"{name}_1", columns, paths, expiring, dead, by_name=by_name, condition=alive),
+        select
+        for letter, ssts, condition in (("a", others, "true"), ("b", expiring, alive))
+        for number, some in enumerate(alike(ssts, paths, table))
+        for select in _newest_rows(
+            con,
+            f"{name}_{letter}{number}",
+            some.select(con, columns),
+            paths,
+            [ssts[place] for place in some.places],
+            dead,
+            by_name=by_name,
+            condition=condition,
+        )
     ]
     con.execute(f"CREATE TEMP VIEW {quoted(name)} AS {' UNION ALL '.join(selects)}")
 
@@ -81,30 +93,29 @@ def register(
 def _newest_rows(
     con: duckdb.DuckDBPyConnection,
     name: str,
-    columns: list[str],
+    selected: str,
     paths: dict[str, Path],
     ssts: Sequence[Sst],
     dead: Mapping[Sst, npt.NDArray[np.int64]],
     *,
     by_name: bool,
-    condition: str = "true",
+    condition: str,
 ) -> list[str]:
     """The SELECTs of the view for some SSTs; sets the variables that they need."""
-    selected = ", ".join(quoted(column) for column in columns)
     whole = [sst for sst in ssts if sst not in dead]
     selects = [f"SELECT {selected} FROM {_scan(whole, paths, by_name=by_name)} WHERE {condition}"] if whole else []
-    for number, some in enumerate(_chunks([sst for sst in ssts if sst in dead])):
-        ends = np.cumsum([sst.rows for sst in some])
-        starts = (ends - [sst.rows for sst in some]).tolist()
+    for number, chunk in enumerate(_chunks([sst for sst in ssts if sst in dead])):
+        ends = np.cumsum([sst.rows for sst in chunk])
+        starts = (ends - [sst.rows for sst in chunk]).tolist()
         bits = np.zeros(int(ends[-1]), np.bool_)
-        for sst, start in zip(some, starts, strict=True):
+        for sst, start in zip(chunk, starts, strict=True):
             bits[start + dead[sst]] = True
         variable = f"_dead_{number}_{name}"
         con.execute(f"SET VARIABLE {quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         selects.append(
-            f"SELECT {selected} FROM {_scan(some, paths, by_name=by_name)}"
-            f" WHERE get_bit(getvariable({_literal(variable)}), {position}) = 0 AND {condition}"
+            f"SELECT {selected} FROM {_scan(chunk, paths, by_name=by_name)}"
+            f" WHERE get_bit(getvariable({literal(variable)}), {position}) = 0 AND {condition}"
         )
     return selects
 
@@ -123,16 +134,7 @@ def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
 
 
 def _scan(ssts: Sequence[Sst], paths: dict[str, Path], *, by_name: bool) -> str:
-    files = ", ".join(_literal(str(paths[sst.object])) for sst in ssts)
+    files = ", ".join(literal(str(paths[sst.object])) for sst in ssts)
     # A folder named a=b is no column.
     options = ", union_by_name = true" if by_name else ""
     return f"read_parquet([{files}], hive_partitioning = false{options})"
-
-
-def quoted(name: str) -> str:
-    """A name of a table, column or variable as DuckDB's SQL takes any."""
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

@@ -106,6 +106,10 @@ def _table(table: Table) -> Iterator[Wrong]:
     for group, columns in (("key", table.key), ("values", table.values)):
         for number, column in enumerate(columns):
             yield from _column(f"table.{group}[{number}]", column, seen)
+    if len(set(table.ids)) < len(table.columns):
+        yield Wrong("table.values", table.ids, "columns whose ids differ")
+    if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
+        yield Wrong("table.next_id", table.next_id, "more than each column's id, of which none is 0")
     if table.ttl is not None and table.ttl.column and table.ttl.column not in {each.name for each in table.values}:
         yield Wrong("table.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 

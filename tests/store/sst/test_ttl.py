@@ -292,7 +292,7 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
                     model[k] = (v, 107 if table.ttl == Ttl(100) else None)
         one = Compaction(0, 1, ssts, drops_tombstones=True, clock_ms=7)
         (made,) = run(memory, cache, "app", "stage", new, one).outputs
-        found = cache.open(memory, made, new).table
+        found = cache.open(memory, made, new).stored
         assert {row["k"]: (row["v"], row[EXPIRES]) for row in found.to_pylist()} == model
         assert (made.rows, made.expiring) == (len(model), sum(expires is not None for _, expires in model.values()))
 
