@@ -22,6 +22,7 @@ VERBS = (
     "replay",
     "watch",
     "clone",
+    "migrate",
     "rescale",
     "retire",
     "compact",

@@ -12,10 +12,12 @@ from functools import partial
 from pyspark.sql import SparkSession
 from ulid import ULID
 
+from ... import instants
 from ...durations import parse_ms
 from ...errors import Refused
 from ...snapshot.clone.first_versions import unfinished
 from ...snapshot.maintain.retire import absent
+from ...snapshot.migrate.migration import finish_newest
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
@@ -82,13 +84,14 @@ def preflight(app: App, options: Options, news: News) -> Start:
     news.doing("checking the app")
     if master := _known_master(options):
         check_unflushed(limits, master)
-    info = apps.find_app(store, app.name)
+    info, migration = apps.find_app(store, app.name), 0
     if info is not None:
         if missing := unfinished(store, info):
             raise Refused(
                 f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
                 hint="run the same `slackwater clone` again; it goes on where it stopped",
             )
+        migration = finish_newest(store, app.name, now_ms=instants.now_ms())
         _tell_absent(store, app)
     claimer = Claimer(
         store=store,
@@ -98,6 +101,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         writer=str(ULID()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
+        migration=migration,
     )
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}

@@ -18,7 +18,7 @@ from ... import instants
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_columns import alike, literal, quoted
+from ...store.read.duckdb_columns import alike, from_files, quoted
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
@@ -186,10 +186,9 @@ def _show(
     ssts = list({source.sst.object: source.sst for source in sources}.values())
     names = [HASH, *(column.name for column in high.table.columns), SEQ, OP]
     expires = any(sst.expiring for sst in ssts)
-    scan = " UNION ALL ".join(
+    rows = " UNION ALL ".join(
         f"SELECT {some.select(con, [*names, *([EXPIRES] if expires else [])])}, filename, file_row_number FROM "
-        f"read_parquet([{', '.join(literal(str(paths[ssts[place].object])) for place in some.places)}], "
-        "hive_partitioning = false, union_by_name = true, filename = true)"
+        f"{from_files([paths[ssts[place].object] for place in some.places], by_name=True, filename=True)}"
         for some in alike(ssts, paths, high.table)
     )
     con.execute("SET allowed_paths = $files", {"files": files})
@@ -197,7 +196,7 @@ def _show(
     con.execute(
         f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version,"
         f" {EXPIRES if expires else 'NULL::BIGINT'} AS _expires, hash(filename, file_row_number, l.version) AS {ROW}"
-        f" FROM ({scan}) s JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
+        f" FROM ({rows}) s JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
     )
     shown = ", ".join(map(quoted, visible_schema(high.table).names))
     con.execute(f"CREATE TEMP VIEW {quoted(stage)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")

@@ -134,6 +134,8 @@ def _first_version(
         duration_ms=0,
         stats=None,
         totals=None,
+        # And so are its migrations, which have numbers of their own.
+        migration=0,
     )
 
 

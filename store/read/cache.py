@@ -16,7 +16,7 @@ from ...errors import Corruption
 from ..objects.protocol import ObjectStore
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder
-from .decode import Block, decode, fetch, file_name
+from .decode import decode, fetch, file_name
 from .hot_tier import HotTier
 from .mapped_file import Mapped, map_file, write_file
 from .parquet_copies import ParquetCopies

@@ -27,8 +27,8 @@ class Block:
     """Consecutive rows of one SST that lie together in memory."""
 
     stored: pa.RecordBatch
-    """As the SST has them. Columns of its own (`_hash`, `_seq`, `_op`, `_expires_at`) may be read from here; the table's
-    only through `rows` and `take`."""
+    """As the SST has them. Columns of its own (`_hash`, `_seq`, `_op`, `_expires_at`) may be read from here; those of
+    the table only through `rows` and `take`."""
     hashes: npt.NDArray[np.int64]
     """The rows' `_hash`, ascending: numpy's view of the same memory."""
     sparse: npt.NDArray[np.int64]

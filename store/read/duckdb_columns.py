@@ -1,10 +1,10 @@
 """SSTs as DuckDB scans them, also where they were written under other columns than the table has now.
 
 Files of the same columns are one scan. What was renamed, widened or added since is said in the SELECT over it, as
-`sst.evolution` reads it; of a table that was never migrated, and of SSTs of today's columns, the SELECT is the plain one.
+`sst.evolution` reads it; of a table that was never migrated, and of SSTs of today's columns, the SELECT is plain.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,14 @@ def _expression(con: duckdb.DuckDBPyConnection, name: str, source: Source) -> st
     elif source.stored == source.type:
         return f"{value} AS {quoted(name)}"
     return f"CAST({value} AS {kind}) AS {quoted(name)}"
+
+
+def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
+    """The rows of these files, for a FROM; `by_name` where some may lack a column, `filename` adds which it was."""
+    files = ", ".join(literal(str(path)) for path in paths)
+    # A folder named a=b is no column.
+    options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
+    return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
 def quoted(name: str) -> str:

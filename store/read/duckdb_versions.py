@@ -20,7 +20,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .duckdb_columns import alike, literal, quoted
+from .duckdb_columns import alike, from_files, quoted
 from .visible_rows import Hiding
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -72,17 +72,16 @@ def register(
     # Some may be from before the table got a ttl, and lack the column.
     by_name = expires or table.ttl is not None
     paths = {stay.sst.object: cache.parquet_path(store, stay.sst) for stay in stays}
-    scan = " UNION ALL ".join(
-        f"SELECT {some.select(con, scanned)}, {list(some.places)}[file_index::BIGINT + 1] AS file_index, file_row_number "
-        f"FROM read_parquet([{', '.join(literal(str(paths[stays[place].sst.object])) for place in some.places)}], "
-        f"hive_partitioning = false, union_by_name = {by_name})"
+    rows = " UNION ALL ".join(
+        f"SELECT {some.select(con, scanned)}, {list(some.places)}[file_index::BIGINT + 1] AS file_index, "
+        f"file_row_number FROM {from_files([paths[stays[place].sst.object] for place in some.places], by_name=by_name)}"
         for some in alike([stay.sst for stay in stays], paths, table)
     )
     # No column of a table has the names that SSTs call their own.
     seen = (
         f"SELECT stored.*, "
         f"unnest(range(coalesce(span.first, stay.first), coalesce(span.last, stay.last) + 1)) AS {SEQ} "
-        f"FROM ({scan}) stored JOIN {quoted(f'{name} stays')} stay USING (file_index) "
+        f"FROM ({rows}) stored JOIN {quoted(f'{name} stays')} stay USING (file_index) "
         f"LEFT JOIN {quoted(f'{name} spans')} span USING (file_index, file_row_number)"
     )
     alive = f" WHERE seen.{EXPIRES} IS NULL OR seen.{EXPIRES} > version.clock_ms" if expires else ""

@@ -18,7 +18,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, HASH, SEQ, sst_schema
 from ..versions.manifest import Manifest, Sst
 from .cache import SstCache
-from .duckdb_columns import alike, literal, quoted
+from .duckdb_columns import alike, from_files, literal, quoted
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
@@ -103,7 +103,10 @@ def _newest_rows(
 ) -> list[str]:
     """The SELECTs of the view for some SSTs; sets the variables that they need."""
     whole = [sst for sst in ssts if sst not in dead]
-    selects = [f"SELECT {selected} FROM {_scan(whole, paths, by_name=by_name)} WHERE {condition}"] if whole else []
+    selects = []
+    if whole:
+        files = from_files([paths[sst.object] for sst in whole], by_name=by_name)
+        selects.append(f"SELECT {selected} FROM {files} WHERE {condition}")
     for number, chunk in enumerate(_chunks([sst for sst in ssts if sst in dead])):
         ends = np.cumsum([sst.rows for sst in chunk])
         starts = (ends - [sst.rows for sst in chunk]).tolist()
@@ -114,7 +117,7 @@ def _newest_rows(
         con.execute(f"SET VARIABLE {quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         selects.append(
-            f"SELECT {selected} FROM {_scan(chunk, paths, by_name=by_name)}"
+            f"SELECT {selected} FROM {from_files([paths[sst.object] for sst in chunk], by_name=by_name)}"
             f" WHERE get_bit(getvariable({literal(variable)}), {position}) = 0 AND {condition}"
         )
     return selects
@@ -131,10 +134,3 @@ def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
             rows = sst.rows
         chunks[-1].append(sst)
     return chunks
-
-
-def _scan(ssts: Sequence[Sst], paths: dict[str, Path], *, by_name: bool) -> str:
-    files = ", ".join(literal(str(paths[sst.object])) for sst in ssts)
-    # A folder named a=b is no column.
-    options = ", union_by_name = true" if by_name else ""
-    return f"read_parquet([{files}], hive_partitioning = false{options})"

@@ -57,8 +57,7 @@ class Mapped:
 
 
 def write_file(path: Path, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write the SST's rows, as it has them, with the ids of their columns. Raises `Corruption` for no rows, `OSError`.
-    """
+    """Write the SST's rows as it has them, ids of columns included. Raises `Corruption` for no rows, and `OSError`."""
     remaining = iter(batches)
     first = next(remaining, None)
     if first is None:

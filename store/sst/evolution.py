@@ -1,7 +1,8 @@
 """SSTs written under other columns than the table has now: how each is read as one of today.
 
-A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So what was renamed is found under
-its former name, what was widened is cast, what was added since is its default, and what was removed is not looked at.
+A column is known by its id (`Table.ids`), which an SST carries as Parquet's field id. So what was renamed is found
+under its former name, what was widened is cast, what was added since is its default, and what was removed is not
+looked at.
 SSTs of the first releases carry no ids: their tables had never been migrated, so a column's id is its place.
 
 This is the one place that brings an SST's columns and a table's together. Everything that reads rows goes through a
