@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
 from ...snapshot.clone.channels import channel_topic
+from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
 from ...snapshot.migrate import kinds
 from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
@@ -23,7 +24,7 @@ from ...store.versions.manifest import Input, Manifest, Output, Program, Table
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST
 from ..kafka import topics
-from .schemas import Shape
+from .schemas import Shape, ddl_of
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")
@@ -115,9 +116,13 @@ class Claimer:
     def begin(self, stage: Stage, name: str) -> Input:
         """Where a stage that has versions begins to read an input that is new to it: where the program says.
 
-        A channel that its writer has not written yet is read from its beginning. Raises as `check`.
+        One that it read earlier is read on from where it stopped, and a channel that its writer has not written yet
+        from its beginning. Raises as `check`.
         """
         one = stage.inputs[name]
+        head = history.head(self.store, self.app.name, stage.name)
+        if head is not None and name in head.stopped:
+            return head.stopped[name]
         if not isinstance(one, Topic):
             upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
             sender = history.head(self.store, self.app.name, upstream)
@@ -138,8 +143,7 @@ class Claimer:
         return channel_topic(self.app.name, channel.name)
 
     def _output(self, channel: Repartition, draft: Manifest, shape: Shape) -> Output:
-        rows = shape.emits[channel.name]
-        ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
+        ddl = ddl_of(shape.emits[channel.name])
         known = draft.outputs.get(channel.name)
         if known is not None:
             return replace(known, schema=ddl)
@@ -162,7 +166,24 @@ class Claimer:
             return asked[topic]
 
         finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
-        return {name: self._start(finder, one) for name, one in stage.inputs.items()}
+        left = self._left(stage) if head is None and self.migration else {}
+        return {
+            name: StartPosition(left[name]) if name in left else self._start(finder, one)
+            for name, one in stage.inputs.items()
+        }
+
+    def _left(self, stage: Stage) -> dict[str, Input]:
+        """Where stages of the app stopped reading repartition topics that this one, which is new, reads from now on.
+
+        A stage that is put between two others begins there, so no row is read twice and none is lost.
+        """
+        found = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name))
+        return {
+            name: at
+            for head in found.values()
+            for name, at in head.stopped.items()
+            if name in stage.channels and at.upstream == self.app.writer_of(name).name
+        }
 
     def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
         if isinstance(one, Topic):

@@ -114,6 +114,11 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     return known
 
 
+def ddl_of(rows: StructType) -> str:
+    """The columns of a repartition topic as manifests keep them."""
+    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
+
+
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
     with as_user_error(f"stage {stage.name!r}", stage.transform):

@@ -23,7 +23,7 @@ from ...store.versions import apps
 from ...store.versions.manifest import Input
 from ..api.app import App, Topic
 from ..batch.claim import Claimer
-from ..batch.schemas import Shape, shapes
+from ..batch.schemas import Shape, ddl_of, shapes
 from ..kafka import topics
 from ..kafka.channels import KafkaChannels
 from ..spark.session import spark_session
@@ -53,7 +53,7 @@ def declared(app: App, known: Mapping[str, Shape]) -> Declared:
             stage.name: DeclaredStage(
                 stage.name,
                 {name: "" if isinstance(one, Topic) else app.writer_of(one).name for name, one in stage.inputs.items()},
-                tuple(channel.name for channel in stage.writes),
+                {channel.name: ddl_of(known[stage.name].emits[channel.name]) for channel in stage.writes},
                 known[stage.name].table,
             )
             for stage in app.in_order()

@@ -13,8 +13,8 @@ class DeclaredStage:
     name: str
     inputs: Mapping[str, str]
     """By declared name the stage that writes it; empty for a user's topic."""
-    outputs: tuple[str, ...]
-    """The channels that it writes, by declared name."""
+    outputs: Mapping[str, str]
+    """The channels that it writes, by declared name, and their columns as Spark DDL."""
     table: Table | None
     """As the program would make it. `Column.default` is what it says of rows from before."""
 

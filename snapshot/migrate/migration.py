@@ -172,7 +172,8 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
         Refused: the table is not the one that the step was planned for.
     """
     inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
-    changed = replace(draft, inputs=inputs, migration=number)
+    stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
+    changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
     if step.retires:
         return replace(changed, recorded={}, awaited={}, captured={})
     if step.table is None:

@@ -4,8 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import pyarrow as pa
+
 from ...errors import NotFound, Refused
-from ...store.versions.manifest import Input, Manifest, Table, Ttl
+from ...store.sst.arrow_types import arrow_type
+from ...store.sst.evolution import fits
+from ...store.versions.column_types import parse_ddl
+from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
 from ..cut.graph import order
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
 from .declared import Declared, DeclaredStage
@@ -98,6 +103,7 @@ def plan(heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str
                 )
             changes.append(change)
     changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
+    _check_channels(heads, declared)
     return Plan(declared.app, tuple(changes), steps, after)
 
 
@@ -142,6 +148,34 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
     )
     empty = StageChange(stage.name, "changed", head.version)
     return (change if change != empty else None), step
+
+
+def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
+    """See that rows on their way can be read by the program, in the columns that it gives their channel."""
+    for sender, stage in declared.stages.items():
+        for name, ddl in stage.outputs.items():
+            output = heads[sender].outputs.get(name) if sender in heads else None
+            if output is None or output.schema == ddl or fits(_columns(output.schema), _columns(ddl)):
+                continue
+            for reader in heads.values():
+                source = None if reader.retired else reader.inputs.get(name)
+                reads = declared.stages[reader.stage].inputs if reader.stage in declared.stages else {}
+                if source is not None and name in reads and _is_behind(source, output):
+                    raise Refused(
+                        f"rows are on their way in {name!r} to {reader.stage!r}, in other columns than the program has",
+                        hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
+                        "and migrate then",
+                    )
+
+
+def _is_behind(source: Input, output: Output) -> bool:
+    if source.passed and output.sent:
+        return sum(source.passed) < sum(output.sent)
+    return source.offsets != output.ends
+
+
+def _columns(ddl: str) -> pa.Schema:
+    return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
 
 
 def _is_other(before: Table | None, after: Table | None) -> bool:

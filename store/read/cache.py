@@ -129,7 +129,13 @@ class SstCache:
                 self._touch(name)
             else:
                 mapped = self._in_memory.get(name)
-        return mapped.read_as(table, sst) if mapped is not None else self._map(name, sst, table)
+        if mapped is None:
+            return self._map(name, sst, table)
+        found = mapped.read_as(table, sst)
+        if found is not mapped:
+            with self._lock:
+                (self._mapped if name in self._mapped else self._in_memory)[name] = found
+        return found
 
     def has(self, sst: Sst) -> bool:
         """Whether this machine seems to have the SST's rows; asks no store, and looks at no byte of them."""

@@ -39,7 +39,7 @@ class Mapped:
         return Mapped(tuple(Block.of(each, how) for each in rows), memory_bytes, table)
 
     def read_as(self, table: Table, sst: Sst) -> "Mapped":
-        """The same rows, read as those of this table: at another version, it may have other columns. Raises as `of`."""
+        """The same rows, read as those of this table: at another version it may have other columns. Raises as `of`."""
         if table == self.table or not self.blocks:
             return self
         how = check_shape(sst, table, self.blocks[0].stored.schema, sst.rows)

@@ -124,11 +124,22 @@ def default_text(value: object, kind: pa.DataType) -> str:
     """
     if pa.types.is_nested(kind) or pa.types.is_binary(kind):
         raise TypeError(f"a column of type {kind} has no default but null")
+    if pa.types.is_integer(kind) and not isinstance(value, int | pa.Scalar):
+        raise TypeError("Arrow would cut off what lies behind the point")
     made = value if isinstance(value, pa.Scalar) else pa.array([value], kind)[0]
     text = pa.array([made.as_py()], made.type).cast(pa.string())[0].as_py()
     if pa.array([text]).cast(kind)[0].as_py() != made.cast(kind).as_py() and made.as_py() == made.as_py():
         raise ValueError(f"{value!r} is no {kind}")
     return str(text)
+
+
+def fits(was: pa.Schema, schema: pa.Schema) -> bool:
+    """Whether rows of one schema can be taken for rows of another: columns came, or went, or became larger.
+
+    Not where some came and others went: these may be the same under another name.
+    """
+    had, has = set(was.names), set(schema.names)
+    return not (had - has and has - had) and all(widens(was.field(n).type, schema.field(n).type) for n in had & has)
 
 
 def widens(was: pa.DataType, kind: pa.DataType) -> bool:

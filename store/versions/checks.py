@@ -38,6 +38,8 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield Wrong("seq", value.seq, f"at most the version, {value.version}")
     for name, source in value.inputs.items():
         yield from input_is_wrong(f"inputs[{name!r}]", source, value.stage)
+    for name, source in value.stopped.items():
+        yield from input_is_wrong(f"stopped[{name!r}]", source, value.stage)
     for name, output in value.outputs.items():
         yield from _output(f"outputs[{name!r}]", output)
     for name, lost in value.lost.items():

@@ -93,6 +93,11 @@ class Table(Struct, frozen=True):
         return (*self.key, *self.values)
 
     @property
+    def added(self) -> dict[str, int]:
+        """The columns that migrations added, internal ones left out, and the version that each is there since."""
+        return {each.name: each.since for each in self.values if each.since and not each.name.startswith("_")}
+
+    @property
     def ids(self) -> tuple[int, ...]:
         """The ids of `columns`."""
         return tuple(column.id or place for place, column in enumerate(self.columns, 1))
@@ -247,6 +252,8 @@ class Manifest(Struct, frozen=True):
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
     """The sum of `stats` since the stage began, so that two manifests say what all took that lies between them."""
+    stopped: dict[fits.Topic, Input] = {}
+    """Inputs that migrations took from the stage, where it stopped reading: whoever reads one next goes on there."""
     migration: fits.Seq = 0
     """The number of the newest migration that the stage went through: the same for all stages of an app, but between
     the first and the last commit of one."""

@@ -48,6 +48,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         value,
         seq=min(value.seq, version),
         inputs={name: _input(source, value.stage) for name, source in value.inputs.items()},
+        stopped={name: _input(source, value.stage) for name, source in value.stopped.items()},
         outputs={name: _output(output) for name, output in value.outputs.items()},
         table=_table(table) if value.ssts or value.table else None,
         ssts=tuple(_sst(sst, number, value.stage, version) for number, sst in enumerate(value.ssts)),
