@@ -9,7 +9,7 @@ from functools import partial
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, horizon
+from ...store.versions import apps, history, horizon, migrations
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from .consistency import lower_receivers, raise_senders
@@ -143,8 +143,12 @@ def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, 
     A migration's commits bring no rows, and nothing follows them before the last: what was before is as consistent.
     """
     newest = max((each.migration for each in found.values()), default=0)
-    if all(each.migration == newest or each.retired for each in found.values()):
+    behind = [stage for stage, each in found.items() if each.migration < newest and not each.retired]
+    if not behind:
         return found
+    decided = migrations.find(store, next(iter(found.values())).app, newest)
+    if decided is None or decided.stages.keys().isdisjoint(behind):
+        return found  # those that are behind began since
     return {stage: _before_migration(store, each, newest) for stage, each in found.items()}
 
 

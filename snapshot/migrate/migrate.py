@@ -9,13 +9,14 @@ from ... import instants
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
+from ...store.versions.migrations import Migration, newest
 from ..cut.moments import heads_of, newest_cut, stages_of
 from ..take.audit_log import record
 from ..take.capture import ChannelReader
 from ..take.remove import remove
 from ..take.snapshots import pin
 from .declared import Declared
-from .migration import Migration, finish, is_through, newest, prepare
+from .migration import finish, is_through, prepare
 from .plan import Plan, plan, with_inputs
 
 PREFIX = "before-migration-"
@@ -44,7 +45,8 @@ def find_plan(store: ObjectStore, declared: Declared, renames: Mapping[str, str]
     """
     last = newest(store, declared.app)
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
-    if last is not None and (behind := [name for name, head in heads.items() if not is_through(head, last)]):
+    behind = [name for name in (last.stages if last else ()) if name in heads and not is_through(heads[name], last)]
+    if last is not None and behind:
         raise Refused(
             f"migration {last.number} of {declared.app}, by {last.by}, is not done yet: {', '.join(behind)} did not go "
             "through it",

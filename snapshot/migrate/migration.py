@@ -1,68 +1,24 @@
-"""A migration as it is stored: what becomes of each stage, decided by one put, and done by whoever comes by.
+"""Deciding a migration, by one put, and doing it: a commit for each stage, by whoever comes by.
 
-Migrations of an app are numbered, and each is created where there is none, as versions are. From then on it will be
-done: all that could be refused was refused before, and what it says of a stage needs no program. So it is whole or not
-there at all. Each stage's commit names it (`Manifest.migration`); who finds stages that do not (a runner, the next
-migration) commits these first. No stage goes on meanwhile, so readers that find it half done leave out what is done
-(`snapshot.cut.moments`): nobody sees one stage before it and another after.
+All that could be refused was refused before it is decided, and what it says of a stage needs no program. Who finds
+stages that did not go through it (a runner, the next migration) commits these first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from msgspec import Struct
 from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import ObjectExists, Refused
-from ...store.objects.protocol import ObjectStore, documents
+from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
-from ...store.versions import checks, codec, commit, history, keys
-from ...store.versions import limits as fits
-from ...store.versions.manifest import Input, Manifest, Table
+from ...store.versions import codec, commit, history, keys
+from ...store.versions.manifest import Manifest
+from ...store.versions.migrations import Migration, Step, newest
 from ..cut.graph import order
 from ..cut.moments import heads_of
-
-
-class Step(Struct, frozen=True):
-    """What becomes of one stage."""
-
-    table: Table | None = None
-    """Its table from then on, but for the number of state partitions; None where it stays as it is."""
-    schema: fits.Seq = 0
-    """`Table.schema` of the table that this was planned for."""
-    inputs: dict[fits.Topic, Input] = {}
-    """Where it begins to read what it has not read before, by declared name."""
-    gone: tuple[fits.Topic, ...] = ()
-    """The inputs that it reads no more."""
-    retires: bool = False
-    """Whether it has no part in its app from then on."""
-
-
-class Migration(Struct, frozen=True):
-    """What becomes of an app's stages, all of them or none."""
-
-    app: fits.Name
-    number: fits.Version
-    """From 1."""
-    id: fits.Ulid
-    by: fits.Line
-    """user@host."""
-    time_ms: fits.TimeMs
-    snapshot: fits.Name
-    """Pins the cut before."""
-    stages: dict[fits.Name, Step]
-    """Every stage that the app had: also those in which nothing changes get a version that names the migration."""
-
-
-@checks.relations.register
-def _(value: Migration) -> Iterator[checks.Wrong]:
-    for stage, step in value.stages.items():
-        if step.table is not None:
-            yield from checks.table_is_wrong(f"stages[{stage!r}].table", step.table)
-        for name, source in step.inputs.items():
-            yield from checks.input_is_wrong(f"stages[{stage!r}].inputs[{name!r}]", source, stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +30,6 @@ class Done:
     """The version of each stage that this call committed; none of those that were there."""
 
 
-def newest(store: ObjectStore, app: str) -> Migration | None:
-    """The migration of the largest number, None when there never was one. One listing, and a read if there is one.
-
-    Raises:
-        Corruption: it is not readable.
-        Unavailable: storage did not answer.
-    """
-    found = [info.key for info in documents(store, keys.migrations(app))]
-    return codec.read(store, found[-1], Migration, under=_key) if found else None
-
-
 def prepare(store: ObjectStore, migration: Migration) -> None:
     """Decide that a migration is done: one put, where there is none of its number.
 
@@ -92,11 +37,11 @@ def prepare(store: ObjectStore, migration: Migration) -> None:
         Refused: somebody else migrates the app at this moment.
         Unavailable: storage did not answer; it may be decided.
     """
-    key = _key(migration)
+    key = keys.migration(migration.app, migration.number)
     try:
         store.put_if_absent(key, codec.encode(migration))
     except ObjectExists:
-        other = codec.read(store, key, Migration, under=_key)
+        other = codec.read(store, key, Migration)
         if other.id != migration.id:
             raise Refused(
                 f"app {migration.app!r} was migrated at the same moment, by {other.by}: this one was not done",
@@ -186,7 +131,3 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
     )
     table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
     return replace(changed, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
-
-
-def _key(migration: Migration) -> str:
-    return keys.migration(migration.app, migration.number)

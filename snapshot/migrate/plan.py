@@ -11,10 +11,10 @@ from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import fits
 from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
+from ...store.versions.migrations import Step
 from ..cut.graph import order
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
 from .declared import Declared, DeclaredStage
-from .migration import Step
 
 
 @dataclass(frozen=True, slots=True)
