@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Usage
-from .. import options
+from .. import formats, options
 from ..reporter import reporting
 from ..session import Session, verb
 from ..terminal import Part
@@ -89,7 +89,8 @@ def _words(done: "Migrated", file: str, dry_run: bool, flags: str) -> Iterator[P
     if dry_run:
         yield "nothing was changed (--dry-run)"
         return
-    yield f"migration {done.number} of {app} is done: {len(done.versions)} commits, no data rewritten"
+    commits = formats.plural(len(done.versions), "commit")
+    yield f"migration {done.number} of {app} is done: {commits}, no data rewritten"
     yield f"before it: {app}@{done.snapshot}"
     yield f"run it: slackwater run {file} --app {app}{flags}"
     yield (

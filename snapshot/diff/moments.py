@@ -169,9 +169,8 @@ def _is_one_table(before: Side, after: Side) -> bool:
 
 def _unlike(before: Table, after: Table) -> Iterator[str]:
     """What is declared of columns by one side only, in words. A column that was renamed is one by its id."""
-    had, has = _by_id(before), _by_id(after)
-    if not (before.schema or after.schema):
-        had, has = ({each.name: each for each in found.values()} for found in (had, has))
+    by_name = not (before.schema or after.schema)
+    had, has = _known(before, by_name=by_name), _known(after, by_name=by_name)
     for number in dict.fromkeys((*had, *has)):
         was, now = had.get(number), has.get(number)
         if was is None or now is None:
@@ -184,7 +183,8 @@ def _unlike(before: Table, after: Table) -> Iterator[str]:
             yield told if before.schema != after.schema else f"{told}: it is not compared"
 
 
-def _by_id(table: Table) -> dict[int | str, Column]:
-    """The value columns that users see."""
+def _known(table: Table, *, by_name: bool) -> dict[int | str, Column]:
+    """The value columns that users see, by id or by name."""
     numbered = zip(table.ids, table.columns, strict=True)
-    return {number: each for number, each in numbered if each in table.values and not each.name.startswith("_")}
+    values = ((number, each) for number, each in numbered if each in table.values and not each.name.startswith("_"))
+    return {each.name if by_name else number: each for number, each in values}

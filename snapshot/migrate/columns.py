@@ -85,18 +85,18 @@ def evolve(
         schema=stored.schema + 1,
         next_id=next_id,
     )
-    return table, tuple(changes(stored, table, now))
+    return table, tuple(changes(stored, table, was, now))
 
 
-def changes(before: Table, after: Table, meaning: Meaning) -> Iterator[ColumnChange]:
-    """What users see of a migration of a table: internal columns are left out."""
+def changes(before: Table, after: Table, was_meant: Meaning, is_meant: Meaning) -> Iterator[ColumnChange]:
+    """What users see of a migration of a table, of these meanings before and after: internal columns are left out."""
     had = dict(zip(before.ids, before.columns, strict=True))
     for number, column in zip(after.ids, after.columns, strict=True):
         if column.name.startswith("_"):
             continue
         was = had.get(number)
         if was is None:
-            told = meaning.of(column.name)
+            told = is_meant.of(column.name)
             yield ColumnChange("added", column.name, type=column.type, default=column.default, meaning=told)
             continue
         if was.name != column.name:
@@ -105,7 +105,7 @@ def changes(before: Table, after: Table, meaning: Meaning) -> Iterator[ColumnCha
             yield ColumnChange("widened", column.name, was.type, column.type)
     for number, column in had.items():
         if number not in after.ids and not column.name.startswith("_"):
-            yield ColumnChange("removed", column.name, type=column.type)
+            yield ColumnChange("removed", column.name, type=column.type, meaning=was_meant.of(column.name))
 
 
 def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[str, str]) -> None:
@@ -186,14 +186,16 @@ def _renamed_ttl(stored: Ttl | None, renamed: Mapping[str, str], declared: Table
 
 
 def likely_renames(found: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:
-    """Removed columns that may be added ones under another name: the only ones of their type."""
-    gone, new = ([each for each in found if each.kind == kind] for kind in ("removed", "added"))
-    return tuple(
-        (old.column, same[0].column)
-        for old in gone
-        if len(same := [each for each in new if each.type == old.type]) == 1
-        and len([each for each in gone if each.type == old.type]) == 1
+    """Removed columns that may be added ones under another name: the only ones of their type and meaning."""
+    gone, new = (
+        [(each.type, each.meaning, each.column) for each in found if each.kind == kind] for kind in ("removed", "added")
     )
+    likely = []
+    for kind in dict.fromkeys(each[:2] for each in gone):
+        old, now = ([name for *of, name in each if tuple(of) == kind] for each in (gone, new))
+        if len(old) == len(now) == 1:
+            likely.append((old[0], now[0]))
+    return tuple(likely)
 
 
 def check_default(stage: str, column: str, value: object, kind: pa.DataType) -> str:

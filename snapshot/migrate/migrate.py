@@ -45,8 +45,9 @@ def find_plan(store: ObjectStore, declared: Declared, renames: Mapping[str, str]
     """
     last = newest(store, declared.app)
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
-    behind = [name for name in (last.stages if last else ()) if name in heads and not is_through(heads[name], last)]
-    if last is not None and behind:
+    if last is not None and (
+        behind := [name for name in last.stages if name in heads and not is_through(heads[name], last)]
+    ):
         raise Refused(
             f"migration {last.number} of {declared.app}, by {last.by}, is not done yet: {', '.join(behind)} did not go "
             "through it",

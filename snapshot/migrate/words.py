@@ -32,7 +32,7 @@ def of_column(change: ColumnChange) -> str:
     match change.kind:
         case "added":
             told = f" = {change.meaning}" if change.meaning else ""
-            since = ", counted from here on" if change.meaning else ""
+            since = ", from here on" if change.meaning else ""
             before = "null" if change.default is None else change.default
             return f"+ {change.column} {change.type}{told}{since}; rows from before have {before}"
         case "removed":

@@ -52,7 +52,7 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
         "branches": [
             "~ total is called amounts",
             "~ average is called mean",
-            "+ since int64 = count(), counted from here on; rows from before have null",
+            "+ since int64 = count(), from here on; rows from before have null",
             "- high string",
         ],
     }

@@ -52,7 +52,7 @@ def test_an_aggregate_that_is_renamed_takes_its_internal_columns_along() -> None
     assert [of_column(each) for each in changes] == [
         "~ price is called mean_price",
         "~ largest is int64, until now int32",
-        "+ late int64 = count(late), counted from here on; rows from before have null",
+        "+ late int64 = count(late), from here on; rows from before have null",
     ]
     # Without a word about the name, it is a new one, and the old one goes: that may be a mistake.
     table, changes = evolve("countries", AGGREGATES, declared, {})
