@@ -40,7 +40,7 @@ def migrate(
     with reporting(session.output, quiet=session.as_json) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
-        from ...pipeline.run.migrate import migrate_file
+        from ...pipeline.migrate.program import migrate_file
 
         done = migrate_file(
             str(file), app=app_name, options=run_options, renames=renames, dry_run=dry_run, news=reporter

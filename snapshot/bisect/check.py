@@ -6,7 +6,7 @@ import duckdb
 
 from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
-from ...store.read.duckdb_columns import quoted
+from ...store.read.duckdb_view import quoted
 from ..cut.moments import line_of
 from ..query.columns import visible_schema
 from .predicate import Where

@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
-from ...store.read.duckdb_columns import quoted
+from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected

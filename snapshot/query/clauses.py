@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...errors import Usage
-from ...store.read.duckdb_columns import quoted
+from ...store.read.duckdb_view import quoted
 from .words import Word, words
 
 _VERSIONS = "write versions('TABLE'), or versions('TABLE', 'FROM', 'TO', 'STEP'), each a string"

@@ -12,7 +12,7 @@ from ...errors import NotFound, Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_columns import quoted
+from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ...whole_file import check_folder, whole_file
 from ..cut.graph import Cut

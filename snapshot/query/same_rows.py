@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...store.read.duckdb_columns import quoted
+from ...store.read.duckdb_view import quoted
 
 
 def differing(ours: pa.Table, theirs: pa.Table) -> pa.Table:

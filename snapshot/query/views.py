@@ -6,7 +6,7 @@ import pyarrow as pa
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_versions, duckdb_view
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_columns import quoted
+from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Sst, Table
 from .clauses import Versions
 from .columns import visible_schema

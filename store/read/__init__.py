@@ -7,7 +7,6 @@ __all__ = [
     "cache",
     "cache_folder",
     "decode",
-    "duckdb_columns",
     "duckdb_versions",
     "duckdb_view",
     "footers",

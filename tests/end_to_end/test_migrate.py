@@ -6,7 +6,7 @@ import duckdb
 import pytest
 from slackwater.errors import Fenced, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.run.migrate import migrate_file
+from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.migrate.migrate import Migrated
 from slackwater.snapshot.migrate.words import lines

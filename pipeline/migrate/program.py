@@ -27,9 +27,9 @@ from ..batch.schemas import Shape, ddl_of, shapes
 from ..kafka import topics
 from ..kafka.channels import KafkaChannels
 from ..spark.session import spark_session
-from .news import News
-from .options import Options
-from .program import load_app
+from ..run.news import News
+from ..run.options import Options
+from ..run.program import load_app
 
 
 @dataclass(frozen=True, slots=True)
