@@ -26,10 +26,10 @@ from ..batch.claim import Claimer
 from ..batch.schemas import Shape, ddl_of, shapes
 from ..kafka import topics
 from ..kafka.channels import KafkaChannels
-from ..spark.session import spark_session
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
+from ..spark.session import spark_session
 
 
 @dataclass(frozen=True, slots=True)
