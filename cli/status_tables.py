@@ -34,6 +34,11 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
                     (*_FIGURES, ">of versions"),
                     (_figures(stage, figures) for stage in each.stages if (figures := stage.figures)),
                 )
+            yield from (
+                f"{stage.stage}: {', '.join(f'{name} since v{version}' for name, version in stage.since.items())}"
+                for stage in each.stages
+                if stage.since
+            )
             yield ""
             yield Grid.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
 

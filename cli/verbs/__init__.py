@@ -23,6 +23,7 @@ VERBS = (
     "replay",
     "watch",
     "clone",
+    "migrate",
     "rescale",
     "retire",
     "compact",

@@ -75,7 +75,7 @@ def _lines(entry: "Entry", *, asked_kafka: bool) -> "Iterator[tuple[str, ...]]":
         *_work(entry),
         ", ".join(entry.snapshots),
         *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
-        formats.windows(map(str, entry.windows)) or "; ".join(_lost(entry)),
+        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry))),
     )
     if entry.thinned is not None:
         first, last = entry.thinned
@@ -91,9 +91,15 @@ def _lost(entry: "Entry") -> "Iterator[str]":
         yield f"lost {formats.between(lost.topic, lost.starts, lost.ends)}{rows}"
 
 
+def _added(entry: "Entry") -> "Iterator[str]":
+    """Since when a table has a column."""
+    if entry.added:
+        yield f"since here: {', '.join(entry.added)}"
+
+
 def _work(entry: "Entry") -> tuple[str, str]:
     """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    if entry.kind in ("compaction", "rescale", "retire", "init"):
+    if entry.kind in ("compaction", "rescale", "retire", "init", "migration"):
         return "-", "-"
     return formats.count(entry.rows_in), formats.duration(entry.duration_ms)
 

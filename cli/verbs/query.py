@@ -4,6 +4,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +14,9 @@ from .. import formats, options
 from ..session import Session, verb
 from ..tables import Grid
 from ..terminal import Part
+
+if TYPE_CHECKING:
+    from ...snapshot.query.columns import TableColumn
 
 
 @verb(
@@ -116,7 +120,11 @@ def _tables(session: Session, ref: str) -> tuple[object, Part]:
         listed = columns(manifest)
         described = {"table": name, "version": manifest.version, "columns": [asdict(each) for each in listed]}
         found.append(described | {"thinned_out": cut.thinned})
-        rows += [(name, each.name, each.type, "key" if each.key else "") for each in listed]
+        rows += [(name, each.name, each.type, _role(each)) for each in listed]
     if not found:
         return found, f"{cut.ref} has no table: none of its stages keeps state"
     return found, Grid.of(("table", "column", "type", ""), rows)
+
+
+def _role(column: "TableColumn") -> str:
+    return "key" if column.key else f"since v{column.since}" if column.since else ""

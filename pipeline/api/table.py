@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ...errors import Usage
 from ...store.versions.limits import MAX_PARTITIONS
@@ -21,6 +22,7 @@ class TableOptions:
     compaction: Policy
     l0_slowdown: int
     l0_stop: int
+    defaults: Mapping[str, object] = field(default_factory=dict, hash=False)
 
 
 def table(
@@ -31,6 +33,7 @@ def table(
     compaction: Policy | None = None,
     l0_slowdown: int = L0_SLOWDOWN,
     l0_stop: int = L0_STOP,
+    defaults: Mapping[str, object] | None = None,
 ) -> TableOptions:
     """Options of the table that a stage with state keeps.
 
@@ -47,6 +50,8 @@ def table(
             (RocksDB's `level0_slowdown_writes_trigger`).
         l0_stop: L0 SSTs in one state partition from which on no batch starts before compaction has merged them
             (`level0_stop_writes_trigger`).
+        defaults: By value column, what rows have in it that were written before the column was there: `{"late": 0}`.
+            Default null. It counts when the column is added (`slackwater migrate`), and not for keys that come later.
 
     Raises:
         Usage: A number is not one that could work, `ttl` is no span of time, or the options contradict each other.
@@ -60,6 +65,7 @@ def table(
         compaction or Policy(),
         whole("table: l0_slowdown", l0_slowdown, 2),
         whole("table: l0_stop", l0_stop, 2),
+        dict(defaults or {}),
     )
     if made.l0_slowdown > made.l0_stop:
         raise Usage(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ...durations import parse_ms
-from ...errors import NotFound, Refused, Usage
+from ...errors import NotFound, Usage
 from ...store.versions.limits import MAX_TTL_MS
 from ...store.versions.manifest import Ttl
 
@@ -32,22 +32,3 @@ def check_column(stage: str, declared: Ttl | None, values: pa.Schema) -> None:
         kind = values.field(column).type
         if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
             raise Usage(f"stage {stage!r}: ttl_by column {column!r} is {kind}; expected a timestamp or a date")
-
-
-def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
-    """The time to live of a table that there is already, which may be turned on, off, or to another length.
-
-    Raises:
-        Refused: rows would expire by another clock than they were stamped for.
-    """
-    if stored is None:
-        return declared
-    if declared is None:
-        return Ttl(0, stored.column)
-    if declared.column != stored.column:
-        before, now = (f"column {ttl.column!r}" if ttl.column else "write time" for ttl in (stored, declared))
-        raise Refused(
-            f"stage {stage!r}: its rows expire by {now} now, but the stored ones by {before}",
-            hint="leave ttl_by as it was, or give the changed stage a new name",
-        )
-    return declared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,23 +12,22 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
 from ...snapshot.clone.channels import channel_topic
+from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
+from ...snapshot.migrate import kinds
+from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
+from ...snapshot.migrate.words import of_column
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
-from ...store.versions.manifest import Manifest, Output, Program, Table
-from ..api import ttl as lifetime
+from ...store.versions.manifest import Input, Manifest, Output, Program, Table
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST
 from ..kafka import topics
-from .schemas import Shape
+from .schemas import Shape, ddl_of
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")
-
-_ANOTHER = (
-    "try the changed program as another app (`slackwater run FILE --app NAME`), or give the changed stage a new name"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,7 @@ class Claimer:
     Attributes:
         topics: Users' topics that this app reads under another name (a clone's), by the declared name.
         accept_loss: Whether offsets that are gone may be skipped.
+        migration: The number of the app's newest migration, which all of its stages went through.
     """
 
     store: ObjectStore
@@ -62,6 +62,7 @@ class Claimer:
     writer: str
     by: str
     accept_loss: bool
+    migration: int = 0
 
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet.
@@ -79,7 +80,7 @@ class Claimer:
         """
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None:
-            _check_declared(stage, self.app.key_of(stage) if stage.state is not None else (), head.table)
+            _check_declared(self.app, stage, head.table)
         offsets: dict[str, Bounds] = {}
         return Checked(head, self._starts(stage, head, offsets), offsets)
 
@@ -101,7 +102,7 @@ class Claimer:
 
     def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
-        _agreed(stage, shape.table, checked.head)
+        _agreed(self.app, stage, shape.table, checked.head)
         log_unseen(stage.name, checked.starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
@@ -114,13 +115,14 @@ class Claimer:
 
         def build(draft: Manifest) -> Manifest:
             known = draft if draft.version > 1 else None
-            table = _agreed(stage, shape.table, known)
+            table = _agreed(self.app, stage, shape.table, known)
             return replace(
                 start_at(self.store, draft, self._starts(stage, known, {}), self.by),
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
                 program=program_of(self.app),
+                migration=max(draft.migration, self.migration),
             )
 
         return commit.claim(
@@ -131,6 +133,27 @@ class Claimer:
         """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""
         return {channel.name: self._output(channel, known, shape) for channel in stage.writes}
 
+    def begin(self, stage: Stage, name: str) -> Input:
+        """Where a stage that has versions begins to read an input that is new to it: where the program says.
+
+        One that it read earlier is read on from where it stopped, and a channel that its writer has not written yet
+        from its beginning. Raises as `check`.
+        """
+        one = stage.inputs[name]
+        head = history.head(self.store, self.app.name, stage.name)
+        if head is not None and name in head.stopped:
+            return head.stopped[name]
+        if not isinstance(one, Topic):
+            upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
+            sender = history.head(self.store, self.app.name, upstream)
+            if sender is not None and name not in sender.outputs:
+                none = (0,) * len(self._bounds(stage, self._topic_of(channel))[0])
+                return Input(self._topic_of(channel), none, upstream, sender.version, consumed=none)
+        finder = StartFinder(
+            self.store, self.app.name, stage.name, None, partial(self._bounds, stage), self.accept_loss
+        )
+        return self._start(finder, one).at
+
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
         used = [one for stage in stages for one in (*stage.writes, *map(self.app.channel, stage.channels))]
@@ -140,8 +163,7 @@ class Claimer:
         return channel_topic(self.app.name, channel.name)
 
     def _output(self, channel: Repartition, draft: Manifest, shape: Shape) -> Output:
-        rows = shape.emits[channel.name]
-        ddl = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
+        ddl = ddl_of(shape.emits[channel.name])
         known = draft.outputs.get(channel.name)
         if known is not None:
             return replace(known, schema=ddl)
@@ -155,7 +177,7 @@ class Claimer:
             declared, stored = (", ".join(map(repr, sorted(names))) for names in (stage.inputs, head.inputs))
             raise Refused(
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
-                hint="give the stage a new name to start afresh, or read what it read before",
+                hint=_keep(self.app),
             )
 
         def bounds(topic: str) -> Bounds:
@@ -164,7 +186,24 @@ class Claimer:
             return asked[topic]
 
         finder = StartFinder(self.store, self.app.name, stage.name, head, bounds, self.accept_loss)
-        return {name: self._start(finder, one) for name, one in stage.inputs.items()}
+        left = self._left(stage) if head is None and self.migration else {}
+        return {
+            name: StartPosition(left[name]) if name in left else self._start(finder, one)
+            for name, one in stage.inputs.items()
+        }
+
+    def _left(self, stage: Stage) -> dict[str, Input]:
+        """Where stages of the app stopped reading repartition topics that this one, which is new, reads from now on.
+
+        A stage that is put between two others begins there, so no row is read twice and none is lost.
+        """
+        found = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name))
+        return {
+            name: at
+            for head in found.values()
+            for name, at in head.stopped.items()
+            if name in stage.channels and at.upstream == self.app.writer_of(name).name
+        }
 
     def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
         if isinstance(one, Topic):
@@ -198,31 +237,43 @@ def program_of(app: App) -> Program | None:
     return Program(str(app.file), xxhash.xxh3_128_hexdigest(app.file.read_bytes()))
 
 
-def _check_declared(stage: Stage, key: tuple[str, ...], stored: Table | None) -> None:
+def migrate_command(app: App) -> str:
+    """What to type to have a changed program keep what is stored."""
+    return f"slackwater migrate {app.file.name if app.file is not None else 'FILE'} --app {app.name}"
+
+
+def _keep(app: App, changed: Iterable[str] = ()) -> str:
+    """The way on from a program that does not fit what is stored, and what it would change."""
+    told = "; ".join(changed)
+    return f"keep what is stored: {migrate_command(app)} (--dry-run only looks){f' would do: {told}' if told else ''}"
+
+
+def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
     """What of `_agreed` follows from the declaration alone."""
     if (stored is None) != (stage.state is None):
         raise Refused(
             f"stage {stage.name!r} {'keeps state now' if stored is None else 'kept state'}, "
             f"and {'had none' if stored is None else 'has none now'}",
-            hint="give the stage a new name",
+            hint=ANOTHER_STAGE,
         )
     if stored is None or stage.state is None:
         return
-    names = tuple(column.name for column in stored.key)
+    names, key = tuple(column.name for column in stored.key), app.key_of(stage)
     if names != key:
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
             f"({', '.join(names)})",
-            hint=_ANOTHER,
+            hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
         )
     if stored.state != stage.state.describe():
         raise Refused(
-            f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}", hint=_ANOTHER
+            f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}",
+            hint=_keep(app, kinds.differences(stored.state, stage.state.describe())),
         )
-    lifetime.agree(stage.name, stored.ttl, stage.table.ttl)
+    ttl.agree(stage.name, stored.ttl, stage.table.ttl)
 
 
-def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
+def _agreed(app: App, stage: Stage, table: Table | None, head: Manifest | None) -> Table | None:
     """The declared table, with the stored number of state partitions: the code only says how many at first.
 
     How it is compacted is a knob, which the code may turn at any time. So is its time to live; what stored rows say of
@@ -230,13 +281,14 @@ def _agreed(stage: Stage, table: Table | None, head: Manifest | None) -> Table |
     """
     if head is None or (stored := head.table) == table:
         return table
-    _check_declared(stage, tuple(column.name for column in table.key) if table else (), stored)
+    _check_declared(app, stage, stored)
     assert stored is not None and table is not None  # noqa: S101, PT018  else the declaration does not fit
     for what, before, now in (("key", stored.key, table.key), ("value", stored.values, table.values)):
-        if before != now:
-            shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
+        shown = [", ".join(f"{column.name} {column.type}" for column in columns) for columns in (before, now)]
+        if shown[0] != shown[1]:
+            found = evolve(stage.name, stored, table, {})[1]
             raise Refused(
                 f"stage {stage.name!r}: its {what} columns are ({shown[1]}), but the stored state has ({shown[0]})",
-                hint=_ANOTHER,
+                hint=_keep(app, map(of_column, found)),
             )
-    return replace(stored, compaction=table.compaction, ttl=lifetime.agree(stage.name, stored.ttl, table.ttl))
+    return replace(stored, compaction=table.compaction, ttl=ttl.agree(stage.name, stored.ttl, table.ttl))

@@ -18,7 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...errors import NotFound, Refused, Usage
-from ...store.sst.arrow_types import from_arrow
+from ...snapshot.migrate.columns import check_default
+from ...store.sst.arrow_types import from_arrow, to_arrow
 from ...store.sst.hashing import hash_keys
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
@@ -123,6 +124,11 @@ def calling(stage: Stage) -> Iterator[None]:
     topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
     with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
         yield
+
+
+def ddl_of(rows: StructType) -> str:
+    """The columns of a repartition topic as manifests keep them."""
+    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in rows)
 
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
@@ -241,15 +247,31 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
     ttl.check_column(stage.name, stage.table.ttl, bound.values)
+    _check_defaults(stage, bound.values)
     table = Table(
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
-        values=tuple(Column(field.name, from_arrow(field.type)) for field in bound.values),
+        values=tuple(_value(stage, field) for field in bound.values),
         partitions=stage.table.partitions,
         state=stage.state.describe(),
         compaction=stage.table.compaction,
         ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
+
+
+def _check_defaults(stage: Stage, values: pa.Schema) -> None:
+    visible = [name for name in values.names if not name.startswith("_")]
+    for name in stage.table.defaults:
+        if name not in visible:
+            raise NotFound("value column", name, visible, hint=f"defaults= of stage {stage.name!r} names some of them")
+
+
+def _value(stage: Stage, field: pa.Field) -> Column:
+    default = stage.table.defaults.get(field.name)
+    kind = from_arrow(field.type)
+    if default is None:
+        return Column(field.name, kind)
+    return Column(field.name, kind, default=check_default(stage.name, field.name, default, to_arrow(kind)))
 
 
 def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:

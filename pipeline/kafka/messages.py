@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...errors import Corruption, Gone
 from ...snapshot.cut.stored import ADDRESS
+from ...store.sst.evolution import fits
 from .clients import Kafka
 from .records import Message, read_range
 
@@ -71,20 +72,39 @@ def header_of(message: Message) -> str:
 
 
 def decode(messages: Sequence[Message], attempts: frozenset[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of the messages that these attempts wrote. Raises `Corruption` for rows of another schema."""
+    """The rows of the messages that these attempts wrote, in the columns of the schema.
+
+    Rows that were sent before a migration may lack columns, which are null then, or have further ones. Raises
+    `Corruption` for rows of which nobody knows how they fit.
+    """
     for message in messages:
         if header_of(message) not in attempts:
             continue
         address = _address(message)
         for batch in _batches(message):
-            if batch.schema.names != schema.names or batch.schema.types != schema.types:
+            fitted = _fitted(batch, schema)
+            if fitted is None:
                 raise Corruption(
                     f"message {address} has rows of ({_show(batch.schema)}); expected ({_show(schema)})",
                     object_key=address,
                     hint="the stage that writes it was changed while records were in flight: run its old code until "
                     "they are consumed, then the new",
                 )
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            yield fitted
+
+
+def _fitted(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:
+    """The rows in these columns; None where that is not clear."""
+    if rows.schema.names == schema.names and rows.schema.types == schema.types:
+        return pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+    if not fits(rows.schema, schema):
+        return None
+    there = set(rows.schema.names)
+    columns = [
+        rows.column(each.name).cast(each.type) if each.name in there else pa.nulls(rows.num_rows, each.type)
+        for each in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> Iterator[pa.Table]:

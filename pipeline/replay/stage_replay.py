@@ -260,4 +260,4 @@ class StageReplay:
 
 
 def _meaning(table: Table | None) -> tuple[object, ...]:
-    return (table.key, table.values, table.state) if table is not None else ()
+    return ([(each.name, each.type) for each in table.columns], table.state) if table is not None else ()

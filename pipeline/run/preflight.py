@@ -12,11 +12,13 @@ from functools import partial
 from pyspark.sql import SparkSession
 from ulid import ULID
 
+from ... import instants
 from ...durations import parse_ms
 from ...errors import Refused
 from ...snapshot.clone.first_versions import unfinished
 from ...snapshot.init.initialise import waits_for_rows
 from ...snapshot.maintain.retire import absent
+from ...snapshot.migrate.migration import finish_newest
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
@@ -84,7 +86,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
     news.doing("checking the app")
     if master := _known_master(options):
         check_unflushed(limits, master)
-    info = apps.find_app(store, app.name)
+    info, migration = apps.find_app(store, app.name), 0
     if info is not None:
         if missing := unfinished(store, info):
             raise Refused(
@@ -96,6 +98,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",
                 hint="run the same `slackwater init` again; or, to begin without rows: slackwater app rm " + app.name,
             )
+        migration = finish_newest(store, app.name, now_ms=instants.now_ms())
         _tell_absent(store, app)
         app = app.beginning(stored_starts(info.starts))
         stages = app.select(options.stages)
@@ -107,6 +110,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         writer=str(ULID()),
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
+        migration=migration,
     )
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}

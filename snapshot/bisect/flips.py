@@ -5,9 +5,10 @@ So nothing is evaluated at any version but the first: what each version wrote (`
 keys are wrong is counted on. The cost follows the rows that were written, whatever the state and the history.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -17,7 +18,7 @@ from ... import instants
 from ...errors import Refused, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.read.duckdb_view import quoted
+from ...store.read.duckdb_view import alike, from_files, quoted
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Sst
@@ -123,7 +124,7 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
-        _show(con, stage, high, sources, [str(cache.parquet_path(store, each.sst)) for each in sources])
+        _show(con, stage, high, sources, {each.sst.object: cache.parquet_path(store, each.sst) for each in sources})
         try:
             con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
         except duckdb.Error as error:
@@ -163,13 +164,14 @@ def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
 
 
 def _show(
-    con: duckdb.DuckDBPyConnection, stage: str, high: Manifest, sources: Sequence[_Source], paths: Sequence[str]
+    con: duckdb.DuckDBPyConnection, stage: str, high: Manifest, sources: Sequence[_Source], paths: Mapping[str, Path]
 ) -> None:
     """Make `_written` all rows that count, and a view of the table's name those that a query sees, deleted ones not.
 
-    An SST may be there twice: as one of the first version, and as what a version wrote.
+    An SST may be there twice: as one of the first version, and as what a version wrote. All have the columns of `high`.
     """
-    labels = [(path, source.version, source.seq) for source, path in zip(sources, paths, strict=True)]
+    assert high.table is not None  # noqa: S101  the predicate is over it
+    labels = [(str(paths[source.sst.object]), source.version, source.seq) for source in sources]
     con.register(
         "_labels",
         pa.table(
@@ -180,17 +182,21 @@ def _show(
             }
         ),
     )
-    files = sorted(set(paths))
-    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in files)
-    expires = EXPIRES if any(source.sst.expiring for source in sources) else "NULL::BIGINT"
+    files = sorted({str(path) for path in paths.values()})
+    ssts = list({source.sst.object: source.sst for source in sources}.values())
+    names = [HASH, *(column.name for column in high.table.columns), SEQ, OP]
+    expires = any(sst.expiring for sst in ssts)
+    rows = " UNION ALL ".join(
+        f"SELECT {some.select(con, [*names, *([EXPIRES] if expires else [])])}, filename, file_row_number FROM "
+        f"{from_files([paths[ssts[place].object] for place in some.places], by_name=True, filename=True)}"
+        for some in alike(ssts, paths, high.table)
+    )
     con.execute("SET allowed_paths = $files", {"files": files})
     con.execute("SET enable_external_access = false")
     con.execute(
-        f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version, {expires} AS _expires,"
-        f" hash(filename, file_row_number, l.version) AS {ROW}"
-        f" FROM (SELECT *, file_row_number FROM"
-        f" read_parquet([{listed}], hive_partitioning = false, union_by_name = true, filename = true)) s"
-        f" JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
+        f"CREATE TEMP VIEW _written AS SELECT s.* EXCLUDE (filename), l.version,"
+        f" {EXPIRES if expires else 'NULL::BIGINT'} AS _expires, hash(filename, file_row_number, l.version) AS {ROW}"
+        f" FROM ({rows}) s JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
     )
-    shown = ", ".join(map(quoted, visible_schema(high.table).names)) if high.table else ""
+    shown = ", ".join(map(quoted, visible_schema(high.table).names))
     con.execute(f"CREATE TEMP VIEW {quoted(stage)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")

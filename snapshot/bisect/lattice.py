@@ -98,12 +98,14 @@ class Between:
     def _content(self, cut: Cut, stage: str) -> frozenset[object]:
         """The SSTs of a stage's table: the same ones hold the same rows, but for those expired since.
 
-        Compaction replaces them, too.
+        Compaction replaces them, too. A migration shows the same rows in other columns.
         """
         if stage not in cut.stages:
             return frozenset()
         manifest = cut.stages[stage]
         content: set[object] = {ttl.shown_rows(sst, manifest.clock_ms) for sst in manifest.ssts}
+        if manifest.table is not None and manifest.table.schema:
+            content.add(manifest.table.schema)
         if self.channels:
             content |= {(name, read.offsets) for name, read in manifest.inputs.items()}
             content |= {(name, written.ends) for name, written in manifest.outputs.items()}

@@ -134,6 +134,9 @@ def _first_version(
         duration_ms=0,
         stats=None,
         totals=None,
+        # And so are its migrations, which have numbers of their own, and where its channels were left.
+        migration=0,
+        stopped={},
     )
 
 

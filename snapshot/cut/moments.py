@@ -9,7 +9,7 @@ from functools import partial
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps, history, horizon
+from ...store.versions import apps, history, horizon, migrations
 from ...store.versions.horizon import Boundary, Moment
 from ...store.versions.manifest import Manifest
 from .consistency import lower_receivers, raise_senders
@@ -62,7 +62,7 @@ def newest_cut(store: ObjectStore, app: str, stages: tuple[str, ...], asked: str
     found = newest(store, app, stages)
     if asked in found and found[asked].retired:
         return cut_around(store, stages, found[asked])
-    return _without_retired(store, app, found)
+    return _without_retired(store, app, _settled(store, found))
 
 
 def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: int, asked: str) -> Cut:
@@ -78,7 +78,7 @@ def cut_of_time(store: ObjectStore, app: str, stages: tuple[str, ...], time_ms: 
     limit = horizon.newest(store, app)
     if limit is not None and not _whole(limit, found):
         return _of_moment(store, app, limit.at(time_ms), time_ms)
-    return _without_retired(store, app, found)
+    return _without_retired(store, app, _settled(store, found))
 
 
 def cut_around(store: ObjectStore, stages: tuple[str, ...], commit: Manifest) -> Cut:
@@ -135,6 +135,30 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     found = heads_of(store, cut.app, absent)
     return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
+
+
+def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
+    """The versions, without what is done of a migration that is not done in all stages.
+
+    A migration's commits bring no rows, and nothing follows them before the last: what was before is as consistent.
+    """
+    newest = max((each.migration for each in found.values()), default=0)
+    behind = [stage for stage, each in found.items() if each.migration < newest and not each.retired]
+    if not behind:
+        return found
+    decided = migrations.find(store, next(iter(found.values())).app, newest)
+    if decided is None or decided.stages.keys().isdisjoint(behind):
+        return found  # those that are behind began since
+    return {stage: _before_migration(store, each, newest) for stage, each in found.items()}
+
+
+def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest:
+    while manifest.migration == number and manifest.version > 1:
+        earlier = history.find(store, manifest.app, manifest.stage, manifest.version - 1)
+        if earlier is None:
+            return manifest
+        manifest = earlier
+    return manifest
 
 
 def _without_retired(store: ObjectStore, app: str, found: Mapping[str, Manifest], asked: Manifest | None = None) -> Cut:

@@ -137,7 +137,9 @@ def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[
     later: _Shown | None = None
     for span in _spans(versions, stored):
         for shown in _shown(versions, span, now_ms):
-            if later is not None and not _same(shown.row, later.row):
+            # A migration shows the same row in other columns.
+            is_other = later is None or later.row is None or shown.row is None or later.seq != shown.seq
+            if later is not None and is_other and not _same(shown.row, later.row):
                 yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
@@ -159,6 +161,8 @@ class _Shown:
 
     place: int
     row: Row
+    seq: int = 0
+    """`_seq` of the row; 0 where there is none."""
     expired_ms: int | None = None
     """Set where a row is stored and has expired: when."""
     late: bool = False
@@ -170,7 +174,10 @@ def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
     last = len(versions) - 1
     while last >= 0:
         row = stored.newest(versions[last])
-        first = _forgot(versions, stored, last) if row is None else _wrote(versions, stored, row, last)
+        if row is None:
+            first = _forgot(versions, stored, last)
+        else:
+            first = _in_same_columns(versions, _wrote(versions, stored, row, last), last)
         yield _Span(first, last, row)
         last = first - 1
 
@@ -182,6 +189,15 @@ def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> 
         if any(sst.seq_max >= row.seq for sst in stored.ssts(versions[place])):
             return place
     return last
+
+
+def _in_same_columns(versions: Versions, first: int, last: int) -> int:
+    """The first place, from `first` to `last`, from which on the table has the columns that it has at `last`."""
+    table = versions[last].table
+    if table is None or not table.schema:
+        return first
+    number = table.schema
+    return versions.first_where(first, last, lambda each: each.table is not None and each.table.schema == number)
 
 
 def _forgot(versions: Versions, stored: StoredKey, last: int) -> int:
@@ -201,7 +217,7 @@ def _shown(versions: Versions, span: _Span, now_ms: int) -> Iterator[_Shown]:
     """What is to be seen in a span, newest first: its row, and from some version on not any more."""
     row = span.row
     if row is None or row.values is None or row.expires_ms is None:
-        yield _Shown(span.first, row.values if row is not None else None)
+        yield _Shown(span.first, row.values if row is not None else None, row.seq if row is not None else 0)
         return
     expires_ms, newest = row.expires_ms, versions[span.last]
     if newest.clock_ms >= expires_ms:
@@ -209,10 +225,10 @@ def _shown(versions: Versions, span: _Span, now_ms: int) -> Iterator[_Shown]:
         if gone == span.first:
             yield _Shown(gone, None)  # as it was written
             return
-        yield _Shown(gone, None, expires_ms)
+        yield _Shown(gone, None, expired_ms=expires_ms)
     elif span.last == len(versions) - 1 and seen_clock_ms(newest, now_ms) >= expires_ms:
-        yield _Shown(span.last, None, expires_ms, late=True)
-    yield _Shown(span.first, row.values)
+        yield _Shown(span.last, None, expired_ms=expires_ms, late=True)
+    yield _Shown(span.first, row.values, row.seq)
 
 
 def _change(versions: Versions, later: _Shown, earlier: _Shown) -> Change:

@@ -1,7 +1,7 @@
 """The difference of two moments, of one app or of two: table by table, key by key."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +9,9 @@ import pyarrow as pa
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.sst.arrow_types import to_arrow
 from ...store.sst.types import arrow_schema, shape
-from ...store.versions.manifest import Table
+from ...store.versions.manifest import Column, Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
 from ..query.columns import visible_schema
@@ -114,9 +115,13 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
 
 def table_diff(name: str, before: Side, after: Side) -> TableDiff:
     """How a table of this name differs between two sides. Errors as of `diff`."""
+    unlike = tuple(_unlike(before.table, after.table))
+    if _is_one_table(before, after):
+        # Rows from before a migration have the columns of after it, too: then they are compared.
+        newest = max(before.table, after.table, key=lambda table: table.schema)
+        before, after = replace(before, table=newest), replace(after, table=newest)
     mine, theirs = _values(before.table), _values(after.table)
-    unlike = tuple(_unlike(mine, theirs))
-    if before.table.key != after.table.key:
+    if arrow_schema(before.table.key) != arrow_schema(after.table.key):
         was, is_now = (shape(arrow_schema(side.table.key)) for side in (before, after))
         told = f"the key is {was} before and {is_now} after: rows cannot be compared"
         nothing = np.zeros(0, np.bool_)
@@ -149,12 +154,37 @@ def _values(table: Table) -> pa.Schema:
     return pa.schema([field for field in visible_schema(table) if field.name not in keys])
 
 
-def _unlike(before: pa.Schema, after: pa.Schema) -> Iterator[str]:
-    """What is declared of columns by one side only, in words."""
-    for name in dict.fromkeys((*before.names, *after.names)):
-        if name not in after.names:
-            yield f"column {name} is there before only"
-        elif name not in before.names:
-            yield f"column {name} is there after only"
-        elif (was := before.field(name).type) != (now := after.field(name).type):
-            yield f"column {name} is {was} before and {now} after: it is not compared"
+def _is_one_table(before: Side, after: Side) -> bool:
+    """Whether the columns of one side became those of the other by migrations, so that an id means one column."""
+    one, other = before.manifest, after.manifest
+    if one is None or other is None or one.table is None or other.table is None:
+        return False
+    if one.app == other.app and before.store.url == after.store.url:
+        return one.table.schema != other.table.schema
+    # A clone migrates by itself: ids from after that are another column in each.
+    return min(one.table.schema, other.table.schema) == 0 < max(one.table.schema, other.table.schema) and bool(
+        _shared(before, after).seq
+    )
+
+
+def _unlike(before: Table, after: Table) -> Iterator[str]:
+    """What is declared of columns by one side only, in words. A column that was renamed is one by its id."""
+    by_name = not (before.schema or after.schema)
+    had, has = _known(before, by_name=by_name), _known(after, by_name=by_name)
+    for number in dict.fromkeys((*had, *has)):
+        was, now = had.get(number), has.get(number)
+        if was is None or now is None:
+            yield f"column {(was or now or after.key[0]).name} is there {'before' if was else 'after'} only"
+            continue
+        if was.name != now.name:
+            yield f"column {was.name} is called {now.name} after"
+        if was.type != now.type:
+            told = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
+            yield told if before.schema != after.schema else f"{told}: it is not compared"
+
+
+def _known(table: Table, *, by_name: bool) -> dict[int | str, Column]:
+    """The value columns that users see, by id or by name."""
+    numbered = zip(table.ids, table.columns, strict=True)
+    values = ((number, each) for number, each in numbered if each in table.values and not each.name.startswith("_"))
+    return {each.name if by_name else number: each for number, each in values}

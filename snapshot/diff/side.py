@@ -122,7 +122,7 @@ class Side:
             groups = ranged.having(column, low, high)
             blocks = ranged.read(groups) if groups.size else ()
         empty = self.no_rows(values=values)
-        return pa.concat_tables([empty, *(_within(block.rows, empty.schema, column, low, high) for block in blocks)])
+        return pa.concat_tables([empty, *(_within(block, empty.schema, column, low, high) for block in blocks)])
 
 
 def identity(sst: Sst) -> tuple[str, str]:
@@ -130,16 +130,17 @@ def identity(sst: Sst) -> tuple[str, str]:
     return sst.object, sst.checksum
 
 
-def _within(rows: pa.RecordBatch, schema: pa.Schema, column: str, low: int, high: int) -> pa.Table:
+def _within(block: Block, schema: pa.Schema, column: str, low: int, high: int) -> pa.Table:
     """The rows with such a value, in these columns."""
-    found = rows.schema.names
-    if column not in found:
+    own = block.stored.schema.names
+    if column not in own:
         return schema.empty_table()
-    at = rows.column(column)
+    at = block.stored.column(column)
     wanted = pc.fill_null(pc.and_(pc.greater_equal(at, low), pc.less_equal(at, high)), False)
-    some = rows.select([name for name in schema.names if name in found]).filter(wanted)
+    names = [name for name in schema.names if name != EXPIRES or EXPIRES in own]
+    some = block.take(np.flatnonzero(wanted), names)
     columns = [
-        some.column(name) if name in found else pa.nulls(some.num_rows, schema.field(name).type)
+        some.column(name) if name in names else pa.nulls(some.num_rows, schema.field(name).type)
         for name in schema.names
     ]
     return pa.table(columns, schema=schema)

@@ -54,7 +54,8 @@ class StoredKey:
         self._store = store
         self._cache = cache
         self._hashes = np.array([hashed], np.int64)
-        self._found: dict[tuple[str, str], StoredRow | None] = {}
+        # By the columns that the table had, too.
+        self._found: dict[tuple[str, str, int], StoredRow | None] = {}
 
     def ssts(self, manifest: Manifest) -> tuple[Sst, ...]:
         """The SSTs of a version whose range of hashes has the key's."""
@@ -71,9 +72,10 @@ class StoredKey:
         if manifest.table is None:
             return None
         for sst in sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max):
-            if identity(sst) not in self._found:
-                self._found[identity(sst)] = self._look_in(sst, manifest.table)
-            if (row := self._found[identity(sst)]) is not None:
+            place = (*identity(sst), manifest.table.schema)
+            if place not in self._found:
+                self._found[place] = self._look_in(sst, manifest.table)
+            if (row := self._found[place]) is not None:
                 return row
         return None
 
@@ -93,15 +95,20 @@ class StoredKey:
 
     def _in_block(self, block: Block, table: Table) -> StoredRow | None:
         low, high = (int(np.searchsorted(block.hashes, self._hashes[0], side)) for side in ("left", "right"))
+        key = [column.name for column in table.key]
+        shown = [name for name in visible_schema(table).names if name not in key]
+        expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
         # Different keys may share a hash.
-        rows = pa.Table.from_batches([block.rows.slice(low, high - low)])
+        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, *expires], low, high - low)])
         keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
-        for place in np.flatnonzero(same_keys(keys, rows, self.key.column_names)).tolist():
+        # Its columns may have been called otherwise.
+        theirs = rows.select(key).rename_columns(self.key.column_names)
+        for place in np.flatnonzero(same_keys(keys, theirs, self.key.column_names)).tolist():
             row = rows.slice(place, 1)
-            values = row.select([name for name in visible_schema(table).names if name not in self.key.column_names])
+            values = row.select(shown)
             expires_ms = row.column(EXPIRES)[0].as_py() if EXPIRES in row.column_names else None
             deleted = row.column(OP)[0].as_py() == TOMBSTONE
             # A table may have no columns beside its key; then these have no rows either.
-            (shown,) = python_rows(values) or ({},)
-            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else shown, expires_ms)
+            (visible,) = python_rows(values) or ({},)
+            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else visible, expires_ms)
         return None

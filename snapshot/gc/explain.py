@@ -111,6 +111,8 @@ def _document(app: str, key: str) -> str:
         return "it is a snapshot: kept until `slackwater snapshot rm` removes it"
     if what.startswith("requests/"):
         return "it asks for a snapshot: kept until that is complete or withdrawn"
+    if what.startswith("migrations/"):
+        return "it says what became of each stage when the program was changed: kept as long as the app"
     if what.startswith("log/"):
         return "it is part of the log of operations, all of which is kept"
     return "it is no object that slackwater writes: collection leaves it alone"

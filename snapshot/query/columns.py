@@ -26,6 +26,8 @@ class TableColumn:
     """As Arrow writes it."""
     key: bool
     """Whether it is part of the key."""
+    since: int = 0
+    """The version that added it; 0 for a column that the table was born with."""
 
 
 def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
@@ -34,7 +36,8 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
     if table is None:
         return ()
     num_keys = len(table.key)
-    return tuple(TableColumn(each.name, each.type, at < num_keys) for at, each in enumerate(_visible(table)))
+    visible = enumerate(_visible(table))
+    return tuple(TableColumn(each.name, each.type, at < num_keys, each.since) for at, each in visible)
 
 
 def visible_schema(table: Table) -> pa.Schema:

@@ -42,6 +42,8 @@ class Entry:
     by: str
     thinned: tuple[int, int] | None = None
     """The first and the last of the versions right before it, when these were thinned out: none can be restored."""
+    added: tuple[str, ...] = ()
+    """Of a migration, the columns that the table has from this version on."""
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
@@ -78,6 +80,7 @@ def _entry(
     limits: Boundary | None,
 ) -> Entry:
     earlier = before(store, manifest)
+    added = manifest.table.added if manifest.table is not None else {}
     windows = direct(earlier, manifest, losses(manifest)) if earlier else ()
     thinned = _thinned(manifest, limits) if earlier is None and limits is not None else None
     return Entry(
@@ -94,6 +97,7 @@ def _entry(
         epoch=manifest.epoch,
         by=manifest.by,
         thinned=thinned,
+        added=tuple(name for name, since in added.items() if since == manifest.version),
         replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
     )
 

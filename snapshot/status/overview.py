@@ -3,7 +3,7 @@
 A few requests per stage, and nothing of the state: of the number of keys, manifests know how many at most.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ... import instants
 from ...errors import Corruption, Refused
@@ -68,6 +68,8 @@ class StageOverview:
     """Whether it has no part in the app any more; then it has no lag."""
     figures: TableFigures | None
     """Only in detail, and of a stage with a table."""
+    since: dict[str, int] = field(default_factory=dict)
+    """Columns that migrations added to the table, and the version that each is there since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,7 @@ def _stage(
         inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
         retired=head.retired,
         figures=figures,
+        since=head.table.added if head.table is not None else {},
     )
 
 

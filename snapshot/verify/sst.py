@@ -11,11 +11,11 @@ import xxhash
 
 from ...errors import Corruption
 from ...store.objects.protocol import ObjectStore
-from ...store.read.decode import decode, fetch
+from ...store.read.decode import check_shape, decode, fetch
 from ...store.read.footers import decode_footer
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.python_values import python_rows
-from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE, sst_schema
+from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE
 from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
 from .report import Checked, noted
@@ -35,13 +35,20 @@ def reread_sst(store: ObjectStore, sst: Sst, table: Table, partitions: Iterable[
         data = fetch(store, sst)
         faults += _footer_faults(data, sst)
         faults += _filter_faults(data, sst, table)
-        faults += row_faults(decode(data, sst, sst_schema(table)), sst, [column.name for column in table.key])
+        faults += row_faults(_rows(data, sst, table), sst, [column.name for column in table.key])
         counts = frozenset(partitions)
         if not placed(sst, counts):
             said = " or ".join(map(str, sorted(counts)))
             faults.append(f"its hashes {sst.hash_min} to {sst.hash_max} are of several of {said} state partitions")
     yield Checked("objects", sst.object, tuple(wrong))
     yield Checked("rows", sst.object, tuple(f"SST {sst.object}: {fault}" for fault in faults), 0 if wrong else sst.rows)
+
+
+def _rows(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
+    """The rows as the table has them. Raises `Corruption`."""
+    for stored in decode(data, sst, table):
+        how = check_shape(sst, table, stored.schema, sst.rows)
+        yield stored if how is None else how.read(stored, how.schema.names)
 
 
 def placed(sst: Sst, partitions: frozenset[int]) -> bool:

@@ -15,7 +15,7 @@ from .report import Checked, noted
 _PARTITIONS = range(1, 1 << 31)
 """Numbers of state partitions that there can be."""
 
-_RESTARTS = frozenset({"claim", "rescale"})
+_RESTARTS = frozenset({"claim", "rescale", "migration"})
 """Kinds by which a runner begins anew: its program may have changed, and what was lost may be passed over."""
 
 

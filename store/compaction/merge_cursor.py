@@ -10,6 +10,7 @@ from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
 from ..read.read_stats import Reads
 from ..read.remote_sst import RangedSst
+from ..sst.evolution import Reading
 from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 
@@ -32,12 +33,15 @@ class Cursor:
         self._window = window
         self._read_bytes = read_bytes
         self._ranged: RangedSst | None = None
+        self._reading: Reading | None = None
         self._groups: deque[int] = deque()
         self._ahead: pa.Table | None = None
         self._is_open = False
 
     def read(self, low: int, high: int) -> list[pa.Table]:
         """The rows with hashes from `low` to `high`, both included, in the order of the SST; forgets those before.
+
+        They have the table's columns as they are now.
 
         Raises:
             Corruption: the object is missing or damaged.
@@ -51,7 +55,9 @@ class Cursor:
         if high >= self._sst.hash_max:
             self._ahead = None
             self._groups.clear()
-        return [part for part in rows if part.num_rows]
+        found = [part for part in rows if part.num_rows]
+        how = self._reading
+        return found if how is None else [how.read(part, how.schema.names) for part in found]
 
     def _open(self) -> None:
         self._is_open = True
@@ -60,9 +66,10 @@ class Cursor:
             # Written when manifests did not say where the footer is.
             mapped = self._cache.open(self._store, self._sst, self._table)
         if mapped is not None:
-            self._ahead = mapped.table
+            self._ahead, self._reading = mapped.stored, mapped.reading
         else:
             self._ranged = RangedSst(self._store, self._sst, self._table, Reads())
+            self._reading = self._ranged.reading
             self._groups.extend(self._ranged.within(*self._window).tolist())
 
     def _take(self, low: int, high: int) -> list[pa.Table]:
@@ -84,7 +91,7 @@ class Cursor:
         groups = [self._groups.popleft()]
         while self._groups and self._ranged.bytes_of(np.array([*groups, self._groups[0]])) <= self._read_bytes:
             groups.append(self._groups.popleft())
-        return pa.Table.from_batches([block.rows for block in self._ranged.read(np.array(groups))])
+        return pa.Table.from_batches([block.stored for block in self._ranged.read(np.array(groups))])
 
 
 def _between(rows: pa.Table, low: int, high: int) -> tuple[pa.Table, int]:

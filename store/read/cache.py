@@ -14,10 +14,9 @@ from cachetools import LRUCache, TTLCache
 
 from ...errors import Corruption
 from ..objects.protocol import ObjectStore
-from ..sst.types import sst_schema
 from ..versions.manifest import Sst, Table
 from .cache_folder import CacheFolder
-from .decode import Block, decode, fetch, file_name
+from .decode import decode, fetch, file_name
 from .hot_tier import HotTier
 from .mapped_file import Mapped, map_file, write_file
 from .parquet_copies import ParquetCopies
@@ -78,7 +77,7 @@ class SstCache:
         """
         mapped = self.bring(store, sst, table, Reads())
         if mapped is None:
-            mapped = self._hold(sst, decode(fetch(store, sst), sst, sst_schema(table)), max_bytes=None)
+            mapped = self._hold(sst, decode(fetch(store, sst), sst, table), table, max_bytes=None)
             assert mapped is not None  # noqa: S101  nothing bounds it
         return mapped
 
@@ -98,7 +97,7 @@ class SstCache:
         data = self._fetch(store, sst, table, reads)
         mapped = self.peek(sst, table)
         if mapped is None and data is not None:
-            mapped = self._hold(sst, decode(data, sst, sst_schema(table)), max_bytes=self._max_memory_bytes)
+            mapped = self._hold(sst, decode(data, sst, table), table, max_bytes=self._max_memory_bytes)
         if mapped is None:
             with self._lock:
                 self._refused[file_name(sst)] = None
@@ -111,15 +110,14 @@ class SstCache:
 
     def _fetch(self, store: ObjectStore, sst: Sst, table: Table, reads: Reads) -> bytes | None:
         """Bring the SST to the folder; its bytes, or None where they are too many to hold at once."""
-        schema = sst_schema(table)
         if sst.bytes > _WHOLE_BYTES:
             ranged = RangedSst(store, sst, table, reads)
-            self._write(sst, schema, (block.rows for block in ranged.read(ranged.within(sst.hash_min, sst.hash_max))))
+            self._write(sst, (block.stored for block in ranged.read(ranged.within(sst.hash_min, sst.hash_max))))
             return None
         data = fetch(store, sst)
         reads.requests += 1
         reads.bytes += len(data)
-        self._write(sst, schema, decode(data, sst, schema))
+        self._write(sst, decode(data, sst, table))
         return data
 
     def peek(self, sst: Sst, table: Table) -> Mapped | None:
@@ -131,7 +129,13 @@ class SstCache:
                 self._touch(name)
             else:
                 mapped = self._in_memory.get(name)
-        return mapped or self._map(name, sst, table)
+        if mapped is None:
+            return self._map(name, sst, table)
+        found = mapped.read_as(table, sst)
+        if found is not mapped:
+            with self._lock:
+                (self._mapped if name in self._mapped else self._in_memory)[name] = found
+        return found
 
     def has(self, sst: Sst) -> bool:
         """Whether this machine seems to have the SST's rows; asks no store, and looks at no byte of them."""
@@ -162,13 +166,12 @@ class SstCache:
             return tuple(name for name, size in self._ranged.values() if size)
 
     def add(self, sst: Sst, rows: pa.Table) -> None:
-        """Keep the rows of an SST that was just written: exactly its columns and order."""
-        self._write(sst, rows.schema, rows.combine_chunks().to_batches())
+        """Keep the rows of an SST that was just written: exactly its columns, with their ids, and its order."""
+        self._write(sst, rows.combine_chunks().to_batches())
 
     def add_encoded(self, sst: Sst, table: Table, data: bytes) -> None:
         """Keep the rows of an SST that was just written, from its bytes; takes the memory of one block."""
-        schema = sst_schema(table)
-        self._write(sst, schema, decode(data, sst, schema))
+        self._write(sst, decode(data, sst, table))
 
     def parquet_path(self, store: ObjectStore, sst: Sst) -> Path:
         """A file with the object's bytes, checked once by this cache; it stays until the cache is closed.
@@ -191,22 +194,22 @@ class SstCache:
         if self._hot is not None:
             self._hot.close()
 
-    def _write(self, sst: Sst, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    def _write(self, sst: Sst, batches: Iterable[pa.RecordBatch]) -> None:
         """Put the rows into a folder, if one can be written."""
         name = file_name(sst) + _ARROW
         if self._hot is not None and self._hot.takes(sst.level, sst.bytes):
             # Perhaps written twice; it is small.
             batches = list(batches)
-            if self._hot.folder.put(name, lambda path: write_file(path, sst, schema, batches)):
+            if self._hot.folder.put(name, lambda path: write_file(path, sst, batches)):
                 return
-        self._folder.put(name, lambda path: write_file(path, sst, schema, batches))
+        self._folder.put(name, lambda path: write_file(path, sst, batches))
 
     def _map(self, name: str, sst: Sst, table: Table) -> Mapped | None:
         """The rows from the SST's file in a folder, if there is a good one."""
         for folder in self._folders:
             if folder.touch(name + _ARROW):
                 try:
-                    mapped = map_file(folder.path / (name + _ARROW), sst, sst_schema(table))
+                    mapped = map_file(folder.path / (name + _ARROW), sst, table)
                 except (Corruption, pa.ArrowException, OSError):
                     folder.remove(name + _ARROW)
                 else:
@@ -218,15 +221,17 @@ class SstCache:
                     return mapped
         return None
 
-    def _hold(self, sst: Sst, batches: Iterable[pa.RecordBatch], *, max_bytes: int | None) -> Mapped | None:
+    def _hold(
+        self, sst: Sst, batches: Iterable[pa.RecordBatch], table: Table, *, max_bytes: int | None
+    ) -> Mapped | None:
         """The rows in this process's memory; None once they are more than that."""
-        blocks, memory = [], 0
+        held, memory = [], 0
         for rows in batches:
             memory += rows.nbytes
             if max_bytes is not None and memory > max_bytes:
                 return None
-            blocks.append(Block.of(rows))
-        mapped = Mapped(tuple(blocks), memory)
+            held.append(rows)
+        mapped = Mapped.of(held, sst, table, memory)
         with self._lock:
             self._in_memory[file_name(sst)] = mapped
             self._ranged.pop(file_name(sst), None)

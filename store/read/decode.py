@@ -11,9 +11,10 @@ import xxhash
 
 from ...errors import Corruption, ObjectNotFound
 from ..objects.protocol import ObjectStore
+from ..sst.evolution import Reading, reading
 from ..sst.hashing import same_keys
-from ..sst.types import HASH, shape, stored_schema
-from ..versions.manifest import Sst
+from ..sst.types import HASH
+from ..versions.manifest import Sst, Table
 
 _SPARSE = 64
 _CACHED_ROWS = 1 << 17
@@ -25,17 +26,33 @@ BLOCK_ROWS = 1 << 20
 class Block:
     """Consecutive rows of one SST that lie together in memory."""
 
-    rows: pa.RecordBatch
+    stored: pa.RecordBatch
+    """As the SST has them. Columns of its own (`_hash`, `_seq`, `_op`, `_expires_at`) may be read from here; those of
+    the table only through `rows` and `take`."""
     hashes: npt.NDArray[np.int64]
     """The rows' `_hash`, ascending: numpy's view of the same memory."""
     sparse: npt.NDArray[np.int64]
     """A copy of each 64th of them, which a core's cache can hold; empty for a small block, which it can hold whole."""
+    reading: Reading | None = None
+    """How they are read as the table's; None where they are that already."""
 
     @staticmethod
-    def of(rows: pa.RecordBatch) -> "Block":
+    def of(rows: pa.RecordBatch, reading: Reading | None = None) -> "Block":
         """The block over these rows, which have the columns of an SST and its order."""
         hashes = np.asarray(rows.column(HASH))
-        return Block(rows, hashes, hashes[:: _SPARSE if len(hashes) > _CACHED_ROWS else len(hashes) + 1][1:].copy())
+        sparse = hashes[:: _SPARSE if len(hashes) > _CACHED_ROWS else len(hashes) + 1][1:].copy()
+        return Block(rows, hashes, sparse, reading)
+
+    def rows(self, names: Sequence[str], start: int = 0, count: int | None = None) -> pa.RecordBatch:
+        """These columns, the table's or an SST's own, of all rows or of some that lie side by side."""
+        stored = self.stored if not start and count is None else self.stored.slice(start, count)
+        return stored.select(names) if self.reading is None else self.reading.read(stored, names)
+
+    def take(self, at: npt.NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
+        """These columns of the rows at these places. Only these rows are brought to what the table has now."""
+        if self.reading is None:
+            return self.stored.select(names).take(pa.array(at))
+        return self.reading.read(self.stored.select(self.reading.stored_names(names)).take(pa.array(at)), names)
 
     def find(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """`numpy.searchsorted` of these hashes (ascending) in the block's, from the left.
@@ -80,7 +97,7 @@ class Block:
             wanted, hashes, at = wanted[candidates], hashes[candidates], at[candidates]
             if not wanted.size:
                 return
-            rows = self.rows.select(columns).take(pa.array(at))
+            rows = self.take(at, columns)
             same = same_keys(keys.take(pa.array(wanted)), rows, keys.schema.names)
             yield wanted, at, rows, same
             wanted, hashes, at = wanted[~same], hashes[~same], at[~same] + 1
@@ -126,26 +143,30 @@ def corrupt(sst: Sst, what: str) -> Corruption:
     )
 
 
-def check_shape(sst: Sst, schema: pa.Schema, found: pa.Schema, rows: int) -> None:
-    """Raise `Corruption` unless a file has the declared columns and the manifest's number of rows.
+def check_shape(sst: Sst, table: Table, found: pa.Schema, rows: int) -> Reading | None:
+    """How a file is read as an SST of the table (`evolution.reading`); None where it has the table's own columns.
 
-    It may have `_expires_at` or not, whatever the table has now.
+    It may have `_expires_at` or not, whatever the table has now. Raises `Corruption` unless the table has, or had,
+    these columns, and the manifest says as many rows.
     """
-    if found != stored_schema(schema, found):
-        raise corrupt(sst, f"expected columns {shape(schema)}; found {shape(found)}")
+    try:
+        how = reading(found, table)
+    except (ValueError, pa.ArrowException) as error:
+        raise corrupt(sst, str(error)) from error
     if rows != sst.rows:
         raise corrupt(sst, f"expected {sst.rows} rows, found {rows}")
+    return how
 
 
-def decode(data: bytes, sst: Sst, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a whole SST, in its order, at most `BLOCK_ROWS` at a time.
+def decode(data: bytes, sst: Sst, table: Table) -> Iterator[pa.RecordBatch]:
+    """The rows of a whole SST as it has them, in its order, at most `BLOCK_ROWS` at a time.
 
     Raises:
-        Corruption: the bytes are not Parquet, or not of the declared columns.
+        Corruption: the bytes are not Parquet, or not of columns that the table has or had.
     """
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        check_shape(sst, schema, file.schema_arrow, file.metadata.num_rows)
+        check_shape(sst, table, file.schema_arrow, file.metadata.num_rows)
         yield from file.iter_batches(batch_size=BLOCK_ROWS)
     except (pa.ArrowException, OSError) as error:
         raise corrupt(sst, f"it cannot be decoded ({error})") from error

@@ -20,7 +20,7 @@ from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, SEQ, arrow_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
-from .duckdb_view import quoted
+from .duckdb_view import alike, from_files, quoted
 from .visible_rows import Hiding
 
 _Spans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -65,22 +65,23 @@ def register(
     con.register(f"{name} versions", _versions(manifests))
     con.register(f"{name} stays", _places(stays))
     con.register(f"{name} spans", _spans(store, cache, stays, table))
-    files = ", ".join("'" + str(cache.parquet_path(store, stay.sst)).replace("'", "''") + "'" for stay in stays)
     columns = [each for each in arrow_schema((*table.key, *table.values)).names if not each.startswith("_")]
     expires = any(may_have_expired(stay.sst, manifests[stay.last].clock_ms) for stay in stays)
-    scanned = ", ".join(map(quoted, [*columns, *([EXPIRES] if expires else [])]))
+    scanned = [*columns, *([EXPIRES] if expires else [])]
     shown = ", ".join(f"seen.{quoted(each)}" for each in columns)
     # Some may be from before the table got a ttl, and lack the column.
     by_name = expires or table.ttl is not None
-    scan = (
-        f"SELECT {scanned}, file_index::BIGINT AS file_index, file_row_number "
-        f"FROM read_parquet([{files}], hive_partitioning = false, union_by_name = {by_name})"
+    paths = {stay.sst.object: cache.parquet_path(store, stay.sst) for stay in stays}
+    rows = " UNION ALL ".join(
+        f"SELECT {some.select(con, scanned)}, {list(some.places)}[file_index::BIGINT + 1] AS file_index, "
+        f"file_row_number FROM {from_files([paths[stays[place].sst.object] for place in some.places], by_name=by_name)}"
+        for some in alike([stay.sst for stay in stays], paths, table)
     )
     # No column of a table has the names that SSTs call their own.
     seen = (
         f"SELECT stored.*, "
         f"unnest(range(coalesce(span.first, stay.first), coalesce(span.last, stay.last) + 1)) AS {SEQ} "
-        f"FROM ({scan}) stored JOIN {quoted(f'{name} stays')} stay USING (file_index) "
+        f"FROM ({rows}) stored JOIN {quoted(f'{name} stays')} stay USING (file_index) "
         f"LEFT JOIN {quoted(f'{name} spans')} span USING (file_index, file_row_number)"
     )
     alive = f" WHERE seen.{EXPIRES} IS NULL OR seen.{EXPIRES} > version.clock_ms" if expires else ""

@@ -3,25 +3,38 @@
 Merge on read, by position: which rows of an SST are hidden (`visible_rows`) is known before the view is made, and a
 bitmap of them a variable of the connection. So a query is a scan of the columns that it asks for and one bit a row; no
 key, hash or version is read, and nothing is joined.
+
+SSTs of the same columns are one scan. What was renamed, widened or added since is said in the SELECT over it, as
+`sst.evolution` reads it; of a table that was never migrated, and of SSTs of today's columns, the SELECT is plain.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from cachetools import LRUCache
 
 from ...errors import Usage
 from ..objects.protocol import ObjectStore
+from ..sst.evolution import Reading, Source
 from ..sst.ttl import may_have_expired
 from ..sst.types import EXPIRES, HASH, SEQ, sst_schema
-from ..versions.manifest import Manifest, Sst
+from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
+from .decode import check_shape, corrupt, file_name
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
 """Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
+_MAX_SCHEMAS = 10_000
+
+_schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
+"""Columns by the name of the SST's file: they never change."""
 
 
 def register(
@@ -72,8 +85,19 @@ def register(
     by_name = table.ttl is not None
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
     selects = [
-        *_newest_rows(con, f"{name}_0", columns, paths, others, dead, by_name=by_name),
-        *_newest_rows(con, f"{name}_1", columns, paths, expiring, dead, by_name=by_name, condition=alive),
+        select
+        for letter, ssts, condition in (("a", others, "true"), ("b", expiring, alive))
+        for number, some in enumerate(alike(ssts, paths, table))
+        for select in _newest_rows(
+            con,
+            f"{name}_{letter}{number}",
+            some.select(con, columns),
+            paths,
+            [ssts[place] for place in some.places],
+            dead,
+            by_name=by_name,
+            condition=condition,
+        )
     ]
     con.execute(f"CREATE TEMP VIEW {quoted(name)} AS {' UNION ALL '.join(selects)}")
 
@@ -81,30 +105,32 @@ def register(
 def _newest_rows(
     con: duckdb.DuckDBPyConnection,
     name: str,
-    columns: list[str],
+    selected: str,
     paths: dict[str, Path],
     ssts: Sequence[Sst],
     dead: Mapping[Sst, npt.NDArray[np.int64]],
     *,
     by_name: bool,
-    condition: str = "true",
+    condition: str,
 ) -> list[str]:
     """The SELECTs of the view for some SSTs; sets the variables that they need."""
-    selected = ", ".join(quoted(column) for column in columns)
     whole = [sst for sst in ssts if sst not in dead]
-    selects = [f"SELECT {selected} FROM {_scan(whole, paths, by_name=by_name)} WHERE {condition}"] if whole else []
-    for number, some in enumerate(_chunks([sst for sst in ssts if sst in dead])):
-        ends = np.cumsum([sst.rows for sst in some])
-        starts = (ends - [sst.rows for sst in some]).tolist()
+    selects = []
+    if whole:
+        files = from_files([paths[sst.object] for sst in whole], by_name=by_name)
+        selects.append(f"SELECT {selected} FROM {files} WHERE {condition}")
+    for number, chunk in enumerate(_chunks([sst for sst in ssts if sst in dead])):
+        ends = np.cumsum([sst.rows for sst in chunk])
+        starts = (ends - [sst.rows for sst in chunk]).tolist()
         bits = np.zeros(int(ends[-1]), np.bool_)
-        for sst, start in zip(some, starts, strict=True):
+        for sst, start in zip(chunk, starts, strict=True):
             bits[start + dead[sst]] = True
         variable = f"_dead_{number}_{name}"
         con.execute(f"SET VARIABLE {quoted(variable)} = $bits::BLOB::BIT", {"bits": np.packbits(bits).tobytes()})
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         selects.append(
-            f"SELECT {selected} FROM {_scan(some, paths, by_name=by_name)}"
-            f" WHERE get_bit(getvariable({_literal(variable)}), {position}) = 0 AND {condition}"
+            f"SELECT {selected} FROM {from_files([paths[sst.object] for sst in chunk], by_name=by_name)}"
+            f" WHERE get_bit(getvariable({literal(variable)}), {position}) = 0 AND {condition}"
         )
     return selects
 
@@ -122,10 +148,70 @@ def _chunks(ssts: Sequence[Sst]) -> list[list[Sst]]:
     return chunks
 
 
-def _scan(ssts: Sequence[Sst], paths: dict[str, Path], *, by_name: bool) -> str:
-    files = ", ".join(_literal(str(paths[sst.object])) for sst in ssts)
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """SSTs of the same columns."""
+
+    places: tuple[int, ...]
+    """Which ones, of those that were asked about."""
+    reading: Reading | None = None
+    """How they are read as the table's; None where they have its columns."""
+    expires: bool | None = None
+    """Whether they have `_expires_at`; None where some may and some may not."""
+
+    def select(self, con: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:
+        """The table's columns of these names, or an SST's own, as a list of SQL expressions."""
+        how = self.reading.sources if self.reading is not None else {}
+        return ", ".join(
+            _expression(con, name, how[name])
+            if name in how
+            else f"NULL::BIGINT AS {EXPIRES}"
+            if name == EXPIRES and self.expires is False
+            else quoted(name)
+            for name in names
+        )
+
+
+def alike(ssts: Sequence[Sst], paths: Mapping[str, Path], table: Table) -> tuple[Alike, ...]:
+    """The SSTs by their columns, each group in their order; `paths` has their files by the object's key.
+
+    Looks into no file of a table that was never migrated. Raises `Corruption` for columns that the table never had.
+    """
+    if not table.schema:
+        return (Alike(tuple(range(len(ssts)))),) if ssts else ()
+    found: dict[tuple[int, bool], tuple[Reading | None, list[int]]] = {}
+    for place, sst in enumerate(ssts):
+        schema = _schema_of(sst, paths[sst.object])
+        how = check_shape(sst, table, schema, sst.rows)
+        found.setdefault((id(how), EXPIRES in schema.names), (how, []))[1].append(place)
+    return tuple(Alike(tuple(places), how, expires) for (_, expires), (how, places) in found.items())
+
+
+def _schema_of(sst: Sst, path: Path) -> pa.Schema:
+    name = file_name(sst)
+    if name not in _schemas:
+        try:
+            _schemas[name] = pq.read_schema(path)
+        except (pa.ArrowException, OSError) as error:
+            raise corrupt(sst, f"it cannot be decoded ({error})") from error
+    return _schemas[name]
+
+
+def _expression(con: duckdb.DuckDBPyConnection, name: str, source: Source) -> str:
+    kind = con.from_arrow(pa.schema([("kind", source.type)]).empty_table()).types[0]
+    value = source.name and quoted(source.name)
+    if value is None:
+        value = "NULL" if not source.default.is_valid else literal(str(source.default.cast(pa.string()).as_py()))
+    elif source.stored == source.type:
+        return f"{value} AS {quoted(name)}"
+    return f"CAST({value} AS {kind}) AS {quoted(name)}"
+
+
+def from_files(paths: Iterable[Path], *, by_name: bool, filename: bool = False) -> str:
+    """The rows of these files, for a FROM; `by_name` where some may lack a column, `filename` adds which it was."""
+    files = ", ".join(literal(str(path)) for path in paths)
     # A folder named a=b is no column.
-    options = ", union_by_name = true" if by_name else ""
+    options = f"{', union_by_name = true' if by_name else ''}{', filename = true' if filename else ''}"
     return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
@@ -134,5 +220,6 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """A text as DuckDB's SQL takes any."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,7 +1,7 @@
 """Footers of SSTs, which say where everything is, and Bloom filters: read once and kept by the process."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from threading import Lock
 
@@ -14,7 +14,8 @@ from cachetools import LRUCache
 
 from ..objects.protocol import ObjectStore
 from ..sst.bloom import Filter
-from ..sst.types import HASH, sst_schema
+from ..sst.evolution import Reading
+from ..sst.types import HASH
 from ..versions.manifest import Sst, Table
 from .decode import check_shape, corrupt, file_name
 from .range_reads import RangeReader, at_once
@@ -32,6 +33,10 @@ class Footer:
     """Where the row groups of an SST are, and which hashes they hold; arrays have one element a row group."""
 
     metadata: pq.FileMetaData
+    table: Table
+    """As which one the rows are read …"""
+    reading: Reading | None
+    """… and how; None where they have its columns."""
     hash_min: npt.NDArray[np.int64]
     hash_max: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
@@ -63,6 +68,11 @@ def footer_of(reader: RangeReader, sst: Sst, table: Table) -> Footer:
         with _lock:
             _footers[name] = footer
             _keep(name, filters)
+    elif footer.table != table:
+        # At another version, the table may have other columns.
+        footer = replace(footer, table=table, reading=_reading(footer.metadata, sst, table))
+        with _lock:
+            _footers[name] = footer
     return footer
 
 
@@ -127,8 +137,8 @@ def decode_footer(data: bytes, first: int, sst: Sst, table: Table) -> tuple[Foot
     if found != sst.footer_checksum:
         raise corrupt(sst, f"expected checksum {sst.footer_checksum} of its footer, found {found}")
     metadata = pq.read_metadata(pa.BufferReader(end))
-    check_shape(sst, sst_schema(table), metadata.schema.to_arrow_schema(), metadata.num_rows)
-    footer = _footer(metadata, end[: metadata.num_row_groups * _CHECKSUM_BYTES] if sst.filter_bytes else b"")
+    checksums = end[: metadata.num_row_groups * _CHECKSUM_BYTES] if sst.filter_bytes else b""
+    footer = _footer(metadata, table, _reading(metadata, sst, table), checksums)
     places = zip(footer.filter_start.tolist(), footer.filter_end.tolist(), strict=True)
     return footer, {
         group: _decode_filter(data[start - first : end - first], sst, footer, group)
@@ -147,7 +157,11 @@ def _decode_filter(data: bytes, sst: Sst, footer: Footer, group: int) -> Filter:
         raise corrupt(sst, f"the filter of row group {group}: {error}") from error
 
 
-def _footer(metadata: pq.FileMetaData, checksums: bytes) -> Footer:
+def _reading(metadata: pq.FileMetaData, sst: Sst, table: Table) -> Reading | None:
+    return check_shape(sst, table, metadata.schema.to_arrow_schema(), metadata.num_rows)
+
+
+def _footer(metadata: pq.FileMetaData, table: Table, reading: Reading | None, checksums: bytes) -> Footer:
     """What look-ups need of a footer, as arrays."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     hash_column = metadata.schema.names.index(HASH)
@@ -157,6 +171,8 @@ def _footer(metadata: pq.FileMetaData, checksums: bytes) -> Footer:
     starts = np.array([one.bloom_filter_offset for one in hashed], np.int64)
     return Footer(
         metadata,
+        table,
+        reading,
         np.array([bound.min for bound in bounds], np.int64),
         np.array([bound.max for bound in bounds], np.int64),
         np.array([min(_start(chunk) for chunk in row) for row in chunks], np.int64),

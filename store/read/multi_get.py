@@ -182,7 +182,7 @@ class _Search:
     def look_in(self, blocks: Iterable[Block], wanted: npt.NDArray[np.int64]) -> None:
         """Take what these blocks have of the keys at these positions."""
         for block in blocks:
-            expires = [EXPIRES] if EXPIRES in block.rows.schema.names else []
+            expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
             columns = [*self._looked_at, *expires]
             for positions, _, rows, same in block.match(self.hashes, self._keys, wanted, columns):
                 self._take(rows, positions, same)

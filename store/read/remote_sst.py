@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..objects.protocol import ObjectStore
+from ..sst.evolution import Reading
 from ..sst.types import HASH
 from ..sst.whole_file import read_groups
 from ..versions.manifest import Sst, Table
@@ -47,6 +48,11 @@ class RangedSst:
         self._reads = reads
         self._footer = footer_of(self._reader, sst, table)
         reads.row_groups_total += len(self._footer.start)
+
+    @property
+    def reading(self) -> Reading | None:
+        """How its rows are read as the table's; None where they are that already."""
+        return self._footer.reading
 
     def needed(self, hashes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The row groups, ascending, in which at least one of these hashes (ascending) can be."""
@@ -119,7 +125,7 @@ class RangedSst:
         rows = rows.combine_chunks()
         self._check_hashes(groups, rows.column(HASH).to_numpy())
         for batch in rows.to_batches():
-            yield Block.of(batch)
+            yield Block.of(batch, self._footer.reading)
 
     def _check_hashes(self, groups: npt.NDArray[np.int64], hashes: npt.NDArray[np.int64]) -> None:
         """Pages of another object are whole, and their CRCs are right: see that these row groups are those."""

@@ -20,7 +20,7 @@ from ..sst.sorted_runs import overlapping
 from ..sst.types import HASH, OP, TOMBSTONE
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
-from .decode import BLOCK_ROWS, Block, corrupt, file_name
+from .decode import BLOCK_ROWS, Block, check_shape, corrupt, file_name
 
 _MAX_BYTES = 64 << 20
 """What positions that this process keeps may take."""
@@ -104,12 +104,12 @@ def _positions(source: "_Source", older: Sst, newer: Sequence[Sst | None]) -> li
 def _in_block(source: "_Source", block: Block, newer: Sst | None) -> Iterator[npt.NDArray[np.int64]]:
     """The positions within a block."""
     if newer is None:
-        yield np.flatnonzero(np.asarray(block.rows.column(OP)) == TOMBSTONE)
+        yield np.flatnonzero(np.asarray(block.stored.column(OP)) == TOMBSTONE)
         return
     for other in source.blocks_of(newer):
         low = np.searchsorted(other.hashes, block.hashes[0], side="left")
         high = np.searchsorted(other.hashes, block.hashes[-1], side="right")
-        keys = other.rows.select(source.key)
+        keys = other.rows(source.key)
         for _, at, _, same in block.match(other.hashes, keys, np.arange(low, high), source.key):
             yield at[same]
 
@@ -140,8 +140,12 @@ class _Source:
         try:
             # Its checksum was looked at when the path was asked for.
             with pq.ParquetFile(path, memory_map=True) as file:
-                for batch in file.iter_batches(batch_size=BLOCK_ROWS, columns=[HASH, *self.key, OP]):
-                    yield Block.of(batch)
+                how = check_shape(sst, self._table, file.schema_arrow, file.metadata.num_rows)
+                names = [HASH, *self.key, OP]
+                for batch in file.iter_batches(
+                    batch_size=BLOCK_ROWS, columns=names if how is None else how.stored_names(names)
+                ):
+                    yield Block.of(batch, how)
         except (pa.ArrowException, OSError) as error:
             raise corrupt(sst, f"it cannot be decoded ({error})") from error
 

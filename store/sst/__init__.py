@@ -6,6 +6,7 @@ Not here: finding rows (`read`), or deciding which SSTs become one (`compaction`
 __all__ = [
     "arrow_types",
     "bloom",
+    "evolution",
     "expiry",
     "hashing",
     "python_values",

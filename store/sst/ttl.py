@@ -15,6 +15,7 @@ Pure, and without numpy; `expiry` looks at rows.
 
 from collections.abc import Sequence
 
+from ...errors import Refused
 from ..versions.manifest import Manifest, Sst, Table, Ttl
 from .sorted_runs import touched
 
@@ -55,6 +56,25 @@ def seen_clock_ms(manifest: Manifest, at_ms: int) -> int:
     """
     # By write time a version's rows go on expiring until the next one is committed.
     return batch_clock_ms(manifest, at_ms) if at_ms else manifest.clock_ms
+
+
+def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
+    """The time to live of a table that there is already, which may be turned on, off, or to another length.
+
+    Raises:
+        Refused: rows would expire by another clock than they were stamped for.
+    """
+    if stored is None:
+        return declared
+    if declared is None:
+        return Ttl(0, stored.column)
+    if declared.column != stored.column:
+        before, now = (f"column {ttl.column!r}" if ttl.column else "write time" for ttl in (stored, declared))
+        raise Refused(
+            f"stage {stage!r}: its rows expire by {now} now, but the stored ones by {before}",
+            hint="leave ttl_by as it was, or give the changed stage a new name",
+        )
+    return declared
 
 
 def may_have_expired(sst: Sst, clock_ms: int) -> bool:

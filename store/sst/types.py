@@ -19,6 +19,8 @@ EXPIRES = "_expires_at"
 and in SSTs without the column: never."""
 PUT = 0
 TOMBSTONE = 1
+FIELD_ID = b"PARQUET:field_id"
+"""Where Arrow keeps the field ids of Parquet, in the metadata of a field."""
 
 
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
@@ -34,7 +36,8 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 def sst_schema(table: Table) -> pa.Schema:
     """The schema of the table's SSTs: `_hash`, key columns, value columns, `_seq`, `_op`, and with a ttl `_expires_at`.
 
-    Those written before the table got a ttl lack `_expires_at`: see `stored_schema`.
+    Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`:
+    see `stored_schema`; those from before it was migrated have other columns: see `evolution`.
 
     Raises:
         Usage: a column's type is not one that state tables have.
@@ -42,8 +45,10 @@ def sst_schema(table: Table) -> pa.Schema:
     return pa.schema(
         [
             pa.field(HASH, pa.int64(), nullable=False),
-            *arrow_schema(table.key),
-            *arrow_schema(table.values),
+            *(
+                field.with_metadata({FIELD_ID: str(number).encode()})
+                for number, field in zip(table.ids, arrow_schema(table.columns), strict=True)
+            ),
             pa.field(SEQ, pa.int64(), nullable=False),
             pa.field(OP, pa.uint8(), nullable=False),
             *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else []),
@@ -58,6 +63,11 @@ def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
     if has == (at >= 0):
         return schema
     return schema.append(pa.field(EXPIRES, pa.int64())) if has else schema.remove(at)
+
+
+def field_id(field: pa.Field) -> int:
+    """The Parquet field id of a column, 0 for none."""
+    return int((field.metadata or {}).get(FIELD_ID, b"0"))
 
 
 def shape(schema: pa.Schema) -> str:

@@ -148,7 +148,8 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
             hint="return exactly one state row for each key of the batch",
         )
     in_order = bool((order[1:] > order[:-1]).all())
-    return rows if in_order else rows.take(pa.array(order))
+    rows = rows if in_order else rows.take(pa.array(order))
+    return pa.Table.from_arrays(rows.columns, schema=schema)  # with the columns' ids
 
 
 class RowsCache(Protocol):

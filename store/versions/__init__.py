@@ -14,6 +14,7 @@ __all__ = [
     "keys",
     "limits",
     "manifest",
+    "migrations",
     "prices",
     "unreadable",
     "usage",

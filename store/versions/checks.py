@@ -37,13 +37,15 @@ def _(value: Manifest) -> Iterator[Wrong]:
     if value.seq > value.version:
         yield Wrong("seq", value.seq, f"at most the version, {value.version}")
     for name, source in value.inputs.items():
-        yield from _input(f"inputs[{name!r}]", source, value.stage)
+        yield from input_is_wrong(f"inputs[{name!r}]", source, value.stage)
+    for name, source in value.stopped.items():
+        yield from input_is_wrong(f"stopped[{name!r}]", source, value.stage)
     for name, output in value.outputs.items():
         yield from _output(f"outputs[{name!r}]", output)
     for name, lost in value.lost.items():
         yield from _lost(f"lost[{name!r}]", lost, value.inputs.get(name))
     if value.table is not None:
-        yield from _table(value.table)
+        yield from table_is_wrong("table", value.table)
     yield from _ssts(value.ssts, value.stage, value.version)
     yield from _recorded(value)
 
@@ -62,7 +64,8 @@ def root_is_wrong(field: str, root: str) -> Iterator[Wrong]:
         yield Wrong(field, root, "a store root: s3://bucket/prefix or an absolute folder")
 
 
-def _input(at: str, source: Input, stage: str) -> Iterator[Wrong]:
+def input_is_wrong(at: str, source: Input, stage: str) -> Iterator[Wrong]:
+    """What is wrong between the fields of an input of this stage."""
     if source.upstream == stage:
         yield Wrong(f"{at}.upstream", stage, "another stage than itself")
     if not source.upstream and source.version:
@@ -101,13 +104,18 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
             yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
 
 
-def _table(table: Table) -> Iterator[Wrong]:
+def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
+    """What is wrong between the fields of a table."""
     seen: set[str] = set()
     for group, columns in (("key", table.key), ("values", table.values)):
         for number, column in enumerate(columns):
-            yield from _column(f"table.{group}[{number}]", column, seen)
+            yield from _column(f"{at}.{group}[{number}]", column, seen)
+    if len(set(table.ids)) < len(table.columns):
+        yield Wrong(f"{at}.values", table.ids, "columns whose ids differ")
+    if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
+        yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, of which none is 0")
     if table.ttl is not None and table.ttl.column and table.ttl.column not in {each.name for each in table.values}:
-        yield Wrong("table.ttl.column", table.ttl.column, "the name of a value column, or nothing")
+        yield Wrong(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 
 
 def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:

@@ -27,8 +27,9 @@ from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
 FORMAT = 3
 """The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
-which who overlooks them takes for read, and with versions that retire a stage; 3 with versions by which a table begins
-with rows from elsewhere."""
+which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
+SSTs are read that were written under other columns, and with versions by which a table begins with rows from
+elsewhere."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -3,8 +3,8 @@
 Version N is committed by creating manifest N where there is none. Whoever creates it has won; numbers have no
 gaps because a writer only tries the one after the newest it has seen. A writer takes a stage over by
 committing a claim: a version of its own with the next epoch. Whatever the former writer tries next has that
-number or an earlier one, so it fails and finds the newer epoch there. A rescale, or retiring a stage, is a claim by
-nobody who goes on.
+number or an earlier one, so it fails and finds the newer epoch there. A rescale, retiring a stage, or a migration, is a
+claim by nobody who goes on.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ def claim(
     writer: str,
     by: str,
     now_ms: int,
-    kind: Literal["claim", "rescale", "retire"] = "claim",
+    kind: Literal["claim", "rescale", "retire", "migration"] = "claim",
     build: Callable[[Manifest], Manifest] | None = None,
     known: int = 0,
 ) -> Manifest:
@@ -224,6 +224,8 @@ def _fenced(newer: Manifest, epoch: int) -> Fenced:
     done, hint = "taken over", "let the newer runner go on, or stop it and start this one again"
     if newer.kind == "rescale":
         done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
+    if newer.kind == "migration":
+        done, hint = "migrated to another program", "start that program: this one is of before"
     if newer.kind == "retire":
         done, hint = "retired", "take it out of the program; a program that has it brings it back where it stopped"
     return Fenced(

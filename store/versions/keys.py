@@ -179,6 +179,16 @@ def runner(app: str, writer: str) -> str:
     return f"{app}/runners/{writer}.json"
 
 
+def migrations(app: str) -> str:
+    """Prefix of the app's migrations."""
+    return f"{app}/migrations/"
+
+
+def migration(app: str, number: int) -> str:
+    """One migration; names sort as numbers do."""
+    return f"{app}/migrations/{number:020}.json"
+
+
 def operations(app: str) -> str:
     """Prefix of the log of operations."""
     return f"{app}/log/"

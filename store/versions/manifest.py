@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init"]
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, it was retired, or its table began with rows from elsewhere."""
+partitions was changed, it was retired, its table began with rows from elsewhere, or its declaration was changed."""
 
 
 class Column(Struct, frozen=True):
@@ -22,6 +22,14 @@ class Column(Struct, frozen=True):
 
     name: fits.ColumnName
     type: fits.TypeName
+    id: fits.Seq = 0
+    """What the column is called in SSTs, whatever its name is now. 0 in a table that was never migrated: then it is
+    the column's place among key and value columns, counted from 1."""
+    default: fits.Text | None = None
+    """What rows have in it that were written before it was there, as the text that Arrow casts to its type; None for
+    null."""
+    since: fits.Seq = 0
+    """The version that added it; 0 for a column that the table was born with."""
 
 
 class Policy(Struct, frozen=True):
@@ -74,6 +82,25 @@ class Table(Struct, frozen=True):
     """None for a table whose rows never had a time to live: then its SSTs have no `_expires_at`."""
     compaction: Policy = Policy()
     """As the program that claimed the stage last declared it."""
+    schema: fits.Seq = 0
+    """How often its columns were changed since it was born. SSTs from before are read through `sst.evolution`."""
+    next_id: fits.Seq = 0
+    """The id of the next column that is added: none is given twice. 0 in a table that was never migrated."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All its columns, the key first."""
+        return (*self.key, *self.values)
+
+    @property
+    def added(self) -> dict[str, int]:
+        """The columns that migrations added, internal ones left out, and the version that each is there since."""
+        return {each.name: each.since for each in self.values if each.since and not each.name.startswith("_")}
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of `columns`."""
+        return tuple(column.id or place for place, column in enumerate(self.columns, 1))
 
 
 class Sst(Struct, frozen=True):
@@ -225,6 +252,11 @@ class Manifest(Struct, frozen=True):
     """What was taken since the version before; None where nobody counted."""
     totals: Stats | None = None
     """The sum of `stats` since the stage began, so that two manifests say what all took that lies between them."""
+    stopped: dict[fits.Topic, Input] = {}
+    """Inputs that migrations took from the stage, where it stopped reading: whoever reads one next goes on there."""
+    migration: fits.Seq = 0
+    """The number of the newest migration that the stage went through: the same for all stages of an app, but between
+    the first and the last commit of one."""
 
     @property
     def row_seq(self) -> int:

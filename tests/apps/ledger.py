@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 VARIANT = os.environ.get("LEDGER_VARIANT", "")
+MIGRATED = VARIANT in ("migrated", "migrated, with a stage between")
 ENTRY = "seq long, account string, branch int, amount long"
 
 if os.environ.get("SABOTAGE"):
@@ -52,7 +53,11 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     told = rows.select([name for name in rows.column_names if name != "at"])
     if VARIANT == "books double":
         told = told.set_column(told.column_names.index("amount"), "amount", pc.multiply(rows["amount"], 2))
-    return pa.table({"n": num, "balance": balance}), told
+    after = pa.table({"n": num, "balance": balance})
+    if MIGRATED:
+        latest = rows.group_by("_key", use_threads=False).aggregate([("seq", "max")])["seq_max"]
+        after = after.append_column("newest", pc.max_element_wise(state["newest"], latest))
+    return after, told
 
 
 @app.stage(
@@ -60,12 +65,16 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     key="branch" if VARIANT == "changed key" else None,
     state=sw.update(
         book,
-        state="n long, balance double" if VARIANT == "changed value type" else "n long, balance long",
+        state="n long, balance long, newest long"
+        if MIGRATED
+        else "n long, balance double"
+        if VARIANT == "changed value type"
+        else "n long, balance long",
         emits="seq long, account string, branch int, amount long",
         order_by="seq",
     ),
     writes=sw.repartition("by-branch", key="branch", partitions=2),
-    table=sw.table(partitions=3),
+    table=sw.table(partitions=3, defaults={"newest": -1} if MIGRATED else None),
 )
 def accounts(entries: DataFrame) -> DataFrame:
     return entries
@@ -79,17 +88,30 @@ if VARIANT != "without latest":
         return entries
 
 
+if VARIANT == "migrated, with a stage between":
+
+    @app.stage(reads="by-branch", writes=sw.repartition("checked", key="branch", partitions=2))
+    def checks(entries: DataFrame) -> DataFrame:
+        return entries
+
+
+TOTALS = {
+    "n": sw.count(),
+    "total": sw.sum("amount"),
+    "average": sw.mean("amount"),
+    "low": sw.min("amount"),
+    "high": sw.max("account"),
+    "opened_by": sw.first("account", by="seq"),
+    "touched_by": sw.last("account", by="seq"),
+}
+if MIGRATED:
+    del TOTALS["high"]
+    TOTALS = {"amounts": TOTALS.pop("total"), "mean": TOTALS.pop("average"), **TOTALS, "since": sw.count()}
+
+
 @app.stage(
-    reads="by-branch",
-    state=sw.aggregate(
-        n=sw.count(),
-        total=sw.sum("amount"),
-        average=sw.mean("amount"),
-        low=sw.min("amount"),
-        high=sw.max("account"),
-        opened_by=sw.first("account", by="seq"),
-        touched_by=sw.last("account", by="seq"),
-    ),
+    reads="checked" if VARIANT == "migrated, with a stage between" else "by-branch",
+    state=sw.aggregate(**TOTALS),
     table=sw.table(partitions=2),
 )
 def branches(entries: DataFrame) -> DataFrame:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.cut.resolve import resolve
@@ -16,6 +17,8 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.migrate.migrate import find_plan, migrate
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import beats
 from slackwater.snapshot.take.taking import try_complete
@@ -26,6 +29,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history, horizon
+from slackwater.store.versions.manifest import Column, Table
 
 from tests.documents.answering import KEPT, ask, comparable, lasts
 from tests.support.histories import STAGES, FlightsApp, Kafka, Message, flights, rows_of
@@ -193,3 +197,34 @@ def test_collecting_beside_a_retired_stage_and_losses_keeps_the_snapshot(
         assert rows(open_store(str(root)), cache, "lossy/carriers")["carriers"] == retired
     for ref in (*before, "lossy/carriers"):
         assert verify(store, ref, now_ms=LATER_MS, deep=True).differences == ()
+
+
+def test_it_migrates_and_its_earlier_moments_stay_as_they_were(store: ObjectStore, tmp_path: Path) -> None:
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        moments = ("flights@at-noon", "flights@before-deploy", "staging")
+        before, now = {ref: rows(store, cache, ref) for ref in moments}, rows(store, cache, "flights")
+        heads = resolve(store, "flights", now_ms=LATER_MS).stages
+        stages = {
+            name: DeclaredStage(
+                name,
+                {topic: each.upstream for topic, each in head.inputs.items()},
+                {topic: each.schema for topic, each in head.outputs.items()},
+                head.table and replace(head.table, values=_with_minutes(head.table)),
+            )
+            for name, head in heads.items()
+        }
+        found = find_plan(store, Declared("flights", stages), {"delay": "minutes"})
+        done = migrate(store, found, {}, by="ada@host", now_ms=LATER_MS)
+        assert {ref: rows(store, cache, ref) for ref in (*moments, f"flights@{done.snapshot}")} == {
+            **before,
+            f"flights@{done.snapshot}": now,
+        }
+        for table, was in now.items():
+            told = [{"minutes" if name == "delay" else name: value for name, value in row.items()} for row in was]
+            assert rows(store, cache, "flights")[table] == [row | {"late": 7} for row in told]
+        assert verify(store, "flights", now_ms=LATER_MS, deep=True).differences == ()
+
+
+def _with_minutes(table: Table) -> tuple[Column, ...]:
+    renamed = (Column("minutes" if each.name == "delay" else each.name, each.type) for each in table.values)
+    return (*renamed, Column("late", "int64", default="7"))

@@ -6,6 +6,7 @@ The rules are in `test_state_model.py`.
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -23,6 +24,9 @@ from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.migrate.migrate import PREFIX, find_plan, migrate
+from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.take.snapshots import pin
 from slackwater.snapshot.verify.version_chain import differences
 from slackwater.store.compaction.merge import run
@@ -35,10 +39,11 @@ from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 
 from tests.models.checks import check_grace, check_reads, check_what_stays, expired_objects
+from tests.models.programs import another_program
 from tests.models.states import Shown, State, moment
-from tests.models.tables import TABLES, VALUES, Form, same_form, values
+from tests.models.tables import TABLES, VALUES, Form, in_columns, same_form, values
 from tests.models.writers import STAGE, STEP_MS, Writer, patiently
-from tests.support.collecting import AgingStore, fresh
+from tests.support.collecting import AgingStore, Killed, fresh
 from tests.support.state_rows import Hashes, Key, Values
 
 
@@ -124,7 +129,13 @@ class StateMachine(RuleBasedStateMachine):
             self.pending[app][same_form(key)] = (key, row)
 
     def batch(self, writer: Writer, *, into_cache: bool = False) -> Manifest:
-        return writer.batch(dict(self.pending[writer.app].values()), self.cache if into_cache else None)
+        changes = self.changes_of(writer.app, writer.head).values()
+        return writer.batch(dict(changes), self.cache if into_cache else None)
+
+    def changes_of(self, app: str, head: Manifest) -> dict[Form, tuple[Key, Values | None]]:
+        """What was put and deleted, in the columns that the table has at this version."""
+        assert head.table is not None
+        return {form: (key, in_columns(row, head.table)) for form, (key, row) in self.pending[app].items()}
 
     def try_to_commit(self, writer: Writer, manifest: Manifest) -> None:
         try:
@@ -139,7 +150,7 @@ class StateMachine(RuleBasedStateMachine):
     def committed(self, manifest: Manifest, began_ms: int) -> None:
         state = self.states[manifest.app, self.heads[manifest.app]]
         if manifest.kind == "batch":
-            state = state.after(self.pending[manifest.app], began_ms)
+            state = state.after(self.changes_of(manifest.app, manifest), began_ms)
             self.pending[manifest.app] = {}
         self.follows(manifest.app, manifest.version, state)
 
@@ -160,6 +171,32 @@ class StateMachine(RuleBasedStateMachine):
         if done.before != partitions:
             self.follows(app, done.version, self.states[app, self.heads[app]])
             self.writers[app].fenced = True
+
+    # Migrating.
+
+    def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
+        """Another program, whose table has a column more, less, larger or of another name; perhaps only begun."""
+        store = fresh(self.store)
+        head = history.read(store, app, STAGE, self.heads[app])
+        assert head.table is not None
+        declared, renames, change = another_program(data, head.table)
+        program = Declared(app, {STAGE: DeclaredStage(STAGE, {}, {}, declared)})
+        writer = self.writers[app]
+        if dies_after is None:
+            migrate(store, find_plan(store, program, renames), {}, by="test", now_ms=writer.tick())
+        else:
+            with suppress(Killed), self.store.death_after(dies_after):
+                migrate(store, find_plan(store, program, renames), {}, by="test", now_ms=writer.tick())
+            # Whoever comes next: it was decided, or it was not.
+            finish_newest(fresh(self.store), app, now_ms=writer.tick())
+        self.pins |= {
+            (app, each.name): each.stages[STAGE]
+            for each in list_snapshots(fresh(self.store), app)
+            if each.name.startswith(PREFIX)
+        }
+        if history.find(fresh(self.store), app, STAGE, head.version + 1) is not None:
+            self.follows(app, head.version + 1, self.states[app, head.version].migrated(change))
+            writer.fenced = True
 
     # Merging.
 

@@ -1,6 +1,6 @@
 """The dictionary that a version must be: entries, each with the moment at which it expires, and a clock."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -75,6 +75,10 @@ class State:
                     latest_ms = max(latest_ms, written_ms)
             entries[form] = Entry(values, expires_ms)
         return State(entries, latest_ms, self.lifetime)
+
+    def migrated(self, change: Callable[[Values], Values]) -> "State":
+        """After a migration that makes this of each row."""
+        return replace(self, entries={form: replace(e, values=change(e.values)) for form, e in self.entries.items()})
 
     def claimed(self, declared: Ttl | None) -> "State":
         """After a claim by a program that says so: what was stamped stays so, and a clock once begun goes on."""

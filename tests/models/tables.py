@@ -5,9 +5,9 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 
 from hypothesis import strategies as st
-from slackwater.store.versions.manifest import Column, Policy
+from slackwater.store.versions.manifest import Column, Policy, Table
 
-from tests.support.state_rows import Key
+from tests.support.state_rows import Key, Values
 
 NAN = float("nan")
 STRINGS = (None, "", " ", "\0", "a", "A", "\u00c5", "A\u030a", "null", "x" * 40)
@@ -63,6 +63,13 @@ values = st.none() | st.tuples(
 
 Form = tuple[object, ...]
 """A key in its one form."""
+LARGER = {"int8": "int16", "int16": "int32", "int32": "int64"}
+"""What the columns that migrations add become; they are between the second and the last value."""
+
+
+def in_columns(row: Values | None, table: Table) -> Values | None:
+    """A row of `values` as one of the table has it: in columns that were added there is a 1."""
+    return row and (*row[:2], *(1 for _ in table.values[2:-1]), row[-1])
 
 
 def same_form(key: Key) -> Form:

@@ -64,6 +64,8 @@ FOCUS = (
     ("merging", "dying", "expiring"),
     ("collecting", "expiring"),
     ("dying", "collecting", "copying", "expiring"),
+    ("migrating", "merging", "dying"),
+    ("migrating", "collecting", "copying", "expiring"),
 )
 """What examples are about, besides writing: with all rules at once, few of them come to much."""
 
@@ -176,6 +178,27 @@ class StateModel(StateMachine):
         self.reopened = dict(self.heads)
         for writer in (*self.writers.values(), *self.zombies):
             writer.sleep()
+
+    # Migrating.
+
+    @about("migrating")
+    @rule(data=st.data(), waiting=st.booleans())
+    def migrate(self, data: st.DataObject, waiting: bool) -> None:
+        """Another program, between batches; rows that wait come in its columns."""
+        app = self.any_app(data)
+        self.commit_some(data, app)
+        if waiting:
+            self.put_some(data, app)
+        self.migrate_to(data, app, None)
+        self.take_over(app)
+        self.commit_some(data, app)
+
+    @about("migrating")
+    @rule(data=st.data(), requests=st.integers(0, 25))
+    def die_while_migrating(self, data: st.DataObject, requests: int) -> None:
+        app = self.any_app(data)
+        self.migrate_to(data, app, requests)
+        self.take_over(app)
 
     # Merging.
 

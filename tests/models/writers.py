@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 from slackwater.errors import Unavailable
-from slackwater.pipeline.api.ttl import agree
 from slackwater.pipeline.batch.committer import Change, Committer
 from slackwater.snapshot.cut.requests import open_requests
 from slackwater.store.compaction.plan import Done, apply
@@ -56,7 +55,7 @@ class Writer:
     def _declared(self, draft: Manifest) -> Manifest:
         table = self.table
         if draft.table is not None:
-            table = replace(draft.table, ttl=agree(STAGE, draft.table.ttl, self.table.ttl))
+            table = replace(draft.table, ttl=ttl.agree(STAGE, draft.table.ttl, self.table.ttl))
         return replace(draft, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
 
     @property

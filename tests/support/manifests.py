@@ -1,7 +1,7 @@
 """Manifests for tests: any that the types allow, and plain ones."""
 
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
@@ -26,7 +26,7 @@ def any_value(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(any_value(arguments[0]), any_value(arguments[1]), max_size=3)
     if origin is Literal:
         return st.sampled_from(arguments)
-    if origin is UnionType:
+    if origin in (UnionType, Union):
         return st.one_of(*map(any_value, arguments))
     if kind is str and limits.pattern:
         return st.from_regex(limits.pattern, fullmatch=True)
@@ -48,6 +48,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         value,
         seq=min(value.seq, version),
         inputs={name: _input(source, value.stage) for name, source in value.inputs.items()},
+        stopped={name: _input(source, value.stage) for name, source in value.stopped.items()},
         outputs={name: _output(output) for name, output in value.outputs.items()},
         table=_table(table) if value.ssts or value.table else None,
         ssts=tuple(_sst(sst, number, value.stage, version) for number, sst in enumerate(value.ssts)),
@@ -75,12 +76,16 @@ def _output(output: Output) -> Output:
 
 
 def _table(table: Table) -> Table:
-    return replace(
-        table,
-        key=tuple(Column(f"k{number}{each.name[:5]}", "int64") for number, each in enumerate(table.key)),
-        values=tuple(Column(f"v{number}{each.name[:5]}", "list<string>") for number, each in enumerate(table.values)),
-        ttl=None,
+    keys_, values = (
+        tuple(replace(each, name=f"{letter}{number}{each.name[:5]}", type=kind) for number, each in enumerate(columns))
+        for letter, kind, columns in (("k", "int64", table.key), ("v", "list<string>", table.values))
     )
+    ids = iter(range(1, 1 + len(keys_) + len(values)))
+    keys_, values = (
+        tuple(replace(each, id=next(ids) if table.schema else 0) for each in columns) for columns in (keys_, values)
+    )
+    next_id = 1 + len(keys_) + len(values) if table.schema else 0
+    return replace(table, key=keys_, values=values, ttl=None, next_id=next_id)
 
 
 def _sst(sst: Sst, number: int, stage: str, version: int) -> Sst:

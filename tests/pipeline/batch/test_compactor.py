@@ -223,7 +223,7 @@ def test_a_merge_that_was_stopped_is_not_under_way(tmp_path: Path) -> None:
 
 def test_a_program_says_how_its_tables_are_compacted() -> None:
     app = App("flights")
-    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="a")(lambda rows: rows)
+    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
     chosen = sw.leveled(level_base_bytes=8 << 20, fanout=8)
     chosen_table = sw.table(compaction=chosen)
     app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="b", table=chosen_table)(lambda rows: rows)
@@ -251,9 +251,9 @@ def test_a_fanout_that_would_not_end_is_refused() -> None:
 
 def test_another_policy_in_the_program_is_taken_and_changes_nothing_else() -> None:
     app = App("flights")
-    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key="k", name="a")(lambda rows: rows)
+    app.stage(reads=topic("t"), state=sw.upsert(by="n"), key=["origin", "dest"], name="a")(lambda rows: rows)
     stage, stored = app.stages["a"], replace(ROUTES, partitions=7, state="upsert(by=n)")
     declared = replace(stored, partitions=ROUTES.partitions, compaction=sw.leveled())
-    assert _agreed(stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
+    assert _agreed(app, stage, declared, manifest_of(stored, ())) == replace(stored, compaction=sw.leveled())
     with pytest.raises(Refused, match=r"was stored as upsert\(by=n\)"):
-        _agreed(dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))
+        _agreed(app, dataclasses.replace(stage, state=sw.upsert(by="m")), declared, manifest_of(stored, ()))

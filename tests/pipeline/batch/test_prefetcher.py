@@ -184,5 +184,5 @@ def test_a_task_reports_what_it_reads_by_pieces(tmp_path: Path, monkeypatch: pyt
     assert result.ranged == (old.object,)
     (new,) = result.ssts
     cache = SstCache(tmp_path / "cache", LARGE)
-    assert cache.open(local, new, table).table["n"].to_pylist() == [6]
+    assert cache.open(local, new, table).stored["n"].to_pylist() == [6]
     assert not cache.has(old)

@@ -76,7 +76,7 @@ def test_a_merge_holds_a_small_part_of_the_table_in_memory(
     assert sum(one.rows for one in done.outputs) == 1_000_000
     assert len(done.outputs) == store.counts["put"] - before > 10
     assert all(one.bytes < 1.3 * (1 << 20) for one in done.outputs)
-    newest = np.concatenate([cache.open(store, one, TABLE).table["w"].to_numpy() for one in done.outputs])
+    newest = np.concatenate([cache.open(store, one, TABLE).stored["w"].to_numpy() for one in done.outputs])
     assert 60_000 < np.count_nonzero(newest > 1) <= 90_000
 
 

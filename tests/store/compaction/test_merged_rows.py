@@ -46,7 +46,7 @@ def test_the_newest_row_of_each_key_is_kept(store: CountingStore, cache: SstCach
     assert store.counts["put"] == before + 1
     kept = cache.peek(output, ROUTES)
     assert kept is not None
-    found = {row["origin"]: (row["flights"], row["_seq"]) for row in kept.table.to_pylist()}
+    found = {row["origin"]: (row["flights"], row["_seq"]) for row in kept.stored.to_pylist()}
     assert found == {"a": (2, 2), "b": (1, 1), "c": (2, 2)}
     assert (output.seq_min, output.seq_max, output.level, output.rows) == (1, 2, 1, 3)
     assert output.object not in (old[0].object, new[0].object)
@@ -113,7 +113,7 @@ def test_merging_changes_nothing_but_the_number_of_rows(
         assert not expected
         return
     (output,) = done.outputs
-    table = cache.open(store, output, ROUTES).table
+    table = cache.open(store, output, ROUTES).stored
     found = {
         (row["origin"], row["dest"]): (
             None if row["_op"] else (row["flights"], row["delay"], row["_sum"]),

@@ -60,7 +60,7 @@ def test_rows_are_fetched_once_and_then_mapped(folder: Path) -> None:
     written = put(store)
     for _ in range(3):
         mapped = SstCache(folder, LARGE).open(store, written, ROUTES)
-        assert mapped.table == expected_rows()
+        assert mapped.stored == expected_rows()
         assert mapped.memory_bytes == 0
     assert dict(store.counts) == {"put": 1, "get": 1}
 
@@ -69,19 +69,19 @@ def test_what_was_just_written_need_not_be_fetched(folder: Path) -> None:
     store = CountingStore(MemoryStore())
     cache = SstCache(folder, LARGE)
     written = put(store, cache)
-    assert SstCache(folder, LARGE).open(store, written, ROUTES).table == expected_rows()
+    assert SstCache(folder, LARGE).open(store, written, ROUTES).stored == expected_rows()
     encoded = put(store, None, 1)
     cache.add_encoded(encoded, ROUTES, store.get(encoded.object))
     mapped = cache.peek(encoded, ROUTES)
     assert mapped is not None
-    assert mapped.table == expected_rows(1)
+    assert mapped.stored == expected_rows(1)
     assert dict(store.counts) == {"put": 2, "get": 1}
 
 
 def test_hashes_are_numpys_view_of_the_mapped_file(folder: Path) -> None:
     store = MemoryStore()
     (block,) = SstCache(folder, LARGE).open(store, put(store), ROUTES).blocks
-    assert block.hashes.ctypes.data == block.rows.column("_hash").buffers()[1].address
+    assert block.hashes.ctypes.data == block.stored.column("_hash").buffers()[1].address
     assert not block.hashes.flags.writeable
     assert (np.diff(block.hashes) >= 0).all()
 
@@ -98,7 +98,7 @@ def test_large_ssts_are_kept_in_blocks(folder: Path, monkeypatch: pytest.MonkeyP
     store = MemoryStore()
     mapped = SstCache(folder, LARGE).open(store, put(store), ROUTES)
     assert [len(block.hashes) for block in mapped.blocks] == [30, 30, 30, 10]
-    assert mapped.table == expected_rows()
+    assert mapped.stored == expected_rows()
 
 
 @given(data=st.data())
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_fetched_again(tmp_path_factory: pytest.TempPathFactor
     path.unlink()
     path.write_bytes(damaged)
     cache = SstCache(folder, LARGE)
-    assert cache.open(store, written, ROUTES).table == expected_rows()
+    assert cache.open(store, written, ROUTES).stored == expected_rows()
     assert store.counts["get"] == 1
     assert SstCache(folder, LARGE).peek(written, ROUTES) is not None
 
@@ -156,7 +156,7 @@ def test_an_evicted_file_stays_readable_for_those_who_have_it_open(folder: Path)
     mapped = cache.open(store, put(store), ROUTES)
     for path in folder.iterdir():
         path.unlink()
-    assert mapped.table == expected_rows()
+    assert mapped.stored == expected_rows()
 
 
 def test_an_sst_larger_than_the_cache_is_read_into_memory(folder: Path) -> None:
@@ -164,7 +164,7 @@ def test_an_sst_larger_than_the_cache_is_read_into_memory(folder: Path) -> None:
     written = put(store)
     cache = SstCache(folder, 1000)
     mapped = cache.open(store, written, ROUTES)
-    assert mapped.table == expected_rows()
+    assert mapped.stored == expected_rows()
     assert mapped.memory_bytes > 1000
     assert files(folder) == []
     # Kept in memory, so asked for once.
@@ -196,7 +196,7 @@ def test_a_folder_of_no_use_makes_it_slower_and_says_so_once(tmp_path: Path, cap
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             written = put(store, cache, number)
-            assert cache.open(store, written, ROUTES).table == expected_rows(number)
+            assert cache.open(store, written, ROUTES).stored == expected_rows(number)
             assert cache.parquet_path(store, written).read_bytes() == store.get(written.object)
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         f"cache folder {blocked / 'cache'} is of no use"
@@ -216,7 +216,7 @@ def test_a_folder_that_takes_no_more_serves_what_it_has(
     monkeypatch.setattr(pa, "OSFile", refuse)
     cache = SstCache(folder, LARGE)
     assert cache.open(store, written, ROUTES).memory_bytes == 0
-    assert cache.open(store, other, ROUTES).table == expected_rows(1)
+    assert cache.open(store, other, ROUTES).stored == expected_rows(1)
     assert len(files(folder)) == 1
 
 
@@ -337,7 +337,7 @@ def test_processes_share_a_folder_that_is_too_small_for_them(folder: Path, tmp_p
         for turn in range(8):
             cache = SstCache(Path(folder), 60_000)
             for number, sst in enumerate(ssts):
-                rows = cache.open(store, sst, table).table
+                rows = cache.open(store, sst, table).stored
                 assert set(rows["origin"].to_pylist()) == {str(number)}, number
                 assert sorted(rows["flights"].to_pylist()) == list(range(100))
         """
@@ -359,5 +359,5 @@ def test_ssts_of_one_name_in_two_roots_are_told_apart(folder: Path) -> None:
     theirs.put(a.object, theirs.get(b.object))
     same_name = replace(b, object=a.object)
     cache = SstCache(folder, LARGE)
-    assert cache.open(mine, a, ROUTES).table == expected_rows(0)
-    assert cache.open(theirs, same_name, ROUTES).table == expected_rows(1)
+    assert cache.open(mine, a, ROUTES).stored == expected_rows(0)
+    assert cache.open(theirs, same_name, ROUTES).stored == expected_rows(1)

@@ -171,7 +171,7 @@ def test_an_sst_too_large_for_memory_comes_to_the_folder_by_pieces(
     monkeypatch.setattr("slackwater.store.read.cache._WHOLE_BYTES", 100_000)
     cache = SstCache(tmp_path / "cache", LARGE)
     before = store.counts.get("get", 0)
-    assert cache.open(store, base, NUMBERED).table.num_rows == BASE_ROWS
+    assert cache.open(store, base, NUMBERED).stored.num_rows == BASE_ROWS
     assert store.counts.get("get", 0) == before
     assert cache.has(base)
     assert cache.size_of(base) > base.bytes

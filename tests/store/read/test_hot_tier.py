@@ -56,7 +56,7 @@ def test_new_ssts_lie_in_memory_and_all_caches_of_the_folder_find_them(tmp_path:
     assert not arrow_files(disk)
     mapped = other.peek(written, ROUTES)
     assert mapped is not None
-    assert mapped.table == expected_rows()
+    assert mapped.stored == expected_rows()
     assert other.has(written)
     assert other.size_of(written) > 0
 
@@ -80,7 +80,7 @@ def test_it_stays_within_its_bytes_and_what_was_used_lately_goes_to_disk(tmp_pat
     for number, one in enumerate(written):
         mapped = cache.peek(one, ROUTES)
         assert mapped is not None
-        assert mapped.table == expected_rows(number)
+        assert mapped.stored == expected_rows(number)
     assert "get" not in store.counts
 
 
@@ -104,7 +104,7 @@ def test_a_full_tmpfs_leaves_everything_on_disk(tmp_path: Path, memory: Path) ->
     written = put(store, cache)
     mapped = cache.peek(written, ROUTES)
     assert mapped is not None
-    assert mapped.table == expected_rows()
+    assert mapped.stored == expected_rows()
     assert len(arrow_files(disk)) == 1
 
 
@@ -139,7 +139,7 @@ def test_the_last_one_to_leave_removes_it_and_loses_nothing(tmp_path: Path, memo
     assert not list(memory.iterdir())
     mapped = SstCache(disk, LARGE).bring(store, written, ROUTES, Reads())
     assert mapped is not None
-    assert mapped.table == expected_rows()
+    assert mapped.stored == expected_rows()
     assert "get" not in store.counts
 
 

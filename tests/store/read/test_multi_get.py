@@ -258,7 +258,7 @@ def test_a_large_block_is_searched_as_a_small_one(num: int, values: int, random:
     hashes = np.sort(np.array([random.randrange(-values, values) for _ in range(num)], np.int64))
     asked = np.sort(np.array([random.randrange(-values - 5, values + 5) for _ in range(200)], np.int64))
     block = Block.of(pa.record_batch({"_hash": hashes}))
-    large = Block(block.rows, block.hashes, block.hashes[::64][1:].copy())
+    large = Block(block.stored, block.hashes, block.hashes[::64][1:].copy())
     expected = np.searchsorted(hashes, asked)
     assert block.find(asked).tolist() == expected.tolist()
     assert large.find(asked).tolist() == expected.tolist()

@@ -96,7 +96,7 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
     in_block = visible_rows._in_block
 
     def count(source, block, newer):  # type: ignore[no-untyped-def]
-        looked.append((str(block.rows.num_rows), newer.object if newer else ""))
+        looked.append((str(block.stored.num_rows), newer.object if newer else ""))
         return in_block(source, block, newer)
 
     monkeypatch.setattr(visible_rows, "_in_block", count)
@@ -110,7 +110,7 @@ def test_positions_are_found_once_for_each_pair(tmp_path: Path, monkeypatch: pyt
     assert {sst.seq_max: sorted(set(positions.tolist())) for sst, positions in found.items()} == {
         1: [0, 1],
         2: [0, 1],
-        3: [int(np.argmax([row is None for row in cache.open(store, ssts[2], ROUTES).table["flights"].to_pylist()]))],
+        3: [int(np.argmax([row is None for row in cache.open(store, ssts[2], ROUTES).stored["flights"].to_pylist()]))],
     }
 
 

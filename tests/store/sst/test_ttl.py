@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.api.app import App, topic
 from slackwater.pipeline.api.table import table
-from slackwater.pipeline.api.ttl import agree, check_column, lifetime_ms
+from slackwater.pipeline.api.ttl import check_column, lifetime_ms
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.store.compaction.merge import run
@@ -292,7 +292,7 @@ def test_what_was_written_before_a_ttl_is_merged_with_what_came_after(
                     model[k] = (v, 107 if table.ttl == Ttl(100) else None)
         one = Compaction(0, 1, ssts, drops_tombstones=True, clock_ms=7)
         (made,) = run(memory, cache, "app", "stage", new, one).outputs
-        found = cache.open(memory, made, new).table
+        found = cache.open(memory, made, new).stored
         assert {row["k"]: (row["v"], row[EXPIRES]) for row in found.to_pylist()} == model
         assert (made.rows, made.expiring) == (len(model), sum(expires is not None for _, expires in model.values()))
 
@@ -320,14 +320,14 @@ def test_what_is_no_span_of_time_is_refused(text: str) -> None:
 
 def test_a_ttl_may_be_turned_on_and_off_but_not_measured_by_another_clock() -> None:
     week, month = Ttl(7 * DAY_MS, "at"), Ttl(30 * DAY_MS, "at")
-    assert agree("s", None, week) == week
-    assert agree("s", week, month) == month
-    assert agree("s", week, None) == Ttl(0, "at")
-    assert agree("s", Ttl(0, "at"), week) == week
-    assert agree("s", None, None) is None
+    assert ttl.agree("s", None, week) == week
+    assert ttl.agree("s", week, month) == month
+    assert ttl.agree("s", week, None) == Ttl(0, "at")
+    assert ttl.agree("s", Ttl(0, "at"), week) == week
+    assert ttl.agree("s", None, None) is None
     for stored in (week, Ttl(0, "at")):
         with pytest.raises(Refused, match="write time now, but the stored ones by column 'at'"):
-            agree("s", stored, Ttl(5))
+            ttl.agree("s", stored, Ttl(5))
 
 
 def test_the_column_of_a_ttl_is_a_time_among_the_values() -> None:

@@ -108,7 +108,7 @@ def test_every_type_comes_back_exactly_in_the_declared_schema() -> None:
     schema = sst_schema(EVERY_TYPE)
     data = fetch(store, written)
     assert pq.read_schema(pa.BufferReader(data)) == schema
-    (found,) = decode(data, written, schema)
+    (found,) = decode(data, written, EVERY_TYPE)
     expected = writer.prepare(state_rows(EVERY_TYPE, EXTREMES, 1), EVERY_TYPE)
     # repr tells NaN from null and -0.0 from 0.0.
     assert repr(found.to_pylist()) == repr(expected.to_pylist())
@@ -310,9 +310,9 @@ def test_an_sst_of_another_table_is_found() -> None:
     store = MemoryStore()
     (written,) = write_version(store, None, ROUTES, {("JFK", "LAX"): (1, 2.0, None)}, 1)
     with pytest.raises(Corruption, match=r"expected columns .* v0 string.*; found .* flights int64"):
-        list(decode(fetch(store, written), written, sst_schema(EVERY_TYPE)))
+        list(decode(fetch(store, written), written, EVERY_TYPE))
     with pytest.raises(Corruption, match="expected 2 rows, found 1"):
-        list(decode(fetch(store, written), replace(written, rows=2), sst_schema(ROUTES)))
+        list(decode(fetch(store, written), replace(written, rows=2), ROUTES))
 
 
 def test_a_large_sst_is_decoded_in_blocks() -> None:
@@ -320,7 +320,7 @@ def test_a_large_sst_is_decoded_in_blocks() -> None:
     rows = many_routes(BLOCK_ROWS + 10).drop_columns(["_sum"])
     table = replace(ROUTES, values=ROUTES.values[:2])
     written = writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
-    blocks = [Block.of(batch) for batch in decode(fetch(store, written), written, sst_schema(table))]
+    blocks = [Block.of(batch) for batch in decode(fetch(store, written), written, table)]
     assert [len(block.hashes) for block in blocks] == [BLOCK_ROWS, 10]
     assert np.array_equal(np.concatenate([block.hashes for block in blocks]), np.sort(rows["_hash"].to_numpy()))
 
@@ -363,7 +363,7 @@ def test_row_groups_side_by_side_come_in_one_request() -> None:
     (block,) = opened.read(np.array([1, 2, 3]))
     assert reads.requests == before + 1
     expected = rows.slice(writer.ROW_GROUP_ROWS, 3 * writer.ROW_GROUP_ROWS)
-    assert pa.Table.from_batches([block.rows]) == expected
+    assert pa.Table.from_batches([block.stored]) == expected
 
 
 def test_hashes_between_row_groups_need_none() -> None:

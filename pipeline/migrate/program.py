@@ -1,0 +1,141 @@
+"""A changed program and the app that is stored: what it declares, and where it begins to read what is new to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from ulid import ULID
+
+from ... import instants
+from ...errors import NotFound, Refused
+from ...snapshot.clone.first_versions import unfinished
+from ...snapshot.migrate.declared import Declared, DeclaredStage
+from ...snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
+from ...snapshot.migrate.plan import Plan
+from ...snapshot.take.audit_log import whoami
+from ...store.objects.open import open_store
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import apps
+from ...store.versions.manifest import Input
+from ..api.app import App, Topic
+from ..batch.claim import Claimer
+from ..batch.schemas import Shape, ddl_of, shapes
+from ..kafka import topics
+from ..kafka.channels import KafkaChannels
+from ..run.news import News
+from ..run.options import Options
+from ..run.program import load_app
+from ..spark.session import spark_session
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A program, and the store of the app that it is to run as."""
+
+    app: App
+    store: ObjectStore
+    shapes: Mapping[str, Shape]
+
+    def plan(self, renames: Mapping[str, str]) -> Plan:
+        """What it changes. Raises as `find_plan`."""
+        return find_plan(self.store, declared(self.app, self.shapes), renames)
+
+
+def declared(app: App, known: Mapping[str, Shape]) -> Declared:
+    """What a program declares, as far as it is stored."""
+    return Declared(
+        app.name,
+        {
+            stage.name: DeclaredStage(
+                stage.name,
+                {name: "" if isinstance(one, Topic) else app.writer_of(one).name for name, one in stage.inputs.items()},
+                {channel.name: ddl_of(known[stage.name].emits[channel.name]) for channel in stage.writes},
+                known[stage.name].table,
+            )
+            for stage in app.in_order()
+        },
+    )
+
+
+def migrate_file(
+    path: str,
+    *,
+    app: str | None,
+    options: Options,
+    renames: Mapping[str, str],
+    dry_run: bool = False,
+    news: News | None = None,
+) -> Migrated:
+    """Have an app go on with the program that a file declares: all of its stages, or none.
+
+    Args:
+        path: The file.
+        app: The app, where it is not the one that the file names.
+        options: Where the store and Kafka are. Without brokers, nothing can be read that was not read before.
+        renames: Columns that have another name in the program, old to new.
+        dry_run: Only look; nothing is changed.
+        news: Told what goes on.
+
+    Raises:
+        NotFound: There is no such app, or a rename names a column that is not there.
+        Refused: What is stored cannot be kept; or somebody else migrates the app. Others as `load_app` and `shapes`.
+    """
+    news = news or News()
+    program = load_app(path, name=app)
+    store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
+    info = apps.read_app(store, program.name)
+    if missing := unfinished(store, info):
+        raise Refused(
+            f"app {program.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+            hint="run the same `slackwater clone` again; it goes on where it stopped",
+        )
+    now_ms = instants.now_ms()
+    finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=now_ms)
+    found = _with_spark(program, store, options, news).plan(renames)
+    if dry_run or not found.changes:
+        return Migrated(found, 0, "", {}, finished)
+    starts = _starts(program, store, options, found, info.origin.topics if info.origin else {}) if found.unread else {}
+    news.doing("migrating")
+    reader = KafkaChannels(options.kafka, patience_s=options.patience_s) if options.kafka else None
+    return migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader, finished=finished)
+
+
+def _with_spark(program: App, store: ObjectStore, options: Options, news: News) -> Changed:
+    """The program with its schemas, which Spark knows."""
+    news.doing("starting Spark, to see which columns the program declares")
+    running = SparkSession.getActiveSession()
+    with spark_session(
+        f"slackwater migrate {program.name}",
+        master=None if running is not None else "local[1]",
+        conf=options.spark_conf,
+        py_files=options.py_files,
+    ) as spark:
+        return Changed(program, store, shapes(program, spark))
+
+
+def _starts(
+    program: App, store: ObjectStore, options: Options, found: Plan, renamed: Mapping[str, str]
+) -> dict[str, dict[str, Input]]:
+    """Where stages begin to read what is new to them: where the program says. Raises as `Claimer.begin`."""
+    if not options.kafka:
+        raise NotFound(
+            "Kafka", "brokers", hint=f"{', '.join(found.unread)} would read a topic from its beginning: add --kafka"
+        )
+    topics.wait_for(options.kafka, options.patience_s)
+    claimer = Claimer(
+        store=store,
+        kafka=options.kafka,
+        app=program,
+        topics=renamed,
+        writer=str(ULID()),
+        by=f"{socket.gethostname()}:{os.getpid()}",
+        accept_loss=options.accept_loss,
+    )
+    return {
+        stage: {name: claimer.begin(program.stages[stage], name) for name in names}
+        for stage, names in found.unread.items()
+    }

@@ -1,0 +1,108 @@
+"""`slackwater migrate`: a snapshot of the moment before, the decision, and a version for each stage."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ulid import ULID
+
+from ... import instants
+from ...errors import Refused
+from ...store.objects.protocol import ObjectStore
+from ...store.versions.manifest import Input
+from ...store.versions.migrations import Migration, newest
+from ..cut.moments import heads_of, newest_cut, stages_of
+from ..take.audit_log import record
+from ..take.capture import ChannelReader
+from ..take.remove import remove
+from ..take.snapshots import pin
+from .declared import Declared
+from .migration import finish, is_through, prepare
+from .plan import Plan, plan, with_inputs
+
+PREFIX = "before-migration-"
+"""What the snapshots of the moment before a migration begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration did, or would do."""
+
+    plan: Plan
+    number: int
+    """0 when nothing was to be done, or was only looked at."""
+    snapshot: str
+    """Pins the moment before; empty likewise."""
+    versions: Mapping[str, int]
+    """The version of each stage that names the migration; empty likewise."""
+    finished: int = 0
+    """The number of an earlier migration that had been left half done, and was finished first; 0 for none."""
+
+
+def find_plan(store: ObjectStore, declared: Declared, renames: Mapping[str, str]) -> Plan:
+    """What the program changes of the app that is stored.
+
+    Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
+    """
+    last = newest(store, declared.app)
+    heads = heads_of(store, declared.app, stages_of(store, declared.app))
+    if last is not None and (
+        behind := [name for name in last.stages if name in heads and not is_through(heads[name], last)]
+    ):
+        raise Refused(
+            f"migration {last.number} of {declared.app}, by {last.by}, is not done yet: {', '.join(behind)} did not go "
+            "through it",
+            hint="the next `slackwater migrate` or `run` finishes it",
+        )
+    return plan(heads, declared, renames, after=last.number if last is not None else 0)
+
+
+def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
+    """Finish what an earlier call left half done; its number, 0 where there is nothing. Raises as `finish`."""
+    last = newest(store, app)
+    return last.number if last is not None and finish(store, last, now_ms=now_ms).versions else 0
+
+
+def migrate(
+    store: ObjectStore,
+    found: Plan,
+    starts: Mapping[str, Mapping[str, Input]],
+    *,
+    by: str,
+    now_ms: int,
+    reader: ChannelReader | None = None,
+    finished: int = 0,
+) -> Migrated:
+    """Carry a plan out: all of it or nothing. No data is read or written, whatever the tables hold.
+
+    Args:
+        store: the store of the app.
+        found: what `find_plan` gave; it holds until somebody else migrates the app.
+        starts: where stages begin to read what is new to them, by stage and declared name (`Plan.unread`).
+        by: user@host.
+        now_ms: the wall clock.
+        reader: keeps the records in flight with the snapshot; with None, Kafka has them as long as it does.
+        finished: `Migrated.finished`.
+
+    Raises:
+        Refused: somebody else migrates the app at this moment. Nothing was changed.
+        Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
+    """
+    if not found.changes:
+        return Migrated(found, 0, "", {}, finished)
+    number = found.after + 1
+    cut = newest_cut(store, found.app, stages_of(store, found.app))
+    name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
+    snapshot = pin(store, cut, name, by=by, reader=reader)
+    migration = Migration(found.app, number, str(ULID()), by, now_ms, snapshot.name, with_inputs(found, starts))
+    try:
+        prepare(store, migration)
+    except Refused:
+        remove(store, found.app, snapshot.name)
+        raise
+    done = finish(store, migration, now_ms=now_ms)
+    told = ", ".join(f"{each.stage} {each.kind}" for each in found.changes)
+    record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
+    return Migrated(found, number, snapshot.name, done.versions, finished)
+
+
+_DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})

@@ -1,0 +1,133 @@
+"""Deciding a migration, by one put, and doing it: a commit for each stage, by whoever comes by.
+
+All that could be refused was refused before it is decided, and what it says of a stage needs no program. Who finds
+stages that did not go through it (a runner, the next migration) commits these first.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ...errors import ObjectExists, Refused
+from ...store.objects.protocol import ObjectStore
+from ...store.sst import ttl
+from ...store.versions import codec, commit, history, keys
+from ...store.versions.manifest import Manifest
+from ...store.versions.migrations import Migration, Step, newest
+from ..cut.graph import order
+from ..cut.moments import heads_of
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A migration that was done, by one call or by several."""
+
+    migration: Migration
+    versions: Mapping[str, int]
+    """The version of each stage that this call committed; none of those that were there."""
+
+
+def prepare(store: ObjectStore, migration: Migration) -> None:
+    """Decide that a migration is done: one put, where there is none of its number.
+
+    Raises:
+        Refused: somebody else migrates the app at this moment.
+        Unavailable: storage did not answer; it may be decided.
+    """
+    key = keys.migration(migration.app, migration.number)
+    try:
+        store.put_if_absent(key, codec.encode(migration))
+    except ObjectExists:
+        other = codec.read(store, key, Migration)
+        if other.id != migration.id:
+            raise Refused(
+                f"app {migration.app!r} was migrated at the same moment, by {other.by}: this one was not done",
+                hint="look at what that did (`slackwater log`), and migrate what is left to change",
+            ) from None
+
+
+def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
+    """Commit what is left of a migration: a version for each stage that does not name it. Done again, it does nothing.
+
+    Receivers first: a stage that is retired is read by none that has not gone through it.
+
+    Raises:
+        CommitConflict: others kept winning the race for the next version of a stage.
+        Unavailable: storage did not answer; the same call again goes on.
+    """
+    # Also stages that began while it was decided: they name it with nothing else changed.
+    heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
+    versions = {}
+    for stage in reversed(order(heads)):
+        if not is_through(heads[stage], migration):
+            with suppress(_Through):  # somebody else finishes it, too
+                versions[stage] = _commit(store, migration, stage, now_ms, heads[stage].version).version
+    return Done(migration, versions)
+
+
+class _Through(Exception):
+    """The stage went through the migration meanwhile."""
+
+
+def is_through(head: Manifest, migration: Migration) -> bool:
+    """Whether a stage went through this migration, or has no part in it, as it is retired."""
+    return head.retired or head.migration >= migration.number
+
+
+def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
+    """Finish the app's newest migration, if it is not done; its number, 0 when there is none. Raises as `finish`."""
+    migration = newest(store, app)
+    if migration is None:
+        return 0
+    finish(store, migration, now_ms=now_ms)
+    return migration.number
+
+
+def _commit(store: ObjectStore, migration: Migration, stage: str, now_ms: int, known: int) -> Manifest:
+    step = migration.stages.get(stage, Step())
+
+    def build(draft: Manifest) -> Manifest:
+        if draft.migration >= migration.number:
+            raise _Through
+        return applied(draft, step, migration.number)
+
+    head = history.head(store, migration.app, stage, known=known)
+    if head is None or is_through(head, migration):
+        raise _Through
+    return commit.claim(
+        store,
+        migration.app,
+        stage,
+        writer=str(ULID()),
+        by=migration.by,
+        now_ms=now_ms,
+        kind="retire" if step.retires else "migration",
+        build=build,
+        known=known,
+    )
+
+
+def applied(draft: Manifest, step: Step, number: int) -> Manifest:
+    """The version that a step makes: `draft` has everything as it was. Pure.
+
+    Raises:
+        Refused: the table is not the one that the step was planned for.
+    """
+    inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
+    stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
+    changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
+    if step.retires:
+        return replace(changed, recorded={}, awaited={}, captured={})
+    if step.table is None:
+        return changed
+    if draft.table is None or draft.table.schema != step.schema:
+        raise Refused(f"migration {number} was planned for another table of {draft.app}/{draft.stage} than it has now")
+    had = draft.table.ids
+    values = (
+        each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
+    )
+    table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
+    return replace(changed, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))

@@ -1,0 +1,225 @@
+"""What a program changes of a stored app, stage by stage: a plan, or why it cannot be. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from ...errors import NotFound, Refused
+from ...store.sst.arrow_types import arrow_type
+from ...store.sst.evolution import fits
+from ...store.versions.column_types import parse_ddl
+from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
+from ...store.versions.migrations import Step
+from ..cut.graph import order
+from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
+from .declared import Declared, DeclaredStage
+
+
+@dataclass(frozen=True, slots=True)
+class StageChange:
+    """What becomes of one stage."""
+
+    stage: str
+    kind: Literal["changed", "added", "retired"]
+    version: int = 0
+    """Its newest version; 0 for one that is added."""
+    columns: tuple[ColumnChange, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """What it reads from then on, and did not before."""
+    gone: tuple[str, ...] = ()
+    """What it reads no more."""
+    outputs: tuple[str, ...] = ()
+    """The channels that it writes from its next start on."""
+    dropped: tuple[str, ...] = ()
+    """Those that it writes no more from then on."""
+    ttl: tuple[Ttl | None, Ttl | None] | None = None
+    """Its time to live before and after, where that is another."""
+    others: bool = False
+    """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
+    guesses: tuple[tuple[str, str], ...] = ()
+    """Columns that are removed, and the added one that each may be: nobody said so."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether the migration itself changes the stage; the rest its next start does."""
+        return self.kind == "retired" or bool(self.columns or self.inputs or self.gone or self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a program changes of an app."""
+
+    app: str
+    changes: tuple[StageChange, ...]
+    """Of the stages that it changes, upstream first."""
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    """What the migration commits, of every stage that the app has."""
+    after: int = 0
+    """The number of the app's newest migration, 0 when there was none: this one is the next."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a program like this cannot run before the migration is done."""
+        return any(each.commits and each.kind == "changed" for each in self.changes)
+
+    @property
+    def unread(self) -> dict[str, tuple[str, ...]]:
+        """What stages begin to read, by stage: where each input begins, the plan does not know."""
+        return {each.stage: each.inputs for each in self.changes if each.kind == "changed" and each.inputs}
+
+
+def plan(heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str], *, after: int = 0) -> Plan:
+    """What becomes of the stages of an app under a program.
+
+    Args:
+        heads: the newest version of each stage that the app has.
+        declared: the program.
+        renames: columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new name.
+        after: the number of the newest migration that they went through.
+
+    Raises:
+        NotFound: a rename names a column that is not there; the nearest are told.
+        Refused: what is stored cannot be kept under the program; says why and how.
+    """
+    by_stage = _by_stage(heads, declared, renames)
+    changes, steps = [], {}
+    for name in order(heads):
+        head, stage = heads[name], declared.stages.get(name)
+        if stage is None:
+            if not head.retired:
+                changes.append(StageChange(name, "retired", head.version))
+                steps[name] = Step(retires=True)
+            else:
+                steps[name] = Step()
+            continue
+        change, steps[name] = _stage(head, stage, by_stage.get(name, {}))
+        if change is not None:
+            if head.retired:
+                raise Refused(
+                    f"stage {head.app}/{name} is retired since v{head.version}, and the program has it changed",
+                    hint="bring it back as it was first (slackwater run), then change it; or give it a new name",
+                )
+            changes.append(change)
+    changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
+    _check_channels(heads, declared)
+    return Plan(declared.app, tuple(changes), steps, after)
+
+
+def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> tuple[StageChange | None, Step]:
+    if (head.table is None) != (stage.table is None):
+        now, before = ("keeps state now", "had none") if head.table is None else ("keeps no state now", "kept a table")
+        raise Refused(f"stage {stage.name!r} {now}, and {before}", hint=ANOTHER_STAGE)
+    table: Table | None = None
+    columns: tuple[ColumnChange, ...] = ()
+    if head.table is not None and stage.table is not None:
+        table, columns = evolve(stage.name, head.table, stage.table, renames)
+    known = {name: source.upstream for name, source in head.inputs.items()}
+    for name in known.keys() & stage.inputs.keys():
+        if known[name] != stage.inputs[name]:
+            raise Refused(
+                f"stage {stage.name!r}: its input {name!r} is written by {_writer(stage.inputs[name])} now, and was by "
+                f"{_writer(known[name])}",
+                hint="give the repartition topic a new name: then it is another input, read from its beginning",
+            )
+    inputs, gone = (tuple(sorted(each)) for each in (stage.inputs.keys() - known, known.keys() - stage.inputs))
+    outputs = tuple(name for name in stage.outputs if name not in head.outputs)
+    dropped = tuple(name for name in head.outputs if name not in stage.outputs)
+    lifetimes = (head.table.ttl, table.ttl) if head.table is not None and table is not None else (None, None)
+    others = _is_other(head.table, table) and not columns
+    step = Step(
+        table=table if columns or others else None,
+        schema=head.table.schema if head.table is not None and (columns or others) else 0,
+        gone=gone,
+    )
+    change = StageChange(
+        stage.name,
+        "changed",
+        head.version,
+        columns=columns,
+        inputs=inputs,
+        gone=gone,
+        outputs=outputs,
+        dropped=dropped,
+        ttl=lifetimes if lifetimes[0] != lifetimes[1] else None,
+        others=others,
+        guesses=likely_renames(columns),
+    )
+    empty = StageChange(stage.name, "changed", head.version)
+    return (change if change != empty else None), step
+
+
+def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
+    """See that rows on their way can be read by the program, in the columns that it gives their channel."""
+    for sender, stage in declared.stages.items():
+        for name, ddl in stage.outputs.items():
+            output = heads[sender].outputs.get(name) if sender in heads else None
+            if output is None or output.schema == ddl or fits(_columns(output.schema), _columns(ddl)):
+                continue
+            for reader in heads.values():
+                source = None if reader.retired else reader.inputs.get(name)
+                reads = declared.stages[reader.stage].inputs if reader.stage in declared.stages else {}
+                if source is not None and name in reads and _is_behind(source, output):
+                    raise Refused(
+                        f"rows are on their way in {name!r} to {reader.stage!r}, in other columns than the program has",
+                        hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
+                        "and migrate then",
+                    )
+
+
+def _is_behind(source: Input, output: Output) -> bool:
+    if source.passed and output.sent:
+        return sum(source.passed) < sum(output.sent)
+    return source.offsets != output.ends
+
+
+def _columns(ddl: str) -> pa.Schema:
+    return pa.schema([(name, arrow_type(kind)) for name, kind in parse_ddl(ddl)])
+
+
+def _is_other(before: Table | None, after: Table | None) -> bool:
+    """Whether a table has columns in another order, or other internal ones, or is declared in other words."""
+    return before is not None and after is not None and (before.columns, before.state) != (after.columns, after.state)
+
+
+def _writer(upstream: str) -> str:
+    return f"stage {upstream!r}" if upstream else "nobody of the app"
+
+
+def with_inputs(plan: Plan, starts: Mapping[str, Mapping[str, Input]]) -> dict[str, Step]:
+    """The plan's steps with where stages begin to read what is new to them, by stage and declared name."""
+    return {
+        name: Step(step.table, step.schema, dict(starts.get(name, {})), step.gone, step.retires)
+        for name, step in plan.steps.items()
+    }
+
+
+def _by_stage(
+    heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
+    """The renames by table. Raises as `plan`."""
+    found: dict[str, dict[str, str]] = {}
+    for said, new in renames.items():
+        tables = {name: set(_names(head.table)) for name, head in heads.items() if head.table and not head.retired}
+        stage, dot, old = said.partition(".")
+        if dot and stage in tables:
+            found.setdefault(stage, {})[old] = new
+            continue
+        having = [name for name, names in tables.items() if said in names and name in declared.stages]
+        if not having:
+            raise NotFound(
+                f"column of app {declared.app!r}",
+                said,
+                {column for names in tables.values() for column in names},
+                hint="--rename OLD=NEW names a stored column first; --rename TABLE.OLD=NEW one of a certain table",
+            )
+        # A column that several tables have is renamed where the program has the new name.
+        wanted = [name for name in having if new in _names(declared.stages[name].table)] or having
+        for name in wanted:
+            found.setdefault(name, {})[said] = new
+    return found
+
+
+def _names(table: Table | None) -> Iterator[str]:
+    return (column.name for column in (table.columns if table is not None else ()) if not column.name.startswith("_"))

@@ -1,0 +1,80 @@
+"""Migrations as they are stored: what became of each stage when the program was changed.
+
+Migrations of an app are numbered, and each is created where there is none, as versions are. From then on it will be
+done: so it is whole, or not there at all. Each stage's commit names it (`Manifest.migration`). No stage goes on before
+it is done in all of them, so who finds it half done leaves out what is done: nobody sees one stage before it and
+another after.
+"""
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from ...errors import ObjectNotFound
+from ..objects.protocol import ObjectStore, documents
+from . import checks, codec, keys
+from . import limits as fits
+from .manifest import Input, Table
+
+
+class Step(Struct, frozen=True):
+    """What becomes of one stage."""
+
+    table: Table | None = None
+    """Its table from then on, but for the number of state partitions; None where it stays as it is."""
+    schema: fits.Seq = 0
+    """`Table.schema` of the table that this was planned for."""
+    inputs: dict[fits.Topic, Input] = {}
+    """Where it begins to read what it has not read before, by declared name."""
+    gone: tuple[fits.Topic, ...] = ()
+    """The inputs that it reads no more."""
+    retires: bool = False
+    """Whether it has no part in its app from then on."""
+
+
+class Migration(Struct, frozen=True):
+    """What becomes of an app's stages, all of them or none."""
+
+    app: fits.Name
+    number: fits.Version
+    """From 1."""
+    id: fits.Ulid
+    by: fits.Line
+    """user@host."""
+    time_ms: fits.TimeMs
+    snapshot: fits.Name
+    """Pins the cut before."""
+    stages: dict[fits.Name, Step]
+    """Every stage that the app had: also those in which nothing changes get a version that names the migration."""
+
+
+@checks.relations.register
+def _(value: Migration) -> Iterator[checks.Wrong]:
+    for stage, step in value.stages.items():
+        if step.table is not None:
+            yield from checks.table_is_wrong(f"stages[{stage!r}].table", step.table)
+        for name, source in step.inputs.items():
+            yield from checks.input_is_wrong(f"stages[{stage!r}].inputs[{name!r}]", source, stage)
+
+
+def newest(store: ObjectStore, app: str) -> Migration | None:
+    """The migration of the largest number, None when there never was one. One listing, and a read if there is one.
+
+    Raises:
+        Corruption: it is not readable.
+        Unavailable: storage did not answer.
+    """
+    found = [info.key for info in documents(store, keys.migrations(app))]
+    return codec.read(store, found[-1], Migration, under=_key) if found else None
+
+
+def find(store: ObjectStore, app: str, number: int) -> Migration | None:
+    """The migration of this number, None when there is none. Raises as `newest`."""
+    try:
+        return codec.read(store, keys.migration(app, number), Migration, under=_key)
+    except ObjectNotFound:
+        return None
+
+
+def _key(migration: Migration) -> str:
+    return keys.migration(migration.app, migration.number)
