@@ -11,7 +11,7 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import apps
+from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, Manifest, Output
 from ..api.app import App, Stage
 from ..api.starting_offsets import StartingOffsets, stored_starts
@@ -116,6 +116,7 @@ def first_version(
         table=shape.table,
         by=by,
         program=program_of(app),
+        migration=last.number if (last := migrations.newest(store, app.name)) is not None else 0,
     )
     others = tuple(each.name for each in app.in_order() if each.name != name)
     return FirstVersion(manifest, info, others, claimer, stage, shape)
