@@ -28,7 +28,7 @@ format: $(READY) ## format the code and fix what ruff can fix
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (about 25 minutes)
+bench: $(PEERS) ## every figure beside its peer: a table, bench/out/results.json, bench/out/bench.svg (over half an hour)
 	@$(BIN)/python -m bench $(NAMES)
 
 soak: $(READY) ## for hours: real apps whose stages are killed, 100,000 schedules of the protocol, the store's models
