@@ -31,6 +31,8 @@ class StartingOffsets:
         by_partition: One for each Kafka partition in the place of `everywhere`; None where that counts.
         by_time: Whether these are timestamps: a partition begins at its first record that is as late, or later.
         or_latest: By time, whether a partition without such a record begins at its end; else it is refused.
+        stored: Whether they were chosen when the app began: Kafka may have lost them since (then they come out all the
+            same, below what it has), and the topic may have got partitions.
     """
 
     option: str = "starting_offsets"
@@ -38,6 +40,12 @@ class StartingOffsets:
     by_partition: Mapping[int, int] | None = None
     by_time: bool = False
     or_latest: bool = False
+    stored: bool = False
+
+    @property
+    def moves(self) -> bool:
+        """Whether they are others tomorrow: the ends of a topic, or those of a time."""
+        return self.by_time or min((self.by_partition or {0: self.everywhere}).values()) < 0
 
     def resolve(
         self,
@@ -61,8 +69,8 @@ class StartingOffsets:
         what = f"{self.option} of topic {topic!r}"
         if self.by_partition is None:
             asked = [self.everywhere] * len(ends)
-        elif self.by_partition.keys() == set(range(len(ends))):
-            asked = [self.by_partition[partition] for partition in range(len(ends))]
+        elif self.by_partition.keys() == set(range(len(ends))) or (self.stored and len(self.by_partition) <= len(ends)):
+            asked = [self.by_partition.get(partition, _EARLIEST) for partition in range(len(ends))]
         else:
             named = ", ".join(map(str, sorted(self.by_partition))) or "none"
             raise Refused(f"{what} names the partitions {named}; expected each of 0 to {len(ends) - 1}")
@@ -80,7 +88,7 @@ class StartingOffsets:
         outside = [
             f"{topic}[{partition}] is to begin at {at}, but holds {first}..{end}"
             for partition, (at, first, end) in enumerate(zip(offsets, earliest, ends, strict=True))
-            if not first <= at <= end
+            if at > end or (at < first and not self.stored)
         ]
         if outside:
             raise Refused(f"{what}: {'; '.join(outside)}", hint="write -2 for the earliest, -1 for the latest")
@@ -153,7 +161,7 @@ def starting_at(time_ms: int) -> StartingOffsets:
 def stored_starts(starts: Mapping[str, Sequence[int]]) -> dict[str, StartingOffsets]:
     """The offsets at which an app was begun, by topic."""
     return {
-        topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)))
+        topic: StartingOffsets("the start by `slackwater init`", by_partition=dict(enumerate(offsets)), stored=True)
         for topic, offsets in starts.items()
     }
 

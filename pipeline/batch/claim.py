@@ -142,7 +142,7 @@ class Claimer:
         one = stage.inputs[name]
         head = history.head(self.store, self.app.name, stage.name)
         if head is not None and name in head.stopped:
-            return head.stopped[name]
+            return self._kept(head.stopped[name])
         if not isinstance(one, Topic):
             upstream, channel = self.app.writer_of(name).name, self.app.channel(name)
             sender = history.head(self.store, self.app.name, upstream)
@@ -199,11 +199,22 @@ class Claimer:
         """
         found = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name))
         return {
-            name: at
+            name: self._kept(at)
             for head in found.values()
             for name, at in head.stopped.items()
             if name in stage.channels and at.upstream == self.app.writer_of(name).name
         }
+
+    def _kept(self, left: Input) -> Input:
+        """Where an input was left, if all that came since is still there. Raises `Refused`."""
+        first = history.first_version(self.store, self.app.name, left.upstream) if left.upstream else 0
+        if left.version + 1 < first:
+            raise Refused(
+                f"{left.topic} was left at v{left.version} of {left.upstream}, whose history begins at v{first} by now "
+                "(slackwater gc): what was sent in between is gone",
+                hint="give the repartition topic a new name: then it is read from its beginning",
+            )
+        return left
 
     def _start(self, finder: StartFinder, one: Topic | str) -> StartPosition:
         if isinstance(one, Topic):

@@ -70,7 +70,7 @@ class StartFinder:
         earliest, ends = self.offsets(topic)
         if self.head is None:
             if begin is not None:
-                return StartPosition(Input(topic, begin(earliest, ends)))
+                return self._begun(topic, begin(earliest, ends), earliest)
             unseen = _windows(topic, (0,) * len(earliest), earliest)
             return StartPosition(
                 Input(topic, earliest), unseen=f"{', '.join(unseen)}, gone from Kafka" if unseen else ""
@@ -90,6 +90,17 @@ class StartFinder:
         before = known.lost + (0,) * (len(at) - len(known.lost))
         total = tuple(had + more for had, more in zip(before, skipped, strict=True))
         return StartPosition(replace(known, offsets=offsets, lost=total), Lost(topic, at, offsets))
+
+    def _begun(self, topic: str, at: tuple[int, ...], earliest: tuple[int, ...]) -> StartPosition:
+        """The start of a new stage at offsets that were chosen, perhaps long ago."""
+        gone = _windows(topic, at, earliest)
+        if not gone:
+            return StartPosition(Input(topic, at))
+        self._refuse(
+            f"is to begin at offsets that are gone from Kafka: {', '.join(gone)}",
+            "restore the topic with these records, or begin without them by --accept-loss",
+        )
+        return StartPosition(Input(topic, tuple(map(max, at, earliest))), unseen=f"{', '.join(gone)}, gone from Kafka")
 
     def channel(self, name: str, topic: str, upstream: str) -> StartPosition:
         """The start of a repartition topic that the stage `upstream` writes. Raises as `topic` does."""

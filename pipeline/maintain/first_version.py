@@ -91,7 +91,11 @@ def first_version(
     info = apps.find_app(store, app.name)
     asked = _asked(app, declared, info, offsets, at)
     if info is not None:
-        app = app.beginning(stored_starts(info.starts))
+        stored = stored_starts(info.starts)
+        app = app.beginning(stored)
+        if info.initialised == name:
+            # The same call again, perhaps: where the end of a topic was, that one has found out.
+            asked = {topic: stored.get(topic, where) if where.moves else where for topic, where in asked.items()}
     app = app.beginning(asked)
     stage = app.stages[name]
     renamed = info.origin.topics if info is not None and info.origin is not None else {}

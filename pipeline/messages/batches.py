@@ -71,6 +71,8 @@ def read_batch(
     bad: list[Bad] = []
     values, rows = [pa.nulls(0, reader.type)], []
     for number in np.unique(ids).tolist():
+        if bad and not every:
+            break
         mine = np.flatnonzero(ids == number)
         if number == NO_SCHEMA:
             nothing = np.asarray(messages.is_null())

@@ -215,6 +215,9 @@ def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
         return pa.nulls(len(values), to)
     if not any(written(values.type) and read(to) for written, read in _PROMOTIONS):
         raise Refused(f"what is written as {values.type} is not read as {to}")
+    if pa.types.is_timestamp(to) and pa.types.is_timestamp(values.type) and values.type.unit == "ns":
+        # Spark has no finer times than microseconds.
+        values = pc.floor_temporal(values, unit="microsecond")
     try:
         return values.cast(to, safe=not pa.types.is_floating(to))
     except pa.ArrowInvalid as error:

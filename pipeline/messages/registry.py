@@ -24,6 +24,9 @@ _TIMEOUT_S = 10.0
 _PAUSE_S = 0.5
 _MAX_DEPTH = 32
 _UNKNOWN = 404
+_UNKNOWN_CODES = (40401, 40402, 40403)
+"""What a registry says is not there: a subject, a version, a schema."""
+_LATER = (408, 429)
 _FORBIDDEN = (401, 403)
 
 
@@ -78,7 +81,7 @@ class Registry:
             except urllib3.exceptions.HTTPError as error:
                 patience.waited(type(error).__name__)
             else:
-                if answer.status < 500:
+                if _is_its_own(answer):
                     return self._checked(answer, what, name)
                 patience.waited(f"it says {answer.status}")
             time.sleep(min(_PAUSE_S, self.patience_s))
@@ -104,6 +107,17 @@ class Registry:
             f"what answers at {self.url} is no schema registry: it says {answer.status} to {what} {name!r}",
             hint="the URL is that under which /subjects is, such as http://localhost:8081",
         )
+
+
+def _is_its_own(answer: urllib3.BaseHTTPResponse) -> bool:
+    """Whether the registry answered: while it is away, a proxy before it may say 404, too."""
+    if answer.status == _UNKNOWN:
+        try:
+            said = json.loads(answer.data)
+        except ValueError:
+            return False
+        return isinstance(said, Mapping) and said.get("error_code") in _UNKNOWN_CODES
+    return answer.status < 500 and answer.status not in _LATER
 
 
 def forget_latest() -> None:

@@ -132,7 +132,8 @@ class _Reader:
         senders = {
             attempt: version
             for version in range(after + 1, self.end.version + 1)
-            for attempt in history.read(store, app, self.end.upstream, version).outputs[self.name].attempts
+            if (output := history.read(store, app, self.end.upstream, version).outputs.get(self.name))
+            for attempt in output.attempts
         }
 
         def decoded(messages: Sequence[Message]) -> Iterator[pa.Table]:

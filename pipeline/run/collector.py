@@ -28,7 +28,8 @@ class Collector:
     """Collects by the rules of retention, on a thread of its own: no batch waits for it, and killing it does no harm.
 
     When the app was collected last, by whomever, the store says. Of several runners of an app that one collects which
-    holds the first of the stages that run, by its epoch; two at once, while a stage changes hands, do no harm either.
+    holds the first of the stages that run, by its epoch; any, where that one has let its turn pass. Two at once do no
+    harm either.
 
     Attributes:
         every_ms: How long from one collection to the next.
@@ -49,6 +50,8 @@ class Collector:
         self._store, self._app, self._retention, self._by = store, app, retention, by
         self._runners = runners
         self._news = news
+        self._since_ms = 0
+        """When this one first looked."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="collector", daemon=True)
 
@@ -69,7 +72,11 @@ class Collector:
             SlackwaterError: What is stored cannot be read; nothing was deleted.
             Unavailable: The store did not answer.
         """
-        if now_ms - self._last_ms() < self.every_ms or not self._leads(now_ms):
+        self._since_ms = self._since_ms or now_ms
+        last_ms = self._last_ms()
+        # Whose turn it is may not collect: it was told so, or has no rules.
+        passed = now_ms - max(last_ms, self._since_ms) >= 2 * self.every_ms
+        if now_ms - last_ms < self.every_ms or not (passed or self._leads(now_ms)):
             return None
         return collect(self._store, self._app, self._retention, by=self._by)
 

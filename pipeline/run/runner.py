@@ -11,7 +11,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from ... import instants
-from ...store.versions import apps
+from ...errors import Refused
+from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App, Stage
 from ..batch.batch_report import BatchReport
@@ -112,7 +113,18 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
         start.claimer_of(stage).check_shape(stage, known[stage.name], start.checked[stage.name])
     if start.new:
         # From its identity on an app is there for everybody.
-        apps.ensure_app(start.store, AppInfo(start.app.name, instants.now_ms()))
+        found = apps.ensure_app(start.store, AppInfo(start.app.name, instants.now_ms()))
+        if found.starts or found.initialised or found.origin:
+            raise Refused(
+                f"app {start.app.name!r} was begun by somebody else while this run started, with offsets of its own",
+                hint="run it again: it goes on from there",
+            )
+    last = migrations.newest(start.store, start.app.name)
+    if last is not None and last.number > start.claimer.migration:
+        raise Refused(
+            f"app {start.app.name!r} was migrated by {last.by} while this run started",
+            hint="run it again, with the program that it was migrated to",
+        )
     start.claimer.create_channels(start.stages)
     return {
         stage.name: start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms()) for stage in start.stages

@@ -210,7 +210,9 @@ class ChannelPlanner:
         """The attempts whose messages count in the upstream versions start + 1 to end."""
         names: set[str] = set()
         for version in range(start + 1, end + 1):
-            names.update(history.read(self.store, self.app, self.upstream, version).outputs[self.channel].attempts)
+            # A stage that was changed may not have written the channel before.
+            if output := history.read(self.store, self.app, self.upstream, version).outputs.get(self.channel):
+                names.update(output.attempts)
         return frozenset(names)
 
     def _refresh(self, consumed: int) -> None:

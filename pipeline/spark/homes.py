@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count as count_from
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _PARTITION = "_home"
+_firsts = count_from(0, 1 << 20)
 _TRIES = 5
 """The first tasks of all go where there is room first. These are small, so another try costs little."""
 
@@ -92,8 +94,10 @@ def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
     """One row a partition, cached, as evenly over the executors as a few tries give."""
     tries = 0
     while True:
-        number = F.col("id").cast("int").alias(_PARTITION)
-        homes = spark.range(count).select(number).repartitionById(count, F.col(_PARTITION)).cache()
+        # Spark takes equal plans for one: these homes would go with those of another stage.
+        first = next(_firsts)
+        number = (F.col("id") - first).cast("int").alias(_PARTITION)
+        homes = spark.range(first, first + count).select(number).repartitionById(count, F.col(_PARTITION)).cache()
         homes.count()
         tries += 1
         if tries == _TRIES or max(_located(homes).values(), default=0) <= -(-count // max(1, executors)):

@@ -60,6 +60,8 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
     output = sender.outputs[channel.name]
     if channel.input is None and _given_up(store, cut, channel):
         after, starts, passed = sender.version, output.ends, output.sent
+    elif channel.input is None and (left := _left_at(cut, channel)) is not None:
+        after, starts, passed = left.version, left.offsets, left.passed
     elif channel.input is None:
         after = history.first_version(store, cut.app, channel.sender) - 1
         starts = passed = (0,) * len(output.ends)
@@ -90,6 +92,13 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
         up_to=up_to,
         schema=output.schema,
     )
+
+
+def _left_at(cut: Cut, channel: Channel) -> Input | None:
+    """Where the last reader of a channel stopped, before a migration gave it to a stage that has not begun yet."""
+    left = (head.stopped.get(channel.name) for head in cut.stages.values())
+    mine = [at for at in left if at is not None and at.upstream == channel.sender]
+    return max(mine, key=lambda at: at.version, default=None)
 
 
 def _given_up(store: ObjectStore, cut: Cut, channel: Channel) -> bool:

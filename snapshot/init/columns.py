@@ -8,6 +8,7 @@ for one with: what was meant only its owner knows, who says so with a cast in SQ
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import Refused, Usage
 from ...store.sst.arrow_types import from_arrow
@@ -38,6 +39,16 @@ def check(found: pa.Schema, table: Table, what: str) -> None:
         )
 
 
+def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
+    """Safely, also where a float has no room for a double. Raises what Arrow raises."""
+    cast = values.cast(to)
+    if pa.types.is_floating(to) and pa.types.is_floating(values.type):
+        lost = pc.and_(pc.is_inf(cast), pc.is_finite(values))
+        if pc.any(lost).as_py():
+            raise pa.ArrowInvalid(f"{values.filter(lost)[0]} is too large")
+    return cast
+
+
 def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
     """The rows with exactly the table's columns, key first; `check` has passed for their schema.
 
@@ -48,7 +59,7 @@ def fit(rows: pa.RecordBatch, table: Table, what: str) -> pa.RecordBatch:
     columns = []
     for field in schema:
         try:
-            columns.append(rows.column(field.name).cast(field.type))
+            columns.append(_cast(rows.column(field.name), field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise Refused(
                 f"column {field.name!r} of {what} has a value that is no {field.type}: {error}",

@@ -11,6 +11,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions.manifest import Input
 from ...store.versions.migrations import Migration, newest
 from ..cut.moments import heads_of, newest_cut, stages_of
+from ..cut.requests import open_requests
 from ..take.audit_log import record
 from ..take.capture import ChannelReader
 from ..take.remove import remove
@@ -84,11 +85,18 @@ def migrate(
         finished: `Migrated.finished`.
 
     Raises:
-        Refused: somebody else migrates the app at this moment. Nothing was changed.
+        Refused: somebody else migrates the app at this moment, or a snapshot is under way that stages with other inputs
+            could not answer. Nothing was changed.
         Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
     """
     if not found.changes:
         return Migrated(found, 0, "", {}, finished)
+    asked = open_requests(store, found.app)
+    if asked and any(each.kind == "retired" or each.inputs or each.gone for each in found.changes):
+        raise Refused(
+            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other inputs",
+            hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {asked[0].name}",
+        )
     number = found.after + 1
     cut = newest_cut(store, found.app, stages_of(store, found.app))
     name = f"{PREFIX}{number}-{instants.iso(now_ms).translate(_DIGITS)}"
@@ -97,7 +105,10 @@ def migrate(
     try:
         prepare(store, migration)
     except Refused:
-        remove(store, found.app, snapshot.name)
+        # Of the same moment, who was first may have the same one.
+        first = newest(store, found.app)
+        if first is None or first.snapshot != snapshot.name:
+            remove(store, found.app, snapshot.name)
         raise
     done = finish(store, migration, now_ms=now_ms)
     told = ", ".join(f"{each.stage} {each.kind}" for each in found.changes)

@@ -119,8 +119,11 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
     inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
     stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
     changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
+    if step.retires or step.inputs or step.gone:
+        # A snapshot under way waits for markers on the inputs that there were.
+        changed = replace(changed, recorded={}, awaited={}, captured={})
     if step.retires:
-        return replace(changed, recorded={}, awaited={}, captured={})
+        return changed
     if step.table is None:
         return changed
     if draft.table is None or draft.table.schema != step.schema:

@@ -157,12 +157,17 @@ def _check_channels(heads: Mapping[str, Manifest], declared: Declared) -> None:
             output = heads[sender].outputs.get(name) if sender in heads else None
             if output is None or output.schema == ddl or fits(_columns(output.schema), _columns(ddl)):
                 continue
-            for reader in heads.values():
-                source = None if reader.retired else reader.inputs.get(name)
-                reads = declared.stages[reader.stage].inputs if reader.stage in declared.stages else {}
-                if source is not None and name in reads and _is_behind(source, output):
+            if not any(name in each.inputs for each in declared.stages.values()):
+                continue
+            reading = {
+                each.stage: each.inputs[name] for each in heads.values() if name in each.inputs and not each.retired
+            }
+            # Between a migration and the first batch of a new reader there may be nobody who reads it.
+            places = reading or {each.stage: each.stopped[name] for each in heads.values() if name in each.stopped}
+            for reader, source in places.items():
+                if _is_behind(source, output):
                     raise Refused(
-                        f"rows are on their way in {name!r} to {reader.stage!r}, in other columns than the program has",
+                        f"rows are on their way in {name!r} to {reader!r}, in other columns than the program has",
                         hint="let the old program run until they are read (slackwater run OLD --until-caught-up), "
                         "and migrate then",
                     )

@@ -68,12 +68,13 @@ def seconds(words: object) -> int:
 
 def test_the_unit_runs_words_that_the_command_line_takes() -> None:
     service = unit()["Service"]
-    command, *words = shlex.split(service["ExecStart"].replace("%i", "shop"))
+    said = dict(each.split("=", 1) for each in service["Environment"].split())
+    command, *words = shlex.split(service["ExecStart"].replace("%i", "shop").replace("${METRICS}", said["METRICS"]))
     assert command == "/srv/shop/.venv/bin/slackwater"
     assert (understood(words)["file"], understood(words)["metrics"]) == (Path("shop.py"), 9464)
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2")
     assert seconds(service["TimeoutStopSec"]) > LONGEST_END_S
-    assert service["Environment"] == f"SLACKWATER_CACHE=%C/{service['CacheDirectory']}"
+    assert said["SLACKWATER_CACHE"] == f"%C/{service['CacheDirectory']}/sst"
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_the_image_runs_as_nobody_special_and_hears_signals() -> None:
     last = dict(found[[name for name, _ in found].index("FROM", 1) :])
     assert json.loads(last["ENTRYPOINT"]) == ["tini", "--", "slackwater"]
     assert re.fullmatch(r"[1-9]\d+", last["USER"])
-    assert "SLACKWATER_CACHE=/var/cache/slackwater" in last["ENV"].split()
+    assert "SLACKWATER_CACHE=/var/cache/slackwater/sst" in last["ENV"].split()
     assert json.loads(last["VOLUME"]) == ["/var/cache/slackwater"]
     assert f"--uid {last['USER']} " in last["RUN"]
 

@@ -100,8 +100,19 @@ def test_what_is_no_registry_is_said_to_be_none(body: str) -> None:
 
 
 def test_what_the_registry_does_not_know_is_named() -> None:
-    with answering(lambda *_: (404, "{}")) as url, pytest.raises(NotFound, match="no subject named 'x, version 3'"):
+    known = '{"error_code": 40402, "message": "Version 3 not found"}'
+    with answering(lambda *_: (404, known)) as url, pytest.raises(NotFound, match="no subject named 'x, version 3'"):
         Registry.of(url, 1).latest("x", 3)
+
+
+@pytest.mark.parametrize(("status", "body"), [(404, "no backend"), (404, "{}"), (429, ""), (503, "")])
+def test_what_says_later_or_is_a_proxy_is_waited_for(status: int, body: str) -> None:
+    answers = iter([(status, body)])
+    schema = json.dumps({"schema": '"string"'})
+    with answering(lambda *_: next(answers, (200, schema))) as url:
+        assert Registry.of(url, 30).by_id(1) == Schema("AVRO", '"string"')
+    with answering(lambda *_: (status, body)) as url, pytest.raises(Unavailable):
+        Registry.of(url, 0.1).by_id(2)
 
 
 @pytest.mark.parametrize("url", ["localhost:8081", "ftp://x", "http://", "http://me:hush@host", "http://me@host"])

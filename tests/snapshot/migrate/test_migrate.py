@@ -22,15 +22,16 @@ from slackwater.snapshot.query.get import get
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take import audit_log
+from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import history
-from slackwater.store.versions.manifest import Column, Manifest, Table
+from slackwater.store.versions import history, migrations
+from slackwater.store.versions.manifest import Column, Input, Manifest, Table
 
-from tests.support.collecting import Killed, aging_app
+from tests.support.collecting import Killed, aging_app, store_of
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights
 
 VALUES = (
@@ -162,6 +163,20 @@ def test_of_two_at_the_same_moment_one_hears_of_the_other(app: FlightsApp) -> No
         migrate(app.store, mine, {}, by="ada@host", now_ms=app.clock.tick("legs"))
     assert {name: head.version for name, head in heads(app).items()} == done
     assert len(list_snapshots(app.store, app.name)) == 1
+
+
+def test_of_two_in_one_moment_the_loser_leaves_the_winners_snapshot() -> None:
+    app = aging_app()
+    app.run(flights(20))
+    mine, theirs = (find_plan(app.store, changed(app), RENAMES) for _ in range(2))
+    now_ms = app.clock.tick("legs")
+    store = store_of(app)
+    store.once("put_if_absent", "migrations/", lambda: migrate(store, theirs, {}, by="bob@host", now_ms=now_ms))
+    with pytest.raises(Refused, match="by bob@host: this one was not done"):
+        migrate(store, mine, {}, by="ada@host", now_ms=now_ms)
+    decided = migrations.newest(store, app.name)
+    assert decided is not None
+    assert [each.name for each in list_snapshots(store, app.name)] == [decided.snapshot]
 
 
 @pytest.mark.parametrize("after", range(0, 60, 2))
@@ -318,6 +333,42 @@ def test_rows_on_their_way_in_columns_that_nobody_can_tell_apart_are_read_first(
         find_plan(app.store, renamed, RENAMES)
     assert "--until-caught-up" in refused.value.hint
     assert find_plan(app.store, further, RENAMES).changes
+
+
+def with_one_between(app: FlightsApp) -> tuple[Declared, dict[str, dict[str, Input]]]:
+    """The program with a stage between legs and aircraft, and where aircraft begins to read what that one writes."""
+    declared = program(app)
+    one, nothing = declared.stages["aircraft"], (0,) * len(heads(app)["aircraft"].inputs["by-aircraft"].offsets)
+    stages = {
+        **declared.stages,
+        "between": DeclaredStage("between", {"by-aircraft": "legs"}, {"by-tail": SCHEMA}, None),
+        "aircraft": DeclaredStage("aircraft", {"by-tail": "between"}, one.outputs, one.table),
+    }
+    at = Input("flights-by-tail-repartition", nothing, "between", 0, consumed=nothing)
+    return Declared(app.name, stages), {"aircraft": {"by-tail": at}}
+
+
+def test_what_the_stage_behind_had_read_is_not_in_flight_to_one_that_is_put_between(app: FlightsApp) -> None:
+    app.send(*flights(3))
+    app.step("legs")
+    (before,) = in_flight(app.store, at(app, app.name))
+    declared, starts = with_one_between(app)
+    migrate(app.store, find_plan(app.store, declared, {}), starts, by="ada@host", now_ms=app.clock.tick("legs"))
+    (after,) = in_flight(app.store, at(app, app.name))
+    assert (after.channel, after.starts, after.ends, after.rows) == ("by-aircraft", before.starts, before.ends, 3)
+    renamed = replace_outputs(declared, "legs", {"by-aircraft": SCHEMA.replace("delay", "minutes")})
+    with pytest.raises(Refused, match="rows are on their way in 'by-aircraft'"):
+        find_plan(app.store, renamed, {})
+
+
+def test_a_snapshot_under_way_is_waited_for_before_inputs_change(app: FlightsApp) -> None:
+    request(app.store, app.name, "tonight", "ada@host")
+    declared, starts = with_one_between(app)
+    found = find_plan(app.store, declared, {})
+    with pytest.raises(Refused, match="snapshot tonight of flights is under way"):
+        migrate(app.store, found, starts, by="ada@host", now_ms=app.clock.tick("legs"))
+    assert list_snapshots(app.store, app.name) == ()
+    assert migrated(app).number == 1, "columns alone do not wait"
 
 
 def replace_outputs(declared: Declared, stage: str, outputs: Mapping[str, str]) -> Declared:
