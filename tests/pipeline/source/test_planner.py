@@ -173,6 +173,16 @@ def test_only_attempts_that_a_manifest_names_count() -> None:
     assert upstream.planner().attempts(1, 3) == {"second", "third"}
 
 
+def test_versions_from_before_the_channel_have_no_attempts() -> None:
+    upstream = Upstream()
+    upstream.version += 1
+    commit.commit(upstream.store, Manifest("a", "up", 1, 1, "w", 1, "batch"))
+    upstream.write(1, attempt="first")
+    planner = upstream.planner()
+    assert planner.latest(START) == at(1, 2, 1)
+    assert planner.attempts(0, 2) == {"first"}
+
+
 def test_a_marker_breaks_the_trigger_interval() -> None:
     upstream = Upstream()
     clock = Clock()
