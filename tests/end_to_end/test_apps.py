@@ -374,7 +374,7 @@ def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_
     ("variant", "said"),
     [
         ("changed key", "key columns are \\(branch\\)"),
-        ("changed value type", "value columns are \\(n int64, balance double\\)"),
+        ("changed value type", "column .balance. is double now, and what is stored is int64"),
         ("streaming aggregation", "streaming Aggregate"),
         ("two uses of the stream", "2 times"),
     ],
