@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -11,13 +12,15 @@ import slackwater as sw
 from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.errors import Refused, Usage
+from slackwater.errors import Gone, Refused, Usage
 from slackwater.pipeline.api.app import Topic
 from slackwater.pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
 from slackwater.pipeline.batch.claim import Claimer
+from slackwater.pipeline.batch.start_positions import StartFinder
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.memory import MemoryStore
 
 EARLIEST, ENDS = (5, 0, 7), (20, 10, 7)
 
@@ -186,7 +189,31 @@ def test_from_a_time_on_a_partition_without_later_records_begins_at_its_end() ->
 def test_the_offsets_at_which_an_app_was_begun_are_looked_at_again() -> None:
     start = stored_starts({"flights": (5, 3, 7)})["flights"]
     assert start.resolve("flights", EARLIEST, ENDS, nothing_since) == (5, 3, 7)
-    with pytest.raises(
-        Refused, match=r"the start by `slackwater init` of topic 'flights': flights.0. is to begin at 4"
-    ):
-        stored_starts({"flights": (4, 3, 7)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)
+    # What Kafka lost since is refused or accepted as for a stage that has begun.
+    assert stored_starts({"flights": (4, 3, 7)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since) == (
+        4,
+        3,
+        7,
+    )
+    assert (
+        stored_starts({"flights": (5, 3)})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)[2]
+        == EARLIEST[2]
+    )
+    beyond = (5, 3, ENDS[2] + 1)
+    with pytest.raises(Refused, match=r"the start by `slackwater init` of topic 'flights': flights.2. is to begin at"):
+        stored_starts({"flights": beyond})["flights"].resolve("flights", EARLIEST, ENDS, nothing_since)
+
+
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_offsets_that_kafka_lost_before_a_stage_began_are_refused_unless_accepted(accept_loss: bool) -> None:
+    start = stored_starts({"flights": (EARLIEST[0] - 1, *EARLIEST[1:])})["flights"]
+    finder = StartFinder(MemoryStore(), "app", "legs", None, lambda _topic: (EARLIEST, ENDS), accept_loss)
+    begin = partial(start.resolve, "flights", first_since=nothing_since)
+    if accept_loss:
+        found = finder.topic("flights", "flights", begin)
+        assert found.at.offsets == EARLIEST
+        assert "gone from Kafka" in found.unseen
+    else:
+        with pytest.raises(Gone, match="is to begin at offsets that are gone from Kafka") as gone:
+            finder.topic("flights", "flights", begin)
+        assert "--accept-loss" in gone.value.hint
