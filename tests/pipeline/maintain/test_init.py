@@ -69,7 +69,10 @@ def test_an_app_begins_with_rows_and_the_first_run_goes_on_from_them(diamond: Le
         again = client.init(f"{diamond.app}/debits", rows, code=DIAMOND, offsets={diamond.topic: ends})
     assert (again.already, again.rows) == (True, expected.num_rows)
     diamond.send(1_000)
-    elsewhere = init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}=latest", code=1)
+    # What was the end when it began is another offset by now, and the same call is the same call.
+    assert "done already" in init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}=latest")
+    begin = json.dumps(dict.fromkeys("012", 0))
+    elsewhere = init(diamond, "debits", str(rows), "--offsets", f"{diamond.topic}={begin}", code=1)
     assert f"app '{diamond.app}' exists already, and begins at other offsets" in elsewhere
 
     diamond.catch_up()
