@@ -4,16 +4,14 @@ from collections.abc import Iterable, Sequence
 
 from ..durations import rounded
 
+MOST_SHOWN = 10
+"""Of a list that may be long, what people are shown: keys, rows of a channel."""
 _BAR_WIDTH = 40
 
 
 def count(number: int | None) -> str:
     """1234567 as `1,234,567`; `?` for a number that is not known."""
     return "?" if number is None else f"{number:,}"
-
-
-MOST_SHOWN = 10
-"""Of a list that may be long, what people are shown: keys, rows of a channel."""
 
 
 def plural(number: int, noun: str) -> str:

@@ -200,12 +200,7 @@ class StoredApp(Shown):
         from ..pipeline.replay.record import find_record
         from ..pipeline.run.program import load_app
 
-        client, channels = self._client, self._client.channels()
-        if channels is None:
-            raise Usage(
-                "nothing says where the Kafka brokers are, which have the records to replay",
-                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
-            )
+        client, channels = self._client, self._client.known_channels("which have the records to replay")
         declared = load_app(str(code), name=self._name)
         with open_program(declared, client.store, client.cache, channels.kafka) as program:
             return find_record(program, verdict, verdict.predicate)
@@ -270,12 +265,8 @@ class StoredApp(Shown):
             Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
             Unavailable: the store or Kafka did not answer.
         """
-        client, source, channels = self._client, self._ref(at), self._client.channels()
-        if channels is None:
-            raise Usage(
-                "nothing says where the Kafka brokers are, in which a clone has topics of its own",
-                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
-            )
+        client, source = self._client, self._ref(at)
+        channels = client.known_channels("in which a clone has topics of its own")
         target = client.beside(client.store.at(store)) if store else client
         make_clone(
             client.store,

@@ -137,12 +137,7 @@ class Client(Shown):
         from ..pipeline.maintain.first_version import first_version
         from ..pipeline.run.program import load_app
 
-        channels = self.channels()
-        if channels is None:
-            raise Usage(
-                "nothing says where the Kafka brokers are, from which the app goes on",
-                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
-            )
+        channels = self.known_channels("from which the app goes on")
         app, _, name = stage.partition("/")
         if not name:
             raise Usage(f"{stage!r} names no stage; expected 'app/stage'")
@@ -186,6 +181,16 @@ class Client(Shown):
     def channels(self) -> Kafka | None:
         """The topics between stages; None when nothing says where Kafka is."""
         return self._channels()
+
+    def known_channels(self, what_for: str) -> Kafka:
+        """The same; raises `Usage` when nothing says where Kafka is, and what it is needed for."""
+        channels = self.channels()
+        if channels is None:
+            raise Usage(
+                f"nothing says where the Kafka brokers are, {what_for}",
+                hint='say sw.open(kafka="host:port"), or set SLACKWATER_KAFKA',
+            )
+        return channels
 
     def beside(self, store: ObjectStore) -> "Client":
         """A client of another store, which is closed with this one."""

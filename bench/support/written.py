@@ -10,10 +10,11 @@ from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.sst import writer
-from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Sst, Table
+
+from tests.support.histories import write_parts
 
 
 def ssts(
@@ -32,25 +33,12 @@ def ssts(
         level: of the SSTs.
     """
     hashes = hash_keys(rows, [column.name for column in table.key])
-    partitions = partition_of(hashes, table.partitions)
     rows = (
         rows.append_column("_hash", pa.array(hashes))
         .append_column("_seq", pa.array(np.full(rows.num_rows, seq)))
         .append_column("_op", pa.array(np.zeros(rows.num_rows, np.uint8)))
     )
-    return tuple(
-        writer.write(
-            store,
-            cache,
-            app=app,
-            stage=stage,
-            table=table,
-            partition=partition,
-            rows=rows.filter(pa.array(partitions == partition)),
-            level=level,
-        )
-        for partition in np.unique(partitions).tolist()
-    )
+    return tuple(write_parts(store, app, stage, table, rows, level, cache))
 
 
 class Stage:

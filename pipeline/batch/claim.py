@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ...errors import NotFound, Refused
 from ...snapshot.clone.channels import channel_topic
+from ...snapshot.cut.in_flight import left_at
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.maintain.retire import bring_back
 from ...snapshot.migrate import kinds
@@ -198,12 +199,8 @@ class Claimer:
         A stage that is put between two others begins there, so no row is read twice and none is lost.
         """
         found = heads_of(self.store, self.app.name, history.list_stages(self.store, self.app.name))
-        return {
-            name: self._kept(at)
-            for head in found.values()
-            for name, at in head.stopped.items()
-            if name in stage.channels and at.upstream == self.app.writer_of(name).name
-        }
+        left = {name: left_at(found.values(), name, self.app.writer_of(name).name) for name in stage.channels}
+        return {name: self._kept(at) for name, at in left.items() if at is not None}
 
     def _kept(self, left: Input) -> Input:
         """Where an input was left, if all that came since is still there. Raises `Refused`."""

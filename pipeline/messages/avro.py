@@ -21,7 +21,7 @@ import pyarrow as pa
 from ...errors import Refused
 from .conform import Node, conform, plain
 from .schema import HEAD_BYTES, BadMessage, Schema
-from .wire import parts
+from .wire import parts, varint
 
 _SYNC = b"slackwater_block"
 _AS_STORED = ("uuid", "time-millis", "time-micros", "duration")
@@ -84,7 +84,7 @@ def _file(schema: Schema, records: bytes, count: int) -> bytes:
 
     https://avro.apache.org/docs/1.12.0/specification/#object-container-files
     """
-    block = b"".join((_long(count), _long(len(records)), records, _SYNC)) if count else b""
+    block = b"".join((varint(count), varint(len(records)), records, _SYNC)) if count else b""
     return _header(schema) + block
 
 
@@ -99,18 +99,8 @@ def _header(schema: Schema) -> bytes:
         ],
     }
     meta = {b"avro.schema": json.dumps(row).encode(), b"avro.codec": b"null"}
-    entries = b"".join(_long(len(key)) + key + _long(len(value)) + value for key, value in meta.items())
-    return b"Obj\x01" + _long(len(meta)) + entries + _long(0) + _SYNC
-
-
-def _long(number: int) -> bytes:
-    """A number that is not negative, as Avro writes it."""
-    number <<= 1
-    made = bytearray()
-    while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*made, number))
+    entries = b"".join(varint(len(key)) + key + varint(len(value)) + value for key, value in meta.items())
+    return b"Obj\x01" + varint(len(meta)) + entries + varint(0) + _SYNC
 
 
 def _decoded(data: bytes, count: int) -> pa.Table:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ...errors import NotFound, Refused
 from .conform import plain
 from .schema import HEAD_BYTES, BadMessage, Schema
-from .wire import starts_with, without
+from .wire import starts_with, varint, without
 
 _MAIN = "slackwater_main.proto"
 
@@ -70,17 +70,8 @@ def _prefixes(path: tuple[int, ...]) -> tuple[bytes, ...]:
 
     The first type of a schema is also written as one zero.
     """
-    written = b"".join(_zigzag(number) for number in (len(path), *path))
+    written = b"".join(varint(number) for number in (len(path), *path))
     return (b"\x00", written) if path == (0,) else (written,)
-
-
-def _zigzag(number: int) -> bytes:
-    number <<= 1
-    made = bytearray()
-    while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*made, number))
 
 
 def _message_types(file: Any) -> dict[str, tuple[tuple[int, ...], Any]]:

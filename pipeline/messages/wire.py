@@ -1,4 +1,4 @@
-"""Confluent's wire format, for whole arrays: which schema each message names, and which have none."""
+"""Confluent's wire format, for whole arrays: which schema each message names, and which have none; and its numbers."""
 
 from __future__ import annotations
 
@@ -54,3 +54,13 @@ def starts_with(messages: pa.BinaryArray, at: int, prefix: bytes) -> npt.NDArray
     where = starts[:-1][found, np.newaxis] + at + np.arange(len(prefix))
     found[found] = (data[where] == np.frombuffer(prefix, np.uint8)).all(axis=1)
     return found
+
+
+def varint(number: int) -> bytes:
+    """A number that is not negative, with zigzag: as Avro writes it, and the registry the place of a Protobuf type."""
+    number <<= 1
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*made, number))

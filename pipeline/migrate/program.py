@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
-from ...errors import NotFound, Refused
-from ...snapshot.clone.first_versions import unfinished
+from ...errors import NotFound
+from ...snapshot.clone.first_versions import check_finished
 from ...snapshot.migrate.declared import Declared, DeclaredStage
 from ...snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from ...snapshot.migrate.plan import Plan
@@ -88,11 +88,7 @@ def migrate_file(
     program = load_app(path, name=app)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
     info = apps.read_app(store, program.name)
-    if missing := unfinished(store, info):
-        raise Refused(
-            f"app {program.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-            hint="run the same `slackwater clone` again; it goes on where it stopped",
-        )
+    check_finished(store, info)
     now_ms = instants.now_ms()
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=now_ms)
     found = _with_spark(program, store, options, news).plan(renames)

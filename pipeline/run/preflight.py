@@ -15,7 +15,7 @@ from ulid import ULID
 from ... import instants
 from ...durations import parse_ms
 from ...errors import Refused
-from ...snapshot.clone.first_versions import unfinished
+from ...snapshot.clone.first_versions import check_finished
 from ...snapshot.init.initialise import waits_for_rows
 from ...snapshot.maintain.retire import absent
 from ...snapshot.migrate.migration import finish_newest
@@ -88,11 +88,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         check_unflushed(limits, master)
     info, migration = apps.find_app(store, app.name), 0
     if info is not None:
-        if missing := unfinished(store, info):
-            raise Refused(
-                f"app {app.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-                hint="run the same `slackwater clone` again; it goes on where it stopped",
-            )
+        check_finished(store, info)
         if waits_for_rows(store, info):
             raise Refused(
                 f"app {app.name!r} was begun by `slackwater init`, which broke off: {info.initialised} has no rows yet",

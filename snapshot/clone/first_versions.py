@@ -71,6 +71,15 @@ def unfinished(store: ObjectStore, info: AppInfo) -> tuple[str, ...]:
     return tuple(stage for stage in stages if not history.first_version(store, info.name, stage))
 
 
+def check_finished(store: ObjectStore, info: AppInfo) -> None:
+    """Raise `Refused` for an unfinished clone. Requests as of `unfinished`."""
+    if missing := unfinished(store, info):
+        raise Refused(
+            f"app {info.name!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
+            hint="run the same `slackwater clone` again; it goes on where it stopped",
+        )
+
+
 def _announce(target: ObjectStore, info: AppInfo, channels: Channels) -> None:
     """Tell Kafka's tools where the stages begin; those that run on already tell it themselves."""
     cut = info.origin.cut if info.origin else {}

@@ -4,11 +4,12 @@ All of it follows from the manifests: where the reader stands, where the sender 
 between.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.manifest import Input
+from ...store.versions.manifest import Input, Manifest
 from .graph import Channel, Cut, channels
 from .moments import heads_of
 
@@ -60,7 +61,7 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
     output = sender.outputs[channel.name]
     if channel.input is None and _given_up(store, cut, channel):
         after, starts, passed = sender.version, output.ends, output.sent
-    elif channel.input is None and (left := _left_at(cut, channel)) is not None:
+    elif channel.input is None and (left := left_at(cut.stages.values(), channel.name, channel.sender)) is not None:
         after, starts, passed = left.version, left.offsets, left.passed
     elif channel.input is None:
         after = history.first_version(store, cut.app, channel.sender) - 1
@@ -94,10 +95,10 @@ def stretch(store: ObjectStore, cut: Cut, channel: Channel, until: Input | None 
     )
 
 
-def _left_at(cut: Cut, channel: Channel) -> Input | None:
+def left_at(heads: Iterable[Manifest], channel: str, sender: str) -> Input | None:
     """Where the last reader of a channel stopped, before a migration gave it to a stage that has not begun yet."""
-    left = (head.stopped.get(channel.name) for head in cut.stages.values())
-    mine = [at for at in left if at is not None and at.upstream == channel.sender]
+    left = (head.stopped.get(channel) for head in heads)
+    mine = [at for at in left if at is not None and at.upstream == sender]
     return max(mine, key=lambda at: at.version, default=None)
 
 

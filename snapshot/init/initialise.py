@@ -16,7 +16,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import apps, commit, history
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst, Table
-from ..clone.first_versions import unfinished
+from ..clone.first_versions import check_finished
 from ..take.audit_log import record_once
 from .load import Loaded, OnProgress, discard, load
 from .source import Source
@@ -122,11 +122,8 @@ def check_free(store: ObjectStore, app: str, stage: str) -> None:
         Refused: it has others, or the app is an unfinished clone.
     """
     info = apps.find_app(store, app)
-    if info is not None and (missing := unfinished(store, info)):
-        raise Refused(
-            f"app {app!r} is a clone that was not finished: {', '.join(missing)} have no state yet",
-            hint="run the same `slackwater clone` again; it goes on where it stopped",
-        )
+    if info is not None:
+        check_finished(store, info)
     head = history.head(store, app, stage)
     if head is not None and (head.version, head.kind) != (1, "init"):
         raise _taken(app, stage, f"up to v{head.version}, a {head.kind} by {head.by or head.writer}")

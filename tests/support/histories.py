@@ -25,6 +25,7 @@ from slackwater.snapshot.cut.requests import open_requests
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.store.compaction.rebase import rebase
 from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import PUT, TOMBSTONE, sst_schema
@@ -478,13 +479,21 @@ def write_columns(
     return write_parts(store, app, stage, table, rows)
 
 
-def write_parts(store: ObjectStore, app: str, stage: str, table: Table, rows: pa.Table, level: int = 0) -> list[Sst]:
+def write_parts(
+    store: ObjectStore,
+    app: str,
+    stage: str,
+    table: Table,
+    rows: pa.Table,
+    level: int = 0,
+    cache: SstCache | None = None,
+) -> list[Sst]:
     """One SST for each state partition that has rows."""
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return [
         writer.write(
             store,
-            None,
+            cache,
             app=app,
             stage=stage,
             table=table,

@@ -1,6 +1,5 @@
 """All changes by one pass over what versions wrote: the same as asking every version."""
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -22,12 +21,6 @@ from tests.snapshot.cut.test_ttl_moments import Hourly
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
 
 BELOW = Where("SELECT carrier FROM carriers WHERE delay < 0 ORDER BY carrier")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 def asked_everywhere(app: FlightsApp, cache: SstCache, sql: str, first: int) -> dict[int, int]:

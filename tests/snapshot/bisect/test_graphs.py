@@ -1,7 +1,6 @@
 """Bisect over any graph of stages, with clocks that differ: it finds the first bad commit of the app's line, always."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -69,12 +68,6 @@ class Asked:
     """The first commit of the line at which it returns rows; their number when none does."""
     is_bad: tuple[bool, ...]
     """Whether it does, at each commit of the line."""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 def asked(app: App, line: list[Manifest], kinds: Kinds, data: st.DataObject) -> Asked:

@@ -1,7 +1,5 @@
 """Predicates as people think them: conditions, functions and commands, and what each refuses."""
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from unittest import SkipTest
 
@@ -17,12 +15,6 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 
 from tests.support.histories import Flight, FlightsApp, Kafka, flights
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from math import ceil, log2
 from pathlib import Path
@@ -27,12 +27,6 @@ from tests.support.histories import STAGES, TABLES, Clock, Flight, FlightsApp, K
 
 SECONDS = "SELECT carrier, delay / flights AS mean FROM carriers WHERE delay > 60 * flights"
 """Delays in seconds where minutes were meant."""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 def find(app: FlightsApp, cache: SstCache, where: str, **more: object) -> Verdict:

@@ -2,8 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +24,6 @@ from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest,
 from tests.support.histories import write_columns
 
 VERSIONS = 20
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Rows that expire, at the moments of an app: now, earlier, in a snapshot, in a clone, and for bisect."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,12 +77,6 @@ class Hourly:
             keys = run_query(con, "SELECT k FROM stage ORDER BY k")["k"].to_pylist()
         assert keys == [key for key in "abcd" if get.get(self.store, cut, "stage", [key]).num_rows]
         return "".join(keys)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(Path(tmp_path_factory.mktemp("cache")), 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture

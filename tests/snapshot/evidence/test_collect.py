@@ -1,7 +1,5 @@
 """What is told around a verdict, against what the line, queries and manifests say."""
 
-from collections.abc import Iterator
-from contextlib import closing
 from itertools import pairwise
 
 import pytest
@@ -19,12 +17,6 @@ from slackwater.store.versions import history
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, Kafka, flights, rows_of
 
 WHERE = "SELECT tail FROM aircraft WHERE delay > 1000"
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture(scope="module")

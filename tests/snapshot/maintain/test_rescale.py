@@ -1,6 +1,5 @@
 """A table gets another number of state partitions: one commit, and every verb goes on as before."""
 
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
@@ -29,12 +28,6 @@ def app() -> FlightsApp:
     app = FlightsApp(CountingStore(MemoryStore()), Kafka())
     app.run(flights(40))
     return app
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 def to(app: FlightsApp, partitions: int, stage: str = "aircraft", *, dry_run: bool = False) -> Rescaled:

@@ -1,7 +1,6 @@
 """A stage that is gone from the program is retired: one version, after which the app goes on without it."""
 
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import pytest
 from slackwater.errors import Fenced, NotFound, Refused
@@ -37,12 +36,6 @@ def app() -> FlightsApp:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
     return app
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 def gone(app: FlightsApp, stage: str = "carriers", *, dry_run: bool = False) -> Retired:

@@ -1,6 +1,6 @@
 """A changed program over a stored app: all of its stages or none, at every moment in its own columns."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import TypeVar
 
@@ -51,12 +51,6 @@ def app() -> FlightsApp:
     app = FlightsApp(MemoryStore(), Kafka())
     app.run(flights(40))
     return app
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 def program(app: FlightsApp, **tables: Table) -> Declared:

@@ -1,6 +1,5 @@
 """Several moments in one query, and a table at many of its versions."""
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -34,12 +33,6 @@ class Reads(MemoryStore):
     def get(self, key: str) -> bytes:
         self.keys.append(key)
         return super().get(key)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -15,12 +15,6 @@ from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
 
 from tests.support.histories import STAGES, TABLES, FlightsApp, Kafka, flights, rows_of
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path_factory.mktemp("cache"), 1 << 30)) as cache:
-        yield cache
 
 
 @pytest.fixture(scope="module", params=["local", "memory"])
