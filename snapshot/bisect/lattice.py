@@ -7,6 +7,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from ...store.sst import ttl
+from ...store.versions.aside import beside
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, order
 from ..cut.line import Line
@@ -96,7 +97,7 @@ class Between:
         return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
 
     def _content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """The SSTs of a stage's table: the same ones hold the same rows, but for those expired since.
+        """The SSTs of a stage's tables: the same ones hold the same rows, but for those expired since.
 
         Compaction replaces them, too. A migration shows the same rows in other columns.
         """
@@ -104,6 +105,7 @@ class Between:
             return frozenset()
         manifest = cut.stages[stage]
         content: set[object] = {ttl.shown_rows(sst, manifest.clock_ms) for sst in manifest.ssts}
+        content |= {sst.object for each in beside(manifest) for sst in each.ssts}
         if manifest.table is not None and manifest.table.schema:
             content.add(manifest.table.schema)
         if self.channels:
