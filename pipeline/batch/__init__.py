@@ -10,6 +10,7 @@ __all__ = [
     "next_manifest",
     "places",
     "prefetcher",
+    "rejecting",
     "schemas",
     "snapshot_events",
     "stage_runner",

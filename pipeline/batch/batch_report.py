@@ -9,6 +9,7 @@ from typing import Self
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
 from .committer import Committed
 from .task import Result
@@ -67,6 +68,8 @@ class BatchReport:
         commit_seconds: What the put of the manifest took.
         stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
         unflushed: Versions behind it that were acknowledged and not yet committed.
+        rejected: Records that it rejected.
+        rejected_waiting: Rejected records of all its versions that were not retried.
         epoch: The writer's.
         state: Figures of the table's SSTs.
         stats: What this version took of the store.
@@ -88,6 +91,8 @@ class BatchReport:
     stats: Stats
     stall_seconds: float = 0.0
     unflushed: int = 0
+    rejected: int = 0
+    rejected_waiting: int = 0
 
     @classmethod
     def of(
@@ -99,6 +104,7 @@ class BatchReport:
     ) -> Self:
         """From what was committed, its tasks' reports, and what compaction is due after it."""
         before, manifest = committed.before, committed.manifest
+        rejects = rejected_of(manifest)
         return cls(
             app=manifest.app,
             stage=manifest.stage,
@@ -123,4 +129,6 @@ class BatchReport:
             stats=manifest.stats or Stats(),
             stall_seconds=stall_seconds,
             unflushed=committed.unflushed,
+            rejected=rejects.rows,
+            rejected_waiting=rejects.waiting,
         )

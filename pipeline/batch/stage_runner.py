@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +38,7 @@ from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
 from .places import Places
 from .prefetcher import Delivery, Prefetcher
+from .rejecting import Batch, Computed, Rejecter
 from .schemas import Shape, apply
 from .snapshot_events import arrive
 from .task import Result, StateTask, WriteTask
@@ -71,6 +72,7 @@ class StageConfig:
         hold: While this file is there, no batch starts but for a snapshot.
         compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
+        rejecter: Who leaves out records for which a batch fails; None where that stops the stage.
     """
 
     stage: Stage
@@ -81,6 +83,7 @@ class StageConfig:
     hold: Path
     compaction_threads: int = 1
     prefetch: bool = False
+    rejecter: Rejecter | None = None
 
 
 class StageRunner:
@@ -127,9 +130,10 @@ class StageRunner:
             store, claimed, meter=meter, spool=spool, max_unflushed=self._limits.max_unflushed, failed=self._fail
         )
         self._compactor = self._prefetcher = self._stall = None
+        self._store: ObjectStore = spool or store
+        folder, max_bytes, hot_bytes = self._places.cache
+        cache = self._cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
         if self._shape.table is not None:
-            folder, max_bytes, hot_bytes = self._places.cache
-            cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
             deliver = Delivery(self._homes, self._places, access) if self._homes else None
             self._compactor = Compactor(
                 spool or store, cache, claimed, threads=config.compaction_threads, deliver=deliver
@@ -274,7 +278,8 @@ class StageRunner:
             return
         clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
-        results = self._compute(rows, merged, clock_ms) if with_rows else ()
+        computed = self._computed(rows, merged, after, clock_ms) if with_rows else Computed()
+        results = computed.results
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
         merges = self._finished_merges()
         manifest = next_manifest(
@@ -287,6 +292,7 @@ class StageRunner:
             clock_ms=clock_ms,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
+            aside=computed.aside,
         )
         # Its SSTs are there, and when it is not committed nothing will be.
         due = self._compactor.consider(manifest, merges) if self._compactor else ()
@@ -310,7 +316,30 @@ class StageRunner:
         places = self._places
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
-    def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int) -> tuple[Result, ...]:
+    def _computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], clock_ms: int) -> Computed:
+        """What the batch gives; where it fails and the stage rejects, without the records that are to blame."""
+        try:
+            return Computed(self._compute(rows, base, clock_ms))
+        except Exception as error:
+            if self._config.rejecter is None or self._stopping:
+                raise
+            return self._config.rejecter.rescue(self._batch(base, after, clock_ms), error)
+
+    def _batch(self, base: Manifest, after: Mapping[str, Position], clock_ms: int) -> Batch:
+        return Batch(
+            base,
+            after,
+            clock_ms,
+            compute=lambda rows: self._compute(rows, base, clock_ms),
+            check=lambda rows: self._compute(rows, base, clock_ms, only_checks=True),
+            store=self._store,
+            cache=self._cache,
+            stopping=lambda: self._stopping,
+        )
+
+    def _compute(
+        self, rows: DataFrame, base: Manifest, clock_ms: int, *, only_checks: bool = False
+    ) -> tuple[Result, ...]:
         outputs = [(channel, base.outputs[channel.name]) for channel in self.stage.writes]
         targets = tuple((channel, output.topic, len(output.ends)) for channel, output in outputs)
         writer, version = base.writer, base.version + 1
@@ -318,5 +347,7 @@ class StageRunner:
         if self._shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
         places = dataclasses.replace(self._places, s3=self._access())
-        task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
+        state = (self._shape.bound, base.table, base.ssts, clock_ms)
+        tells_keys = self._config.rejecter is not None
+        task = StateTask(places, writer, version, targets, *state, tells_keys=tells_keys, only_checks=only_checks)
         return run_state(rows, task, self._homes)

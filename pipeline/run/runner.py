@@ -22,6 +22,7 @@ from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
+from ..reject.rejecter import BatchRejecter
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
@@ -179,6 +180,7 @@ def _build(
             hold=backpressure.flag(stage.name),
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
+            rejecter=BatchRejecter(spark, stage, known[stage.name], places) if stage.on_error == "reject" else None,
         )
         runner = StageRunner(
             config,

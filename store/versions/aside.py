@@ -5,6 +5,7 @@ Whoever reads tables gets each as a manifest of its own that has it as its table
 """
 
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -58,6 +59,23 @@ def table_of(manifest: Manifest, table: str) -> Manifest:
         return manifest
     found = tables_of(manifest).get(table)
     return replace(manifest, stage=table, table=None, ssts=(), aside={}) if found is None else found
+
+
+class Rejected(NamedTuple):
+    """Numbers of records that a stage rejected."""
+
+    rows: int
+    """By this version."""
+    total: int
+    """Since it began."""
+    waiting: int
+    """Of all, those that were not retried."""
+
+
+def rejected_of(manifest: Manifest) -> Rejected:
+    """How many records a stage has rejected at a version."""
+    found = manifest.aside.get(REJECTED)
+    return Rejected(found.rows, found.total, found.waiting) if found is not None else Rejected(0, 0, 0)
 
 
 def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
