@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions.manifest import Aside, Manifest
@@ -62,8 +60,8 @@ class Rejecter(Protocol):
         """
         ...
 
-    def retry(self, batch: Batch, rows: pa.Table) -> Computed:
-        """Rejected records, rows of their table, put through as a batch of their own: those that pass are marked.
+    def retry(self, batch: Batch) -> Computed:
+        """The rejected records that wait, put through as a batch of their own: those that pass are marked as retried.
 
         Raises:
             Refused: The program does not read what they are of. Others as computing does.

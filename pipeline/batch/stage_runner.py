@@ -23,6 +23,7 @@ from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Stage
 from ..kafka.markers import write_markers
@@ -40,7 +41,7 @@ from .places import Places
 from .prefetcher import Delivery, Prefetcher
 from .rejecting import Batch, Computed, Rejecter
 from .schemas import Shape, apply
-from .snapshot_events import arrive
+from .snapshot_events import Outcome, arrive, unchanged
 from .task import Result, StateTask, WriteTask
 from .write_stall import Stall, Triggers
 
@@ -279,9 +280,42 @@ class StageRunner:
         clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
         computed = self._computed(rows, merged, after, clock_ms) if with_rows else Computed()
-        results = computed.results
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
-        merges = self._finished_merges()
+        self._submit(base, after, outcome, computed, markers, clock_ms, started, stall_seconds)
+
+    def retry(self) -> None:
+        """Put the rejected records that wait through the program: a batch of its own, between two others.
+
+        Its version says in one commit what became of the table, of the channels and of each record. Raises what a batch
+        raises, which ends the stage.
+        """
+        with self._busy:
+            base = self._committer.tip
+            rejecter = self._config.rejecter
+            if self._stopping or rejecter is None or not rejected_of(base).waiting:
+                return
+            started, clock_ms = time.monotonic(), ttl.batch_clock_ms(base, instants.now_ms())
+            merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
+            try:
+                computed = rejecter.retry(self._batch(merged, {}, clock_ms))
+                self._submit(base, {}, unchanged(base), computed, {}, clock_ms, started)
+            except BaseException as error:
+                self._fail(error)
+                raise
+
+    def _submit(
+        self,
+        base: Manifest,
+        after: Mapping[str, Position],
+        outcome: Outcome,
+        computed: Computed,
+        markers: Mapping[tuple[str, str], tuple[int, ...]],
+        clock_ms: int,
+        started: float,
+        stall_seconds: float = 0.0,
+    ) -> None:
+        """Hand a computed batch over to be committed."""
+        results, merges = computed.results, self._finished_merges()
         manifest = next_manifest(
             base,
             after,

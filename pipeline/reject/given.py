@@ -59,7 +59,7 @@ def feeds_of(
         raise Refused(f"stage {stage.name!r} reads no {wrong!r}, from which rejected records are")
     for name, schema in schemas.items():
         mine = [one for one in each if one["input"] == name]
-        made = _of_channel(name, mine, schema) if name in stage.channels else _of_topic(mine, schema)
+        made = rows_of(stage, name, mine, schema)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, made.schema) as writer:
             writer.write_table(made)
@@ -68,6 +68,11 @@ def feeds_of(
             stretches.append(Stretch(name, 0, 0, len(mine)))
         ordered += mine
     return Places(tuple(stretches)), feeds, ordered
+
+
+def rows_of(stage: Stage, name: str, rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:
+    """Rows of the table as an input of the stage has them. Raises `Refused` where it has other columns now."""
+    return _of_channel(name, rows, schema) if name in stage.channels else _of_topic(rows, schema)
 
 
 def _of_topic(rows: list[dict[str, object]], schema: pa.Schema) -> pa.Table:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ... import instants
@@ -62,9 +63,11 @@ class BatchRejecter:
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 
-    def retry(self, batch: Batch, rows: pa.Table) -> Computed:
+    def retry(self, batch: Batch) -> Computed:
         """See the Protocol."""
-        places, feeds, ordered = feeds_of(self.stage, rows, self._schemas, self._numbered)
+        rows = self._written(batch).rows(batch.base)
+        left = rows.filter(pc.is_null(rows["retried"]))
+        places, feeds, ordered = feeds_of(self.stage, left, self._schemas, self._numbered)
         again = Again(self.spark, self.stage, self.shape, places, feeds, lambda _place: 1)
         results, found = self._without_culprits(batch, again, None, most=len(ordered))
         version = batch.base.version + 1

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
-from ...store.compaction.plan import apply
+from ...store.compaction.plan import apply, newest_first
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import writer as sst
@@ -50,17 +50,26 @@ message's; of a channel's row, `value` is an Arrow stream of that row. `error` i
 `version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
 
 SCHEMA = arrow_schema(TABLE.columns)
+_NO_ROWS = SCHEMA.empty_table()
 _KEY = [column.name for column in TABLE.key]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where rows of the table are written: the store (or spool) and the cache of the stage's batches."""
+    """The table's rows, where they are: in the store (or spool) and the cache of the stage's batches."""
 
     store: ObjectStore
     cache: SstCache
     app: str
     stage: str
+
+    def rows(self, manifest: Manifest) -> pa.Table:
+        """All rows of a version's table, of `SCHEMA`."""
+        table = manifest.aside.get(REJECTED)
+        ssts = newest_first(table.ssts) if table is not None else ()
+        blocks = (block for sst in ssts for block in self.cache.open(self.store, sst, TABLE).blocks)
+        parts = [pa.Table.from_batches([block.stored]) for block in blocks]
+        return merge.merge_rows(parts, TABLE, drop_tombstones=True).select(SCHEMA.names) if parts else _NO_ROWS
 
     def put(self, base: Manifest, rows: pa.Table, seq: int, *, added: int, waiting: int) -> Aside:
         """The table after `base` with these rows, of `SCHEMA`; its runs are merged where there are many.

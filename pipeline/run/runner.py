@@ -23,6 +23,7 @@ from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
 from ..reject.rejecter import BatchRejecter
+from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
@@ -93,7 +94,8 @@ def run(
         catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
-        supervisor = Supervisor(spark, runners, completer, Announcer(options.kafka, app.name), catch_up, stop, news)
+        retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)
+        supervisor = Supervisor(spark, runners, completer, retrier, announcer, catch_up, stop, news)
         with stop.in_order():
             supervisor.until_done()
 
