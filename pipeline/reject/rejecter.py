@@ -43,6 +43,8 @@ class BatchRejecter:
     stage: Stage
     shape: Shape
     where: Whereabouts
+    topic: str = ""
+    """Where rejected records are sent as well; empty for nowhere."""
 
     def rescue(self, batch: Batch, error: Exception) -> Computed:
         """See the Protocol."""
@@ -57,9 +59,9 @@ class BatchRejecter:
         letters = [messages.letter(*place_of(number), blame) for number, blame in sorted(found.items())]
         now_ms, version = instants.now_ms(), batch.base.version + 1
         rows = [row_of(*letter, version=version, now_ms=now_ms) for letter in letters]
-        if self.stage.rejects:
+        if self.topic:
             kafka, patience_s = self.where.kafka, self.where.patience_s
-            send_rejects(kafka, self.stage.rejects, [letter for letter, *_ in letters], patience_s=patience_s)
+            send_rejects(kafka, self.topic, [letter for letter, *_ in letters], patience_s=patience_s)
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from msgspec.structs import replace
 
+from ...snapshot.rejected.columns import TABLE
 from ...store.compaction import merge
 from ...store.compaction.picker import pick
 from ...store.compaction.plan import apply, newest_first
@@ -17,37 +18,8 @@ from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import PUT, arrow_schema
 from ...store.versions.aside import REJECTED
-from ...store.versions.manifest import Aside, Column, Manifest, Table
+from ...store.versions.manifest import Aside, Manifest
 from ..kafka.rejects import DeadLetter
-
-TABLE = Table(
-    key=(
-        Column("topic", "string"),
-        Column("partition", "int32"),
-        Column("offset", "int64"),
-        # Of a repartition topic, the row in the message; 0 for a user's topic.
-        Column("row", "int32"),
-    ),
-    values=(
-        Column("input", "string"),
-        Column("time", "timestamp[us, tz=UTC]"),
-        Column("key", "binary"),
-        Column("value", "binary"),
-        Column("headers", "list<struct<name: string, value: binary>>"),
-        Column("error", "string"),
-        Column("message", "string"),
-        Column("stack", "string"),
-        Column("version", "int64"),
-        Column("rejected_at", "timestamp[us, tz=UTC]"),
-        Column("attempts", "int32"),
-        Column("retried", "int64"),
-    ),
-    partitions=1,
-    state="rejected",
-)
-"""`input` is the declared name of the topic or channel, `time` the record's own. `key`, `value` and `headers` are the
-message's; of a channel's row, `value` is an Arrow stream of that row. `error` is the class of what was raised,
-`version` the one that left the record out, `attempts` how often it failed, `retried` the version that took it."""
 
 SCHEMA = arrow_schema(TABLE.columns)
 _NO_ROWS = SCHEMA.empty_table()

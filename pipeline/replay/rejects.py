@@ -58,10 +58,6 @@ def _with(records: Records, retried: pa.Table, name: str, stage: Stage, schema: 
     rows = rows_of(stage, name, mine.to_pylist(), schema)
     nothing = pa.repeat(pa.scalar(0, pa.int64()), mine.num_rows)
     times = mine["time"].cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    place = pa.table([mine["partition"], mine["offset"], mine["row"], times, nothing], schema=PLACE)
-    return Records(
-        records.topic,
-        records.upstream,
-        pa.concat_tables([records.rows, rows]),
-        pa.concat_tables([records.place, place]),
-    )
+    placed = pa.table([mine["partition"], mine["offset"], mine["row"], times, nothing], schema=PLACE)
+    place = pa.concat_tables([records.place, placed])
+    return Records(records.topic, records.upstream, pa.concat_tables([records.rows, rows]), place)

@@ -182,7 +182,9 @@ def _build(
             hold=backpressure.flag(stage.name),
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
-            rejecter=BatchRejecter(spark, stage, known[stage.name], places) if stage.on_error == "reject" else None,
+            rejecter=BatchRejecter(spark, stage, known[stage.name], places, "" if start.clone else stage.rejects)
+            if stage.on_error == "reject"
+            else None,
         )
         runner = StageRunner(
             config,

@@ -78,7 +78,7 @@ class Judge:
 
     def rows(self, cut: Cut, max_rows: int) -> pa.Table:
         """What is wrong at a cut. Tables without a version yet are empty. Raises as `Predicate.rows`."""
-        later, only = self.between.whole.heads.stages, self.between.watched
+        later, only = self.between.whole.heads.stages, self.between.tables(cut)
         at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
@@ -110,7 +110,7 @@ class Judge:
 
     def _columns(self, cut: Cut) -> object:
         """What the tables that decide the predicate look like at a cut."""
-        tables = (cut.tables[stage].table if stage in cut.tables else None for stage in sorted(self.between.watched))
+        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
         return tuple((table.key, table.values) if table else None for table in tables)
 
 

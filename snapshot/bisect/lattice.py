@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from ...store.sst import ttl
-from ...store.versions.aside import beside
+from ...store.versions.aside import beside, owner
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, order
 from ..cut.line import Line
@@ -36,6 +36,10 @@ class Between:
     def line(self) -> Line:
         """The line, to be asked for what lies in this stretch."""
         return self.whole.above(self.low)
+
+    def tables(self, cut: Cut) -> frozenset[str]:
+        """The tables of the watched stages: their own, also where a cut does not have them, and those beside them."""
+        return self.watched | {table for table in cut.tables if owner(table, cut.stages) in self.watched}
 
     def ordered(self) -> bool:
         """Whether `low` is nowhere later than `high`."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
 from ...store.read.duckdb_view import quoted
+from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
@@ -143,7 +144,8 @@ def _connect(at: At) -> duckdb.DuckDBPyConnection:
 
 
 def _empty(at: At) -> dict[str, Table]:
-    return {name: each.table for name, each in at.later.items() if each.table is not None}
+    behind = (each for manifest in at.later.values() for each in tables_of(manifest).items())
+    return {name: each.table for name, each in behind if each.table is not None}
 
 
 def _export(con: duckdb.DuckDBPyConnection, path: Path, tables: list[str]) -> None:

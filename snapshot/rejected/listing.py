@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
@@ -13,8 +14,8 @@ from ..cut.graph import Cut, order
 from ..query.sql import connect, run_query
 
 _COLUMNS = (
-    'topic, partition, "offset", "row", input, time, key, value, error, message, stack, version, rejected_at, attempts, '
-    "retried"
+    'topic, partition, "offset", "row", input, time, key, value, error, message, stack, version, rejected_at, '
+    "attempts, retried"
 )
 
 
@@ -112,5 +113,5 @@ def _of_stage(
         )
 
 
-def _ms(time: object) -> int:
-    return round(time.timestamp() * 1_000)  # type: ignore[attr-defined]  # pyarrow gives datetimes
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1_000)

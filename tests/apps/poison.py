@@ -26,8 +26,9 @@ app = sw.App("poison")
 )
 def moves(raw: DataFrame) -> DataFrame:
     entry = F.from_json(F.col("value").cast("string"), "account string, amount string")
-    amount = "try_cast(amount AS long)" if os.environ.get("LEDGER_VARIANT") == "tolerant" else "cast(amount AS long)"
-    return raw.select(entry.alias("e")).selectExpr("e.account", f"{amount} AS amount").where("account is not null")
+    cast = "try_cast" if os.environ.get("LEDGER_VARIANT") == "tolerant" else "cast"
+    moves = raw.select(entry.alias("e")).selectExpr("e.account", f"{cast}(e.amount AS long) AS amount")
+    return moves.where("account is not null")
 
 
 def book(rows: pa.Table, state: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Records that fail are rejected, and the rest of their batch is committed: in expressions, and in a state's function."""
+"""Records that fail are rejected, and the rest of their batch is committed."""
 
 import json
 from collections import Counter
