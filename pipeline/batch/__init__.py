@@ -10,7 +10,6 @@ __all__ = [
     "next_manifest",
     "places",
     "prefetcher",
-    "rejecting",
     "schemas",
     "snapshot_events",
     "stage_runner",

@@ -34,12 +34,11 @@ from ..spark.homes import Homes
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
-from .job import run_state, run_write
+from .job import Batch, Computed, Rejecter, run_state, run_write
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
 from .places import Places
 from .prefetcher import Delivery, Prefetcher
-from .rejecting import Batch, Computed, Rejecter
 from .schemas import Shape, apply
 from .snapshot_events import Outcome, arrive, unchanged
 from .task import Result, StateTask, WriteTask

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.bisect.poison import Passes, Ranges, Search, TooMany
 from ...store.read.read_stats import Reads
-from ..batch.rejecting import Batch
+from ..batch.job import Batch
 from ..batch.task import Result
 from ..spark.provenance import RECORD
 from ..state.failing import described

@@ -17,8 +17,8 @@ from ...snapshot.bisect.poison import TooMany
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.app import Stage
+from ..batch.job import Batch, Computed
 from ..batch.places import Places as Whereabouts
-from ..batch.rejecting import Batch, Computed
 from ..batch.schemas import Shape
 from ..batch.task import Result
 from ..kafka.rejects import send_rejects
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchRejecter:
-    """Rejects records of one stage: see the Protocol `batch.rejecting.Rejecter`."""
+    """Rejects records of one stage: see the Protocol `batch.job.Rejecter`."""
 
     spark: SparkSession
     stage: Stage

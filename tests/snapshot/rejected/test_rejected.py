@@ -23,9 +23,9 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import keys
 from slackwater.store.versions.aside import all_ssts, owner, rejected_of
 
+from tests.snapshot.rejected.rejecting import mark_retried, reject
 from tests.support.collecting import aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import FlightsApp, Kafka, flights
-from tests.support.rejecting import mark_retried, reject
 
 TABLE = "aircraft_rejected"
 
