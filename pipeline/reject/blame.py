@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.errors import AnalysisException, PySparkException
 
 _OURS = re.compile(r"slackwater\.errors\.(\w+): (.*)")
 _STATE = re.compile(r"StateFailed: (\{.*\})")
-_OF_TASKS = re.compile(r"pipeline[/\\](?:batch|kafka|reject|source)[/\\]\w+\.py\", line")
+_HERE = re.escape(str(Path(__file__).resolve().parents[2]))
+_OF_TASKS = re.compile(rf"(?:slackwater|{_HERE})[/\\]pipeline[/\\](?:batch|kafka|reject|source)[/\\]\w+\.py\", line")
 """Our own part of a task, on the way to an error: reading, writing, the look-ups."""
 _OF_SPARK = re.compile(
-    r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|exited unexpectedly|crashed"
-    r"|[Cc]ancel[l]?ed|has been stopped|was shut down|InterruptedException|ClosedByInterrupt|NotSerializable"
+    r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|Python worker exited unexpectedly"
+    r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
     r"|No space left on device"
 )
 _TASK = re.compile(r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage")

@@ -14,15 +14,15 @@ Traceback (most recent call last):
 ValueError: invalid literal for int() with base 10: 'ten'
 """
 STATE = """org.apache.spark.api.python.PythonException: Traceback (most recent call last):
-  File "/x/pipeline/batch/task.py", line 180, in _merge
+  File "/x/slackwater/pipeline/batch/task.py", line 180, in _merge
 slackwater.pipeline.state.failing.StateFailed: {"keys": [7, -3], "kind": "ValueError", "message": "no", "stack": "here"}
 """
 OWN = """Traceback (most recent call last):
-  File "/x/pipeline/batch/task.py", line 9, in _run
+  File "/x/slackwater/pipeline/batch/task.py", line 9, in _run
 KeyError: 1
 """
 OURS = """Traceback (most recent call last):
-  File "/x/pipeline/source/readers.py", line 130, in read
+  File "/x/slackwater/pipeline/source/readers.py", line 130, in read
 slackwater.errors.{}: {}
 """
 
