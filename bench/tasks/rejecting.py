@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BATCH = 400_000
 WARM_UP = 3
+CHUNK = 50_000
 BATCHES = 11
 """The last of the warm ones begin with one that has a poison record; then every other has one."""
 WHERE = {"expression": "an expression that fails", "state": "a state's function that fails"}
@@ -59,7 +60,8 @@ def _fill(bootstrap: str, topic: str, batch: int, batches: int) -> int:
         if number >= WARM_UP and (number - WARM_UP) % 2 == 0:
             values[int(random.integers(0, batch))] = b'{"delay":"none"}'
             poisoned += 1
-        send(bootstrap, topic, [zip(keys, values, strict=True)])
+        pairs = list(zip(keys, values, strict=True))
+        send(bootstrap, topic, [pairs[at : at + CHUNK] for at in range(0, batch, CHUNK)])
     return poisoned
 
 
