@@ -4,4 +4,4 @@ Which records to try next is decided without Spark, in `snapshot/bisect/poison.p
 the Protocol `batch.job.Rejecter`.
 """
 
-__all__ = ["again", "blame", "culprits", "feed", "given", "places", "records", "rejecter", "retrier", "table"]
+__all__ = ["again", "blame", "culprits", "feed", "given", "places", "records", "rejecter", "retrier", "table", "trials"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +16,6 @@ from py4j.protocol import Py4JError
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from ...snapshot.bisect.poison import Ranges
 from ..api.app import Stage
 from ..batch.schemas import Shape, over
 from ..spark.provenance import RECORD, hidden, with_records
@@ -44,7 +43,6 @@ class Again:
         places: Where these are.
         rows: What the function gives of those that are chosen: as the batch's own rows.
         last: The error of the last trial that failed.
-        errors: That of each place that failed by itself.
         trials: How many jobs were run to find out what fails.
     """
 
@@ -55,13 +53,14 @@ class Again:
     feeds: Mapping[str, Feed]
     num_rows: Callable[[int], int]
     """How many records the message at a place has."""
+    tasks: int = TASKS
+    """How many tasks read."""
     last: Blame | None = None
-    errors: dict[int, Blame] = field(default_factory=dict)
     trials: int = 0
 
     def __post_init__(self) -> None:
         fed = [
-            hidden(self.spark.range(0, TASKS, 1, TASKS).mapInArrow(feed, numbered(self.shape.inputs[name])))
+            hidden(self.spark.range(0, self.tasks, 1, self.tasks).mapInArrow(feed, numbered(self.shape.inputs[name])))
             for name, feed in self.feeds.items()
         ]
         self._frames = over(self.stage, fed)
@@ -75,14 +74,14 @@ class Again:
     @property
     def width(self) -> int:
         """Into how many pieces one cuts what fails: where no task tells which one fails, each costs a job."""
-        return TASKS if self._tells_task else 2
+        return self.tasks if self._tells_task else 2
 
     @contextmanager
     def choosing(self, pieces: Sequence[Sequence[Reading]], without: Collection[int] = ()) -> Iterator[None]:
         """While jobs read these records, a piece for each task; `without` are numbers of records."""
-        tasks: list[list[Reading]] = [[] for _ in range(min(TASKS, len(pieces)))]
+        tasks: list[list[Reading]] = [[] for _ in range(min(self.tasks, len(pieces)))]
         for number, piece in enumerate(pieces):
-            tasks[number % TASKS] += piece
+            tasks[number % self.tasks] += piece
         skipped = {name: tuple(each) for name, each in left_out(without, self.places).items()}
         chosen = Chosen(tuple(map(tuple, tasks)), skipped)
         context = self.spark.sparkContext
@@ -96,18 +95,9 @@ class Again:
         """All that the batch reads, a piece for each stretch."""
         return [[each] for each in self.places.readings(self.places.all)]
 
-    def failing(self, choices: Sequence[Ranges]) -> int | None:
-        """Tries places side by side, by what the stage's function does with them: see `poison.Fails`."""
-        pieces = [list(self.places.readings(choice)) for choice in choices]
-        number = self.failing_piece(pieces)
-        if number is not None and len(choices[number]) == 1 and choices[number][0][1] - choices[number][0][0] == 1:
-            assert self.last is not None  # noqa: S101  something failed
-            self.errors[choices[number][0][0]] = self.last
-        return number
-
     def failing_piece(self, pieces: Sequence[Sequence[Reading]]) -> int | None:
-        """As `failing`, of pieces of readings."""
-        if self._tells_task and len(pieces) <= TASKS:
+        """Tries pieces side by side, by what the stage's function does with them: one that fails; None where none does."""
+        if self._tells_task and len(pieces) <= self.tasks:
             failed = self._try(pieces)
             if failed is None:
                 return None
@@ -128,7 +118,8 @@ class Again:
                 self.last = blamed(error)
                 if self.last is None:
                     raise
-                return _failed_task(self.spark) if self._tells_task else -1
+                task = _failed_task(self.spark) if self._tells_task else -1
+                return task % self.tasks if task >= 0 else -1
         return None
 
     def rows_of(self, keys: Collection[int]) -> pa.Table | None:
@@ -170,7 +161,7 @@ def _failed_task(spark: SparkSession) -> int:
             tasks = store.taskList(stage, 0, _MOST_TASKS)
             for place in range(tasks.size()):
                 if tasks.apply(place).status() == "FAILED":
-                    return int(tasks.apply(place).index()) % TASKS
+                    return int(tasks.apply(place).index())
     except Py4JError:
         pass
     return -1

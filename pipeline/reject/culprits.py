@@ -16,9 +16,10 @@ from ..batch.task import Result
 from ..spark.provenance import RECORD
 from ..state.failing import described
 from ..state.merge import Base, merge
-from .again import Again, records_of
+from .again import records_of
 from .blame import Blame, blamed
 from .places import Reading, place_of, record_number
+from .trials import NEAR_TASKS, Trials
 
 _ROUNDS = 100
 """Times that the batch is computed anew: each leaves out a record more at least."""
@@ -33,13 +34,16 @@ class Culprits:
         found: By number, why each is left out.
     """
 
-    again: Again
+    trials: Trials
     batch: Batch
     most: int
     found: dict[int, Blame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._search = Search(self.again.failing, self.again.width, self.most)
+        self.again = self.trials.far
+        # Few records are tried by more tasks, and where tasks do not tell, by neither.
+        self._width = NEAR_TASKS // 2 if self.again.width > 2 else 2
+        self._search = Search(self.trials, self._width, self.most)
         self._rounds = 0
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
@@ -84,7 +88,7 @@ class Culprits:
         return {number: blame for place in places if place not in known for number, blame in self._rows(place)}
 
     def _blame(self, place: int) -> Blame:
-        blame = self.again.errors.get(place) or self.again.last
+        blame = self.trials.errors.get(place) or self.trials.last
         assert blame is not None  # noqa: S101  what was found has failed
         return blame
 
@@ -101,12 +105,12 @@ class Culprits:
                 [Reading(stretch.input, stretch.partition, offset, offset + 1, rows) for rows in choice]
                 for choice in choices
             ]
-            number = self.again.failing_piece(pieces)
-            if number is not None and self.again.last is not None:
-                blames[choices[number][0][0]] = self.again.last
+            number = self.trials.of_rows(place, pieces)
+            if number is not None and self.trials.last is not None:
+                blames[choices[number][0][0]] = self.trials.last
             return number
 
-        rows = Search(fails, self.again.width, self.most).all(((0, count),)) or range(count)
+        rows = Search(fails, self._width, self.most).all(((0, count),)) or range(count)
         return [(record_number(place, row), blames.get(row) or self._blame(place)) for row in rows]
 
     def _of_state(self, blame: Blame) -> dict[int, Blame]:

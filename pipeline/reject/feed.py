@@ -56,9 +56,10 @@ class KafkaFeed:
             for number in batch["id"].to_pylist():
                 for reading in chosen.readings[number] if number < len(chosen.readings) else ():
                     if reading.input == self.input:
-                        yield from self._read(reading, skipped)
+                        yield from self.read(reading, skipped)
 
-    def _read(self, reading: Reading, skipped: Mapping[tuple[int, int], Sequence[int]]) -> Iterator[pa.RecordBatch]:
+    def read(self, reading: Reading, skipped: Mapping[tuple[int, int], Sequence[int]]) -> Iterator[pa.RecordBatch]:
+        """The records of a reading, with their numbers, without these rows of messages, by partition and offset."""
         found = 0
         where = (self.topic, reading.partition, reading.first, reading.last)
         for messages in read_range(self.kafka, *where, patience_s=self.patience_s):

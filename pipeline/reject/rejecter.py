@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,10 +26,11 @@ from .again import Again, numbered
 from .blame import Blame, blamed
 from .culprits import Culprits
 from .feed import KafkaFeed
-from .given import feeds_of
-from .places import Places, place_of, places_of
+from .given import GivenFeed, feeds_of
+from .places import Places, Reading, place_of, places_of
 from .records import Messages, Source
 from .table import Written, error_of, row_of, table_of_rows
+from .trials import NEAR_TASKS, Trials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,8 +53,22 @@ class BatchRejecter:
             raise error
         places = places_of(batch.base.inputs, batch.after)
         messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
-        again = Again(self.spark, self.stage, self.shape, places, self._feeds(messages), messages.num_rows)
-        results, found = self._without_culprits(batch, again, error)
+        feeds = self._feeds(messages)
+        again = Again(self.spark, self.stage, self.shape, places, feeds, messages.num_rows)
+
+        def bring(readings: Sequence[Reading]) -> Again:
+            given = {
+                name: GivenFeed.of(
+                    name,
+                    (batch for one in readings if one.input == name for batch in feed.read(one, {})),
+                    feed.schema,
+                    feed.starts,
+                )
+                for name, feed in feeds.items()
+            }
+            return Again(self.spark, self.stage, self.shape, places, given, messages.num_rows, NEAR_TASKS)
+
+        results, found = self._without_culprits(batch, Trials(again, bring), error)
         if not found:
             return Computed(results)
         letters = [messages.letter(*place_of(number), blame) for number, blame in sorted(found.items())]
@@ -71,7 +86,7 @@ class BatchRejecter:
         left = rows.filter(pc.is_null(rows["retried"]))
         places, feeds, ordered = feeds_of(self.stage, left, self._schemas, self._numbered)
         again = Again(self.spark, self.stage, self.shape, places, feeds, lambda _place: 1)
-        results, found = self._without_culprits(batch, again, None, most=len(ordered))
+        results, found = self._without_culprits(batch, Trials(again, None), None, most=len(ordered))
         version = batch.base.version + 1
         for place, row in enumerate(ordered):
             blame = found.get(place << 20)
@@ -82,14 +97,14 @@ class BatchRejecter:
         return Computed(results, {REJECTED: table})
 
     def _without_culprits(
-        self, batch: Batch, again: Again, error: Exception | None, most: int | None = None
+        self, batch: Batch, trials: Trials, error: Exception | None, most: int | None = None
     ) -> tuple[tuple[Result, ...], Mapping[int, Blame]]:
         left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
-        culprits = Culprits(again, batch, left)
+        culprits = Culprits(trials, batch, left)
         try:
             return culprits.compute(error), culprits.found
         except TooMany:
-            first = next(iter(culprits.found.values()), None) or again.last
+            first = next(iter(culprits.found.values()), None) or trials.last
             said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
             raise Refused(
                 f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
