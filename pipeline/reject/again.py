@@ -53,14 +53,12 @@ class Again:
     feeds: Mapping[str, Feed]
     num_rows: Callable[[int], int]
     """How many records the message at a place has."""
-    tasks: int = TASKS
-    """How many tasks read."""
     last: Blame | None = None
     trials: int = 0
 
     def __post_init__(self) -> None:
         fed = [
-            hidden(self.spark.range(0, self.tasks, 1, self.tasks).mapInArrow(feed, numbered(self.shape.inputs[name])))
+            hidden(self.spark.range(0, TASKS, 1, TASKS).mapInArrow(feed, numbered(self.shape.inputs[name])))
             for name, feed in self.feeds.items()
         ]
         self._frames = over(self.stage, fed)
@@ -74,14 +72,14 @@ class Again:
     @property
     def width(self) -> int:
         """Into how many pieces one cuts what fails: where no task tells which one fails, each costs a job."""
-        return self.tasks if self._tells_task else 2
+        return TASKS if self._tells_task else 2
 
     @contextmanager
     def choosing(self, pieces: Sequence[Sequence[Reading]], without: Collection[int] = ()) -> Iterator[None]:
         """While jobs read these records, a piece for each task; `without` are numbers of records."""
-        tasks: list[list[Reading]] = [[] for _ in range(min(self.tasks, len(pieces)))]
+        tasks: list[list[Reading]] = [[] for _ in range(min(TASKS, len(pieces)))]
         for number, piece in enumerate(pieces):
-            tasks[number % self.tasks] += piece
+            tasks[number % TASKS] += piece
         skipped = {name: tuple(each) for name, each in left_out(without, self.places).items()}
         chosen = Chosen(tuple(map(tuple, tasks)), skipped)
         context = self.spark.sparkContext
@@ -95,9 +93,9 @@ class Again:
         """All that the batch reads, a piece for each stretch."""
         return [[each] for each in self.places.readings(self.places.all)]
 
-    def failing_piece(self, pieces: Sequence[Sequence[Reading]]) -> int | None:
-        """Tries pieces side by side, by what the stage's function does with them: one that fails; None where none does."""
-        if self._tells_task and len(pieces) <= self.tasks:
+    def failing(self, pieces: Sequence[Sequence[Reading]]) -> int | None:
+        """Tries pieces side by side, by what the stage's function does with them: the place of one that fails."""
+        if self._tells_task and len(pieces) <= TASKS:
             failed = self._try(pieces)
             if failed is None:
                 return None
@@ -119,7 +117,7 @@ class Again:
                 if self.last is None:
                     raise
                 task = _failed_task(self.spark) if self._tells_task else -1
-                return task % self.tasks if task >= 0 else -1
+                return task % TASKS if task >= 0 else -1
         return None
 
     def rows_of(self, keys: Collection[int]) -> pa.Table | None:

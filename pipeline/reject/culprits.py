@@ -19,7 +19,7 @@ from ..state.merge import Base, merge
 from .again import records_of
 from .blame import Blame, blamed
 from .places import Reading, place_of, record_number
-from .trials import NEAR_TASKS, Trials
+from .trials import Trials
 
 _ROUNDS = 100
 """Times that the batch is computed anew: each leaves out a record more at least."""
@@ -41,9 +41,7 @@ class Culprits:
 
     def __post_init__(self) -> None:
         self.again = self.trials.far
-        # Few records are tried by more tasks, and where tasks do not tell, by neither.
-        self._width = NEAR_TASKS // 2 if self.again.width > 2 else 2
-        self._search = Search(self.trials, self._width, self.most)
+        self._search = Search(self.trials, self.again.width, self.most)
         self._rounds = 0
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
@@ -110,7 +108,7 @@ class Culprits:
                 blames[choices[number][0][0]] = self.trials.last
             return number
 
-        rows = Search(fails, self._width, self.most).all(((0, count),)) or range(count)
+        rows = Search(fails, self.again.width, self.most).all(((0, count),)) or range(count)
         return [(record_number(place, row), blames.get(row) or self._blame(place)) for row in rows]
 
     def _of_state(self, blame: Blame) -> dict[int, Blame]:

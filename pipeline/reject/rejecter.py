@@ -30,10 +30,15 @@ from .given import GivenFeed, feeds_of
 from .places import Places, Reading, place_of, places_of
 from .records import Messages, Source
 from .table import Written, error_of, row_of, table_of_rows
-from .trials import NEAR_TASKS, Trials
+from .trials import Trials
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_FEW_RECORDS = 40_000
+"""So many of a topic are brought to the driver at once."""
+_FEW_MESSAGES = 16
+"""And so many messages of a repartition topic, each of which has thousands of rows."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,11 @@ class BatchRejecter:
                 )
                 for name, feed in feeds.items()
             }
-            return Again(self.spark, self.stage, self.shape, places, given, messages.num_rows, NEAR_TASKS)
+            return Again(self.spark, self.stage, self.shape, places, given, messages.num_rows)
 
-        results, found = self._without_culprits(batch, Trials(again, bring), error)
+        results, found = self._without_culprits(
+            batch, Trials(again, bring, _FEW_MESSAGES if self.stage.channels else _FEW_RECORDS), error
+        )
         if not found:
             return Computed(results)
         letters = [messages.letter(*place_of(number), blame) for number, blame in sorted(found.items())]
@@ -86,7 +93,7 @@ class BatchRejecter:
         left = rows.filter(pc.is_null(rows["retried"]))
         places, feeds, ordered = feeds_of(self.stage, left, self._schemas, self._numbered)
         again = Again(self.spark, self.stage, self.shape, places, feeds, lambda _place: 1)
-        results, found = self._without_culprits(batch, Trials(again, None), None, most=len(ordered))
+        results, found = self._without_culprits(batch, Trials(again, lambda _: again, 0), None, most=len(ordered))
         version = batch.base.version + 1
         for place, row in enumerate(ordered):
             blame = found.get(place << 20)
