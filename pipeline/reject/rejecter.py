@@ -65,7 +65,7 @@ class BatchRejecter:
             given = {
                 name: GivenFeed.of(
                     name,
-                    (batch for one in readings if one.input == name for batch in feed.read(one, {})),
+                    (part for one in readings if one.input == name for part in feed.read(one, {})),
                     feed.schema,
                     feed.starts,
                 )
@@ -73,9 +73,8 @@ class BatchRejecter:
             }
             return Again(self.spark, self.stage, self.shape, places, given, messages.num_rows)
 
-        results, found = self._without_culprits(
-            batch, Trials(again, bring, _FEW_MESSAGES if self.stage.channels else _FEW_RECORDS), error
-        )
+        few = _FEW_MESSAGES if self.stage.channels else _FEW_RECORDS
+        results, found = self._without_culprits(batch, Trials(again, bring, few), error)
         if not found:
             return Computed(results)
         letters = [messages.letter(*place_of(number), blame) for number, blame in sorted(found.items())]
