@@ -107,7 +107,7 @@ def _write(
         for name, manifest in cut.tables.items():
             if only is None or name in only:
                 duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
-                sql = f"CREATE TABLE exported.{quoted(name)} AS SELECT * FROM temp.{quoted(name)}"
+                sql = f"CREATE TABLE exported.{quoted(name)} AS SELECT * FROM memory.{quoted(name)}"
                 rows[name] = int(con.execute(sql).fetchall()[0][0])
         con.register("about", _about(cut, ref, rows))
         con.execute(f"CREATE TABLE exported.{ABOUT} AS SELECT * FROM about")
