@@ -13,7 +13,7 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ...store.sst.types import arrow_schema
+from ...store.sst.types import PREV, arrow_schema, sst_schema
 from ...store.versions import limits as fits
 from ...store.versions.manifest import Manifest, Table
 from .inputs import Records
@@ -99,7 +99,7 @@ class Bundle:
         records: What the batch read, by the input's declared name.
         before: The keys that were touched, the value columns of their rows before the batch as SSTs have them, and
             whether there was one (`THERE`); None without a table.
-        committed: The rows that the version wrote, as SSTs have them; None without a table.
+        committed: The rows that the version wrote, as SSTs have them but for `_prev`; None without a table.
         sent: What it sent, by channel, where that is known.
     """
 
@@ -109,6 +109,12 @@ class Bundle:
     before: pa.Table | None
     committed: pa.Table | None
     sent: Mapping[str, pa.Table]
+
+
+def committed_schema(table: Table) -> pa.Schema:
+    """The columns of `Bundle.committed`."""
+    schema = sst_schema(table)
+    return schema.remove(schema.get_field_index(PREV))
 
 
 def before_schema(table: Table) -> pa.Schema:

@@ -1,9 +1,9 @@
 """The history of one key: each change of its row, newest first, found without a look at what did not write it.
 
 The newest stored row of the key at a version says by its `_seq` which version wrote it, and as long as it is stored,
-nothing has changed but the clock. So the search jumps from there to the version before, and does the same. Where
-nothing is stored of the key, versions are gone through backwards, by their manifests alone, to the first at which a
-merge can have forgotten something.
+nothing has changed but the clock. So the search jumps from there to the version before, whose row of the key is the
+one that this row replaced (`_prev`), and does the same. Where nothing is stored of the key, versions are gone through
+backwards, by their manifests alone, to the first at which a merge can have forgotten something.
 """
 
 from collections.abc import Iterator, Sequence
@@ -172,12 +172,16 @@ class _Shown:
 def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
     """All versions, newest first."""
     last = len(versions) - 1
+    seq: int | None = None
     while last >= 0:
-        row = stored.newest(versions[last])
+        row = stored.newest(versions[last], seq)
         if row is None:
-            first = _forgot(versions, stored, last)
+            first, seq = _forgot(versions, stored, last), None
         else:
-            first = _in_same_columns(versions, _wrote(versions, stored, row, last), last)
+            wrote = _wrote(versions, stored, row, last)
+            first = _in_same_columns(versions, wrote, last)
+            # What is known of right before it was written says nothing of any version earlier than that.
+            seq = row.seq if first > wrote else None if versions.is_gap(first) else row.replaced
         yield _Span(first, last, row)
         last = first - 1
 
