@@ -99,7 +99,7 @@ class Bundle:
         records: What the batch read, by the input's declared name.
         before: The keys that were touched, the value columns of their rows before the batch as SSTs have them, and
             whether there was one (`THERE`); None without a table.
-        committed: The rows that the version wrote, as SSTs have them but for `_prev`; None without a table.
+        committed: The rows that the version wrote, as SSTs have them but for `_prev_seq`; None without a table.
         sent: What it sent, by channel, where that is known.
     """
 

@@ -48,7 +48,7 @@ def merge(
         reads: Counts the look-ups.
 
     Returns:
-        `_hash`, key, values, `_seq`, `_op` and `_prev` of each key that changed, by `_hash`; and one table of emitted
+        `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed, by `_hash`; and one table of emitted
         rows for all outputs, or one for each.
 
     Raises:
@@ -77,7 +77,7 @@ def merge(
             pa.array(deleted.astype(np.uint8)),
             pa.array(before),
         ],
-        names=["_hash", *key, *merged.values.column_names, "_seq", "_op", "_prev"],
+        names=["_hash", *key, *merged.values.column_names, "_seq", "_op", "_prev_seq"],
     )
     return new if write.all() else new.filter(pa.array(write)), merged.emitted
 

@@ -2,7 +2,7 @@
 
 The newest stored row of the key at a version says by its `_seq` which version wrote it, and as long as it is stored,
 nothing has changed but the clock. So the search jumps from there to the version before, whose row of the key is the
-one that this row replaced (`_prev`), and does the same. Where nothing is stored of the key, versions are gone through
+one that this row replaced (`_prev_seq`), and does the same. Where nothing is stored of the key, versions are gone through
 backwards, by their manifests alone, to the first at which a merge can have forgotten something.
 """
 
@@ -174,7 +174,7 @@ def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
     last = len(versions) - 1
     seq: int | None = None
     while last >= 0:
-        row = stored.newest(versions[last], seq)
+        row = _newest(versions, stored, last, seq)
         if row is None:
             first, seq = _forgot(versions, stored, last), None
         else:
@@ -184,6 +184,21 @@ def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
             seq = row.seq if first > wrote else None if versions.is_gap(first) else row.replaced
         yield _Span(first, last, row)
         last = first - 1
+
+
+def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) -> StoredRow | None:
+    """The row that is stored at a place; `seq` is what is known of its `_seq`: 0 that there is none, None nothing."""
+    manifest = versions[place]
+    if seq == 0 or manifest.table is None:
+        return None
+    if seq is not None:
+        # Where it was written the SST with it is a batch's, and small.
+        wrote = versions[min(versions.from_number(seq), place)]
+        row = stored.of_seq(wrote, seq, manifest.table) or stored.of_seq(manifest, seq, manifest.table)
+        # Without it: versions in between were collected, and here another one is the newest.
+        if row is not None:
+            return row
+    return stored.newest(manifest)
 
 
 def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> int:

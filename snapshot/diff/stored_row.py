@@ -4,8 +4,8 @@ An SST never changes, so each is looked into once, however many versions name it
 request where its range of hashes says so, and one for its footer where its filters do; one that holds it one more, for
 the row group. SSTs that are small or on this machine are read whole.
 
-A row says which one it replaced (`_prev`). Who comes from there asks for that one: of the SSTs that may have the key
-one at most has rows of that time.
+A row says which one it replaced (`_prev_seq`). Who comes from there asks for that one: of the SSTs of a version that may
+have the key one at most has rows of that time.
 """
 
 from collections.abc import Iterable
@@ -67,27 +67,25 @@ class StoredKey:
         hashed = int(self._hashes[0])
         return overlapping(manifest.ssts, hashed, hashed)
 
-    def newest(self, manifest: Manifest, seq: int | None = None) -> StoredRow | None:
+    def newest(self, manifest: Manifest) -> StoredRow | None:
         """The row that decides what a version shows of the key; None when it stores none.
-
-        Args:
-            manifest: the version.
-            seq: `_seq` of that row, as the one says that replaced it: 0 for none, None where nobody knows.
 
         Raises:
             Corruption: an SST is missing or damaged.
             Unavailable: the store did not answer.
         """
-        if manifest.table is None or seq == 0:
+        if manifest.table is None:
             return None
-        newest_first = sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max)
-        if seq is not None:
-            of_its_time = (sst for sst in newest_first if sst.seq_min <= seq <= sst.seq_max)
-            row = self._first(of_its_time, manifest.table, is_there=True)
-            # Where versions in between were collected, another one is the newest here.
-            if row is not None and row.seq == seq:
-                return row
-        return self._first(newest_first, manifest.table)
+        return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)
+
+    def of_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
+        """The row with this `_seq`, read as one of the table, where it is the newest one in its SST at that version.
+
+        Raises as `newest`.
+        """
+        of_its_time = (sst for sst in self.ssts(manifest) if sst.seq_min <= seq <= sst.seq_max)
+        row = self._first(of_its_time, table, is_there=True)
+        return row if row is not None and row.seq == seq else None
 
     def _first(self, ssts: Iterable[Sst], table: Table, *, is_there: bool = False) -> StoredRow | None:
         for sst in ssts:

@@ -155,7 +155,7 @@ def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule
     if PREV in rows.column_names:
         before = rows[PREV].fill_null(0).to_numpy()
         wrong = (before < 0) | (before >= seqs)
-        yield _Rule("prev", wrong, "has _prev {}; expected less than its _seq, {}", (before, seqs))
+        yield _Rule("prev", wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
     yield _Rule("op", ~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
 
 

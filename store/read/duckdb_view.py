@@ -28,7 +28,7 @@ from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.evolution import Reading, Source
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, HASH, SEQ, sst_schema
+from ..sst.types import EXPIRES, HASH, OP, SEQ, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .decode import check_shape, corrupt, file_name
@@ -39,7 +39,6 @@ _BITMAP_ROWS = 1 << 30
 """Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
 """Rows of a mapped SST that one thread of DuckDB takes at once."""
-_HIDDEN = "_hidden"
 _MAX_SCHEMAS = 10_000
 
 _schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
@@ -131,14 +130,15 @@ def _mapped_rows(
         # Each thread takes a batch at a time.
         batches = [batch for each in tables for batch in each.to_batches(max_chunksize=_BATCH_ROWS)]
         relation = con.from_arrow(pa.Table.from_batches(batches))
-        relation = relation.filter(condition if whole else f"NOT {_HIDDEN} AND {condition}")
+        relation = relation.filter(condition if whole else f"NOT {OP} AND {condition}")
         yield relation.project(like.select(con, columns))
 
 
 def _with_hidden(rows: pa.Table, dead: npt.NDArray[np.int64]) -> pa.Table:
+    """The rows with, in the place of `_op`, which no query asks for, whether each is hidden."""
     hidden = np.zeros(rows.num_rows, np.bool_)
     hidden[dead] = True
-    return rows.append_column(_HIDDEN, pa.array(hidden))
+    return rows.set_column(rows.schema.get_field_index(OP), OP, pa.array(hidden))
 
 
 def _newest_rows(

@@ -17,9 +17,9 @@ OP = "_op"
 EXPIRES = "_expires_at"
 """Column of an SST whose table has, or had, a time to live: when the row expires, milliseconds since 1970 UTC. Null,
 and in SSTs without the column: never."""
-PREV = "_prev"
-"""Column of an SST: `_seq` of the row that was stored of the key when this one was made, be it a tombstone or expired; 0
-where none was. Null, and in SSTs of the first formats, which lack the column: not known."""
+PREV = "_prev_seq"
+"""Column of an SST: `_seq` of the row that was stored of the key when this one was made, be it a tombstone or expired;
+0 where none was. Null, and in SSTs of the first formats, which lack the column: not known."""
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
@@ -37,10 +37,10 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 
 @lru_cache(maxsize=256)
 def sst_schema(table: Table) -> pa.Schema:
-    """The schema of the table's SSTs: `_hash`, key and value columns, `_seq`, `_op`, `_prev`, with a ttl `_expires_at`.
+    """The schema of the table's SSTs: `_hash`, key and value columns, `_seq`, `_op`, `_prev_seq`, with a ttl `_expires_at`.
 
     Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`,
-    and those of the first formats `_prev`: see `stored_schema`; those from before it was migrated have other columns:
+    and those of the first formats `_prev_seq`: see `stored_schema`; those from before it was migrated have other columns:
     see `evolution`.
 
     Raises:
@@ -62,7 +62,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
-    """The schema of a table's SSTs (`sst_schema`) in the form of one: with `_prev` and `_expires_at` if it has them."""
+    """The schema of a table's SSTs (`sst_schema`) in the form of one: with `_prev_seq` and `_expires_at` if it has them."""
     for name in (PREV, EXPIRES):
         at = schema.get_field_index(name)
         has = found.get_field_index(name) >= 0
@@ -74,7 +74,7 @@ def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
 
 
 def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with the columns of this schema (`sst_schema`): nulls for `_prev` or `_expires_at` that they lack."""
+    """The rows with the columns of this schema (`sst_schema`): nulls for `_prev_seq` or `_expires_at` that they lack."""
     for name in (PREV, EXPIRES):
         if name in schema.names and name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))

@@ -15,7 +15,7 @@ TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
 """The grammar of a table's columns."""
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters"
-RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_expires_at", "file_index", "file_row_number")
+RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
 """What SSTs and queries call columns of their own. DuckDB does not tell capitals from small letters."""
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)

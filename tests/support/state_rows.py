@@ -101,11 +101,11 @@ def write_version(
 
 
 def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[Sst]) -> pa.Table:
-    """The rows with `_prev`, as a batch finds it that is merged into these SSTs."""
+    """The rows with `_prev_seq`, as a batch finds it that is merged into these SSTs."""
     before = np.zeros(rows.num_rows, np.int64)
     keys = rows.select([column.name for column in table.key])
     multi_get(store, _NO_FOLDER, base, table, rows["_hash"].to_numpy(), keys, clock_ms=0, seqs=before)
-    return rows.append_column("_prev", pa.array(before))
+    return rows.append_column("_prev_seq", pa.array(before))
 
 
 def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1, clock_ms: int = 0) -> Manifest:

@@ -202,8 +202,8 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
         "has _op 7; expected 0 or 1",
     ),
     "a row that replaced a later one": (
-        lambda damage: damage.put(with_all(damage.rows(), "_prev", 9_999)),
-        "has _prev 9999; expected less than its _seq",
+        lambda damage: damage.put(with_all(damage.rows(), "_prev_seq", 9_999)),
+        "has _prev_seq 9999; expected less than its _seq",
     ),
     "other columns": (lambda damage: damage.retype(), "expected columns"),
 }
