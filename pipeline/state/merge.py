@@ -48,8 +48,8 @@ def merge(
         reads: Counts the look-ups.
 
     Returns:
-        `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed, by `_hash`; and one table of emitted
-        rows for all outputs, or one for each.
+        `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed, by `_hash`; and one table of
+        emitted rows for all outputs, or one for each.
 
     Raises:
         Corruption: An SST is not what its manifest promises.

@@ -2,8 +2,8 @@
 
 The newest stored row of the key at a version says by its `_seq` which version wrote it, and as long as it is stored,
 nothing has changed but the clock. So the search jumps from there to the version before, whose row of the key is the
-one that this row replaced (`_prev_seq`), and does the same. Where nothing is stored of the key, versions are gone through
-backwards, by their manifests alone, to the first at which a merge can have forgotten something.
+one that this row replaced (`_prev_seq`), and does the same. Where nothing is stored of the key, versions are gone
+through backwards, by their manifests alone, to the first at which a merge can have forgotten something.
 """
 
 from collections.abc import Iterator, Sequence

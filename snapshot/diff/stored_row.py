@@ -4,8 +4,8 @@ An SST never changes, so each is looked into once, however many versions name it
 request where its range of hashes says so, and one for its footer where its filters do; one that holds it one more, for
 the row group. SSTs that are small or on this machine are read whole.
 
-A row says which one it replaced (`_prev_seq`). Who comes from there asks for that one: of the SSTs of a version that may
-have the key one at most has rows of that time.
+A row says which one it replaced (`_prev_seq`). Who comes from there asks for that one: of the SSTs of a version that
+may have the key one at most has rows of that time.
 """
 
 from collections.abc import Iterable

@@ -37,11 +37,11 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 
 @lru_cache(maxsize=256)
 def sst_schema(table: Table) -> pa.Schema:
-    """The schema of the table's SSTs: `_hash`, key and value columns, `_seq`, `_op`, `_prev_seq`, with a ttl `_expires_at`.
+    """The schema of the table's SSTs: `_hash`, its columns, `_seq`, `_op`, `_prev_seq`, and with a ttl `_expires_at`.
 
     Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`,
-    and those of the first formats `_prev_seq`: see `stored_schema`; those from before it was migrated have other columns:
-    see `evolution`.
+    and those of the first formats `_prev_seq`: see `stored_schema`; those from before it was migrated have other
+    columns: see `evolution`.
 
     Raises:
         Usage: a column's type is not one that state tables have.
@@ -62,7 +62,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
-    """The schema of a table's SSTs (`sst_schema`) in the form of one: with `_prev_seq` and `_expires_at` if it has them."""
+    """The schema of a table's SSTs (`sst_schema`) in the form of one: with the `_prev_seq` and `_expires_at` that it has."""
     for name in (PREV, EXPIRES):
         at = schema.get_field_index(name)
         has = found.get_field_index(name) >= 0
@@ -74,7 +74,7 @@ def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
 
 
 def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows with the columns of this schema (`sst_schema`): nulls for `_prev_seq` or `_expires_at` that they lack."""
+    """The rows with the columns of an SST (`sst_schema`): nulls, where they lack `_prev_seq` or `_expires_at`."""
     for name in (PREV, EXPIRES):
         if name in schema.names and name not in rows.column_names:
             rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))

@@ -122,8 +122,8 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     """The rows as an SST holds them: its columns and types, one form for each key, sorted by (`_hash`, key).
 
     Args:
-        rows: `_hash`, key and value columns, `_seq`, `_op`, perhaps `_prev_seq`, and for a table with a ttl `_expires_at`,
-            in any order of columns and rows; others are dropped.
+        rows: `_hash`, key and value columns, `_seq`, `_op`, perhaps `_prev_seq`, and for a table with a ttl
+            `_expires_at`, in any order of columns and rows; others are dropped.
         table: what the columns are declared to be.
 
     Raises:
