@@ -62,7 +62,7 @@ def sst_schema(table: Table) -> pa.Schema:
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
-    """The schema of a table's SSTs (`sst_schema`) in the form of one: with the `_prev_seq` and `_expires_at` that it has."""
+    """The schema of a table's SSTs (`sst_schema`) as one has it: `_prev_seq` and `_expires_at` may be missing."""
     for name in (PREV, EXPIRES):
         at = schema.get_field_index(name)
         has = found.get_field_index(name) >= 0
