@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
-from ...errors import Usage
 from .. import formats, options
 from ..output import Progress
-from ..replaying import program_file
+from ..replaying import needed_program
 from ..session import Session, verb
 
 if TYPE_CHECKING:
@@ -59,12 +58,7 @@ def init(
 
     app, name = options.names_of_stage(stage)
     source = Source(file, sql)
-    program = program_file(session, app, code)
-    if program is None:
-        raise Usage(
-            "nothing says which program declares the table",
-            hint=f"add --code FILE.py, or write under [programs] in slackwater.toml: {app} = …",
-        )
+    program = needed_program(session, app, code, "declares the table")
     with session.output.progress() as progress:
         first = _first_version(session, app, name, program, offsets, at, progress)
         done = initialise(

@@ -44,15 +44,15 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
         Corruption: what is stored of an app on the way is damaged.
         Unavailable: a store did not answer.
     """
-    if one[1].stage != other[1].stage:
+    if _first_name(one[1]) != _first_name(other[1]):
         return Ancestry()
     if (one[0].url, one[1].app) == (other[0].url, other[1].app):
-        lines: tuple[tuple[Stretch, ...], ...] = tuple((_stretch(*each),) for each in (one, other))
+        lines: tuple[tuple[Stretch, ...], ...] = tuple(tuple(_names(*each)) for each in (one, other))
     else:
         lines = tuple(tuple(_line(*each)) for each in (one, other))
     for number, mine in enumerate(lines[0]):
         for place, theirs in enumerate(lines[1]):
-            if (mine.store.url, mine.app) == (theirs.store.url, theirs.app):
+            if (mine.store.url, mine.app, mine.stage) == (theirs.store.url, theirs.app, theirs.stage):
                 parted = min(mine.up_to, theirs.up_to)
                 ends = (number, lines[0], one), (place, lines[1], other)
                 found = next((each for end in ends if (each := _read(*end, parted)) is not None), None)
@@ -68,13 +68,32 @@ def _stretch(store: ObjectStore, manifest: Manifest) -> Stretch:
     return Stretch(store, manifest.app, manifest.stage, 0, manifest.version)
 
 
+def _first_name(manifest: Manifest) -> str:
+    """What the stage was called first."""
+    return manifest.formerly[0].stage if manifest.formerly else manifest.stage
+
+
+def _names(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
+    """The stretches of versions of one app that a version follows from, under the names that its stage had."""
+    stretch = _stretch(store, manifest)
+    for former in reversed(manifest.formerly):
+        yield replace(stretch, after=former.version)
+        stretch = Stretch(store, manifest.app, former.stage, 0, former.version)
+    yield stretch
+
+
 def _line(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
     """The stretches of versions that a version follows from, its own app's first, then its source's."""
-    stretch = _stretch(store, manifest)
+    stretch, names = _stretch(store, manifest), list(manifest.formerly)
     while True:
         info = apps.find_app(stretch.store, stretch.app)
         origin = info.origin if info is not None else None
         born = origin.cut.get(stretch.stage, 0) if origin is not None else 0
+        if names and names[-1].version > born:
+            former = names.pop()
+            yield replace(stretch, after=former.version)
+            stretch = Stretch(stretch.store, stretch.app, former.stage, 0, former.version)
+            continue
         yield replace(stretch, after=born)
         if origin is None or not born:
             return

@@ -57,6 +57,8 @@ class TableDiff:
     nor one in which nothing changed."""
     unlike: tuple[str, ...]
     """In words, what is declared differently, so that it could not be compared."""
+    formerly: str = ""
+    """What it is called at the moment at which it has another name; empty where both have the same."""
 
     @property
     def equal(self) -> bool:
@@ -101,16 +103,34 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
         for name, manifest in moment.cut.tables.items()
         if manifest.table is not None
     }
+    pairs = _renamed(one.cut, other.cut)
     # In the order of the one that has more: a stage that came later lies behind those that it reads.
     most, least = sorted((other.cut.tables, one.cut.tables), key=len, reverse=True)
-    names = tuple(dict.fromkeys((*most, *least)))
-    if table and table not in names:
+    names = tuple(dict.fromkeys(pairs.get(name, name) for name in (*most, *least)))
+    if table and table not in (*names, *pairs):
         raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
+    former = {new: old for old, new in pairs.items()}
+
+    def side(moment: StoredCut, name: str) -> Side:
+        old = former.get(name, name)
+        return moment.side(cache, name if name in moment.cut.tables else old, declared[name])
+
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
         return tuple(
-            table_diff(name, one.side(cache, name, declared[name]), other.side(cache, name, declared[name]))
-            for name in ((table,) if table else names)
+            replace(table_diff(name, side(one, name), side(other, name)), formerly=former.get(name, ""))
+            for name in ((pairs.get(table, table),) if table else names)
         )
+
+
+def _renamed(one: Cut, other: Cut) -> dict[str, str]:
+    """The tables that only one moment has, and that the other has under the name that they got: old name to new."""
+    found = {}
+    for mine, its in ((one, other), (other, one)):
+        for new, manifest in its.tables.items():
+            names = [former.stage for former in manifest.formerly if former.stage in mine.tables]
+            if new not in mine.tables and names and names[-1] not in its.tables:
+                found[names[-1]] = new
+    return found
 
 
 def table_diff(name: str, before: Side, after: Side) -> TableDiff:

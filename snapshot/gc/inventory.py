@@ -173,7 +173,7 @@ def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectI
     first = last.first.get(stage, 0) if last is not None else 0
     if not first:
         first = min(versions)
-        if first > 1 and _there(store, app, stage, first).kind != "clone":
+        if first > 1 and not _there(store, app, stage, first).begins:
             raise _missing(app, stage, range(1, first))
     whole = [version for version in versions if version >= first]
     if not whole or whole[0] != first:

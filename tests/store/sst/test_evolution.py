@@ -185,7 +185,9 @@ class Evolving:
         self.check_several()
 
     def as_found(self, values: pa.Table, there: np.ndarray[Any, np.dtype[np.bool_]]) -> list[dict[str, Any] | None]:
-        return [row if is_there else None for row, is_there in zip(values.to_pylist(), there.tolist(), strict=True)]
+        # An Arrow table of no columns has no rows.
+        rows = values.to_pylist() if values.column_names else [{} for _ in there]
+        return [row if is_there else None for row, is_there in zip(rows, there.tolist(), strict=True)]
 
     def check_several(self) -> None:
         """Versions side by side have the columns of the newest."""
