@@ -98,7 +98,7 @@ def plan(
         NotFound: a rename names a column or stage that is not there; the nearest are told.
         Refused: what is stored cannot be kept under the program; says why and how.
     """
-    called = stages or {}
+    called = stage_names.to_do(heads, stages or {})
     stage_names.check(heads, declared, called)
     former = {new: old for old, new in called.items()}
     heads = stage_names.renamed(heads, called)
@@ -237,10 +237,14 @@ def _by_stage(
         stage, dot, old = said.partition(".")
         stage = called.get(stage, stage)
         if dot and stage in tables:
+            if old not in tables[stage] and new in tables[stage]:
+                continue  # done already
             found.setdefault(stage, {})[old] = new
             continue
         having = [name for name, names in tables.items() if said in names and name in declared.stages]
         if not having:
+            if any(new in names for names in tables.values()):
+                continue  # done already
             raise NotFound(
                 f"column of app {declared.app!r}",
                 said,

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _OPTION = "--rename-stage OLD=NEW"
 
 
+def to_do(heads: Mapping[str, Manifest], called: Mapping[str, str]) -> dict[str, str]:
+    """The stages that are to get another name, old to new, without those that an earlier call has given it."""
+    return {old: new for old, new in called.items() if old not in heads or heads[old].called != new}
+
+
 def check(heads: Mapping[str, Manifest], declared: Declared, called: Mapping[str, str]) -> None:
     """See that stages can have these names, old to new.
 

@@ -278,3 +278,22 @@ def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache
     before = history.read(app.store, app.name, "aircraft", reads.version - 1)
     read = sum(window.end - window.start for window in trace(app.store, before, reads).sources)
     assert read == reads.inputs["by-aircraft"].rows
+
+
+def test_typed_again_it_finds_nothing_to_do(app: FlightsApp) -> None:
+    called = {"aircraft": "planes"}
+    rename(app, called)
+    again = find_plan(app.store, program(called), {}, stages=called)
+    assert not again.changes
+    minutes = program(called)
+    for name, one in minutes.stages.items():
+        if one.table is not None:
+            values = (Column("flights", "int64"), Column("minutes", "int64"), Column("_squares", "int64"))
+            minutes.stages[name] = DeclaredStage(name, one.inputs, one.outputs, replace(one.table, values=values))  # type: ignore[index]
+    for renames in ({"delay": "minutes"}, {"planes.delay": "minutes", "carriers.delay": "minutes"}):
+        found = find_plan(app.store, minutes, renames, stages=called)
+        if found.changes:
+            migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+        assert not find_plan(app.store, minutes, renames, stages=called).changes
+    with pytest.raises(NotFound, match="dely"):
+        find_plan(app.store, minutes, {"dely": "mins"})
