@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, Table
 from ..cut.stored import find_snapshot
 
 
@@ -33,6 +33,13 @@ class Ancestry:
     All others were written later, by one of them. 0 when they have nothing in common."""
     ways: tuple[tuple[Stretch, ...], tuple[Stretch, ...]] = ((), ())
     """The versions from there to each of the two."""
+    table: Table | None = None
+    """As it was there: the ids that its columns have mean the same for both. None when they have nothing in common."""
+
+    @property
+    def next_id(self) -> int:
+        """Ids of columns below this mean the same for both; those from it on each has given by itself."""
+        return (self.table.next_id or len(self.table.columns) + 1) if self.table is not None else 0
 
 
 def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manifest]) -> Ancestry:
@@ -60,7 +67,8 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
                     return Ancestry()
                 # Whoever writes on takes a `_seq` above that of every row that is there.
                 seq = max((sst.seq_max for sst in found.ssts), default=0)
-                return Ancestry(seq, (_way(lines[0], number, parted), _way(lines[1], place, parted)))
+                ways = _way(lines[0], number, parted), _way(lines[1], place, parted)
+                return Ancestry(seq, ways, found.table)
     return Ancestry()
 
 

@@ -135,8 +135,11 @@ def _renamed(one: Cut, other: Cut) -> dict[str, str]:
 
 def table_diff(name: str, before: Side, after: Side) -> TableDiff:
     """How a table of this name differs between two sides. Errors as of `diff`."""
-    unlike = tuple(_unlike(before.table, after.table))
-    if _is_one_table(before, after):
+    shared = _shared(before, after)
+    known = _next_shared_id(before, after, shared)
+    unlike = tuple(_unlike(before.table, after.table, known))
+    apart = _added_apart(before.table, after.table, known) if shared.seq else frozenset()
+    if _is_one_table(before, after, shared):
         # Rows from before a migration have the columns of after it, too: then they are compared.
         newest = max(before.table, after.table, key=lambda table: table.schema)
         before, after = replace(before, table=newest), replace(after, table=newest)
@@ -148,8 +151,8 @@ def table_diff(name: str, before: Side, after: Side) -> TableDiff:
         keys = arrow_schema(before.table.key).empty_table()
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, True, (told, *unlike))
-    common = [field.name for field in mine if field in theirs]
-    changes = changes_between(before, after, _shared(before, after), common).changed().in_order()
+    common = [field.name for field in mine if field in theirs and field.name not in apart]
+    changes = changes_between(before, after, shared, common).changed().in_order()
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
@@ -174,23 +177,44 @@ def _values(table: Table) -> pa.Schema:
     return pa.schema([field for field in visible_schema(table) if field.name not in keys])
 
 
-def _is_one_table(before: Side, after: Side) -> bool:
-    """Whether the columns of one side became those of the other by migrations, so that an id means one column."""
+def _is_one_app(before: Side, after: Side) -> bool:
     one, other = before.manifest, after.manifest
-    if one is None or other is None or one.table is None or other.table is None:
+    return one is not None and other is not None and one.app == other.app and before.store.url == after.store.url
+
+
+def _next_shared_id(before: Side, after: Side, shared: Ancestry) -> int:
+    """Below which number an id means one column on both sides; 0 for none."""
+    if _is_one_app(before, after):
+        return max(each.next_id or len(each.columns) + 1 for each in (before.table, after.table))
+    return shared.next_id
+
+
+def _is_one_table(before: Side, after: Side, shared: Ancestry) -> bool:
+    """Whether the columns of one side became those of the other by migrations, so that an id means one column."""
+    if before.table.schema == after.table.schema:
         return False
-    if one.app == other.app and before.store.url == after.store.url:
-        return one.table.schema != other.table.schema
-    # A clone migrates by itself: ids from after that are another column in each.
-    return min(one.table.schema, other.table.schema) == 0 < max(one.table.schema, other.table.schema) and bool(
-        _shared(before, after).seq
+    if _is_one_app(before, after):
+        return True
+    # A clone migrates by itself. Where one of the two has not since, the other's columns are those that became of its.
+    schemas = before.table.schema, after.table.schema
+    return bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
+
+
+def _added_apart(before: Table, after: Table, known: int) -> frozenset[str]:
+    """Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen."""
+    mine, its = (
+        {each.name for number, each in zip(table.ids, table.columns, strict=True) if number >= known}
+        for table in (before, after)
     )
+    return frozenset(mine & its)
 
 
-def _unlike(before: Table, after: Table) -> Iterator[str]:
-    """What is declared of columns by one side only, in words. A column that was renamed is one by its id."""
-    by_name = not (before.schema or after.schema)
-    had, has = _known(before, by_name=by_name), _known(after, by_name=by_name)
+def _unlike(before: Table, after: Table, known: int) -> Iterator[str]:
+    """What is declared of columns by one side only, in words. A column that was renamed is one by its id.
+
+    Ids below `known` mean the same on both sides; other columns are told apart by their names.
+    """
+    had, has = _known(before, known), _known(after, known)
     for number in dict.fromkeys((*had, *has)):
         was, now = had.get(number), has.get(number)
         if was is None or now is None:
@@ -201,10 +225,12 @@ def _unlike(before: Table, after: Table) -> Iterator[str]:
         if was.type != now.type:
             told = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
             yield told if before.schema != after.schema else f"{told}: it is not compared"
+        elif isinstance(number, str) and known:
+            yield f"column {number} came to each of the two by a migration of its own: it is not compared"
 
 
-def _known(table: Table, *, by_name: bool) -> dict[int | str, Column]:
-    """The value columns that users see, by id or by name."""
+def _known(table: Table, known: int) -> dict[int | str, Column]:
+    """The value columns that users see, by id where that is below `known`, else by name."""
     numbered = zip(table.ids, table.columns, strict=True)
     values = ((number, each) for number, each in numbered if each in table.values and not each.name.startswith("_"))
-    return {each.name if by_name else number: each for number, each in values}
+    return {number if number < known else each.name: each for number, each in values}

@@ -115,6 +115,8 @@ def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
         yield Wrong(f"{at}.values", table.ids, "columns whose ids differ")
     if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
         yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, of which none is 0")
+    if table.ttl is not None and table.ttl.gone and (table.ttl.ms or table.ttl.column):
+        yield Wrong(f"{at}.ttl.gone", True, "false for rows that expire, or by a column that is there")
     if table.ttl is not None and table.ttl.column and table.ttl.column not in {each.name for each in table.values}:
         yield Wrong(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 

@@ -67,6 +67,9 @@ class Ttl(Struct, frozen=True):
     """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
     column: fits.ColumnOrNone = ""
     """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
+    gone: bool = False
+    """Whether that was a column that went since this was turned off: then it stays off, as older rows have times by
+    which nobody can count any more."""
 
 
 class Table(Struct, frozen=True):
