@@ -1,6 +1,6 @@
 """Processes that change something and are killed while they do: each forked from one that has imported everything.
 
-`python -m tests.support.victims MODULE` reads lines of JSON, a function of the module and its argument, and answers
+`python -m tests.snapshot.victims MODULE` reads lines of JSON, a function of the module and its argument, and answers
 with the process's id, and when it has ended with its status.
 """
 
@@ -20,7 +20,7 @@ class Victims:
 
     def __init__(self, module: str) -> None:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.victims", module],
+            [sys.executable, "-m", "tests.snapshot.victims", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
