@@ -147,16 +147,19 @@ def _check_absent(store: ObjectStore, app: App) -> None:
     if names := absent(store, app.name, app.stages.keys()):
         there = history.list_stages(store, app.name)
         new = [stage for name, stage in app.stages.items() if name not in there]
+        pairs = []
         for head in heads_of(store, app.name, names).values():
             likely = [stage.name for stage in new if _is_like(app, stage, head)]
-            if len(likely) == 1:
-                raise Refused(
-                    f"{app.name} has the stage {head.stage!r}, which this program has not; {likely[0]!r}, which it has "
-                    "instead, reads the same and has the same key",
-                    hint=f"if it is called so from now on: {migrate_command(app)} --rename-stage "
-                    f"{head.stage}={likely[0]}; if that is another one, which begins empty: "
-                    f"slackwater retire {app.name}/{head.stage}",
-                )
+            pairs += [(head.stage, likely[0])] if len(likely) == 1 else []
+        if pairs:
+            old, now = pairs[0]
+            said = " ".join(f"--rename-stage {one}={other}" for one, other in pairs)
+            raise Refused(
+                f"{app.name} has the stage {old!r}, which this program has not; {now!r}, which it has instead, reads "
+                "the same and has the same key",
+                hint=f"if it is called so from now on: {migrate_command(app)} {said}; if that is another one, which "
+                f"begins empty: slackwater retire {app.name}/{old}",
+            )
         verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
         _log.warning(
             "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s",
