@@ -71,7 +71,7 @@ def numbers(store: ObjectStore, app: str, cache: SstCache, table: str, sql: str)
         return run_query(con, sql.format(table=table)).to_pylist()
 
 
-KILLS = [pytest.param(3, id="3"), pytest.param(30, id="30", marks=pytest.mark.soak)]
+KILLS = [pytest.param(2, id="2"), pytest.param(30, id="30", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("kills", KILLS)

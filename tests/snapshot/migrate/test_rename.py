@@ -151,7 +151,7 @@ def test_one_that_is_renamed_twice_has_its_rows_and_a_clone_of_it_too(app: Fligh
     sound(app, app.name, "staging")
 
 
-@pytest.mark.parametrize("after", range(60))
+@pytest.mark.parametrize("after", range(1, 60, 3))
 def test_killed_anywhere_no_moment_has_both_names_or_none(after: int, cache: SstCache) -> None:
     app = aging_app()
     app.run(flights(20))
