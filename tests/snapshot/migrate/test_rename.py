@@ -6,6 +6,8 @@ from contextlib import closing, suppress
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.pipeline.batch.start_positions import StartFinder
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
@@ -297,3 +299,24 @@ def test_typed_again_it_finds_nothing_to_do(app: FlightsApp) -> None:
         assert not find_plan(app.store, minutes, renames, stages=called).changes
     with pytest.raises(NotFound, match="dely"):
         find_plan(app.store, minutes, {"dely": "mins"})
+
+
+def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: FlightsApp) -> None:
+    was = {each.receiver: each for each in in_flight(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms))}
+    assert {name for name, each in was.items() if each.rows} == {"aircraft", "carriers"}
+    rename(app, RENAMED)
+    for old, channel, sender in (("aircraft", "by-aircraft", "hops"), ("carriers", "by-carrier", "planes")):
+        found = head(app, RENAMED[old])
+        known = found.inputs[channel]
+        ends = app.kafka.ends(known.topic)
+        assert ends is not None
+        finder = StartFinder(
+            app.store, app.name, found.stage, found, lambda _, ends=ends: ((0,) * len(ends), ends), False
+        )
+        assert finder.channel(channel, known.topic, sender).at == known
+        planner = ChannelPlanner(app.store, app.name, sender, channel, Pace(0), None)
+        start = Position(channel, known.offsets, known.version, known.passed)
+        end = planner.latest(start)
+        assert (end.offsets, end.version) == (was[old].ends, head(app, sender).version)
+        assert planner.attempts(start.version, end.version) == set(was[old].attempts)
+        assert sum(end.consumed) - sum(start.consumed) == was[old].rows
