@@ -65,7 +65,11 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
         keys,
         str(stage.ssts) if has_table else "-",
         formats.size(stage.bytes) if has_table else "-",
-        "retired" if stage.retired else "; ".join(map(_lag, stage.inputs)),
+        f"called {stage.called} since"
+        if stage.called
+        else "retired"
+        if stage.retired
+        else "; ".join(map(_lag, stage.inputs)),
     )
 
 

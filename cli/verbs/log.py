@@ -75,7 +75,7 @@ def _lines(entry: "Entry", *, asked_kafka: bool) -> "Iterator[tuple[str, ...]]":
         *_work(entry),
         ", ".join(entry.snapshots),
         *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
-        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry))),
+        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry), *_renamed(entry))),
     )
     if entry.thinned is not None:
         first, last = entry.thinned
@@ -97,9 +97,15 @@ def _added(entry: "Entry") -> "Iterator[str]":
         yield f"since here: {', '.join(entry.added)}"
 
 
+def _renamed(entry: "Entry") -> "Iterator[str]":
+    """What the stage is called after this version, or was called before."""
+    if entry.renamed:
+        yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
+
+
 def _work(entry: "Entry") -> tuple[str, str]:
     """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    if entry.kind in ("compaction", "rescale", "retire", "init", "migration"):
+    if entry.kind in ("compaction", "rescale", "retire", "init", "migration", "rename"):
         return "-", "-"
     return formats.count(entry.rows_in), formats.duration(entry.duration_ms)
 

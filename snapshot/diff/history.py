@@ -45,12 +45,15 @@ class Change:
     kind: Literal["added", "removed", "changed"]
     expired: bool
     """Whether the row had its time: then no record made the change."""
-    inherited: Literal["", "clone", "collected"]
-    """For the row with which the history begins, why it does: an app was cloned, or older versions were collected."""
+    inherited: Literal["", "clone", "collected", "renamed"]
+    """For the row with which the history begins, why it does: an app was cloned, older versions were collected, or the
+    stage was called otherwise before."""
     windows: tuple[Window, ...]
     """What was read of each input partition after `after_version`, up to this version; empty ones left out."""
     before: Row
     after: Row
+    formerly: str = ""
+    """What the stage was called before, where it begins with another name: its history is under that."""
 
     @property
     def gap(self) -> bool:
@@ -143,7 +146,9 @@ def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[
                 yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
-        yield replace(_change(versions, later, _Shown(0, None)), inherited=_inherited(versions))
+        formerly = versions[0].formerly[-1].stage if versions[0].kind == "rename" else ""
+        born = _change(versions, later, _Shown(0, None))
+        yield replace(born, inherited=_inherited(versions), formerly=formerly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +278,14 @@ def _same(one: Row, other: Row) -> bool:
     return one == other or repr(one) == repr(other)
 
 
-def _inherited(versions: Versions) -> Literal["", "clone", "collected"]:
+def _inherited(versions: Versions) -> Literal["", "clone", "collected", "renamed"]:
     """Why the history begins with what it begins with."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
-    return "clone" if versions[0].kind == "clone" else "collected"
+    match versions[0].kind:
+        case "clone":
+            return "clone"
+        case "rename":
+            return "renamed"
+        case _:
+            return "collected"

@@ -70,6 +70,8 @@ class StageOverview:
     """Only in detail, and of a stage with a table."""
     since: dict[str, int] = field(default_factory=dict)
     """Columns that migrations added to the table, and the version that each is there since."""
+    called: str = ""
+    """Of one that is retired because it was renamed, what it is called since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def _stage(
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
         retired=head.retired,
+        called=head.called,
         figures=figures,
         since=head.table.added if head.table is not None else {},
     )

@@ -94,9 +94,9 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
 def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """What a version takes back of the one before it, one sentence each.
 
-    A clone's first version begins a history: it follows from nothing here.
+    A clone's first version begins a history, and so does the first under another name: it follows from nothing here.
     """
-    if later.kind == "clone":
+    if later.begins:
         return
     at = f"{later.app}/{later.stage} v{later.version}"
     if later.version != earlier.version + 1:

@@ -126,12 +126,14 @@ def sst(app: str, stage: str, ulid: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def sst_pattern(stage: str) -> re.Pattern[str]:
+def sst_pattern(*names: str) -> re.Pattern[str]:
     """What the keys of a stage's SSTs look like, each with a line's end: those of a clone lie in another app.
+
+    `names` are those that the stage has and had: SSTs stay where they were written.
 
     Nothing is tried twice (`+`): of all that is checked when a manifest is read, this takes longest.
     """
-    return re.compile(rf"(?:{NAME}+/stages/{re.escape(stage)}/sst/{_FILE}\n)*+")
+    return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
 
 
 def snapshots(app: str) -> str:

@@ -94,6 +94,7 @@ Offsets = Annotated[
     tuple[Offset, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="an offset for each partition")
 ]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="a count for each partition")]
+RENAMES = Meta(max_length=1000, description="at most 1,000 names")
 COLUMNS = Meta(max_length=_MAX_COLUMNS, description=f"at most {_MAX_COLUMNS:,} columns")
 SOME_COLUMNS = Meta(min_length=1, max_length=_MAX_COLUMNS, description=f"1 to {_MAX_COLUMNS:,} columns")
 Line = Annotated[str, Meta(max_length=1 << 12, description="a text of at most 4,096 characters")]

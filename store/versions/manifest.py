@@ -12,9 +12,10 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration"]
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, it was retired, its table began with rows from elsewhere, or its declaration was changed."""
+partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, or it is
+the first under the name that a stage has from then on."""
 
 
 class Column(Struct, frozen=True):
@@ -66,6 +67,9 @@ class Ttl(Struct, frozen=True):
     """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
     column: fits.ColumnOrNone = ""
     """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
+    gone: bool = False
+    """Whether that was a column that went since this was turned off: then it stays off, as older rows have times by
+    which nobody can count any more."""
 
 
 class Table(Struct, frozen=True):
@@ -210,6 +214,14 @@ class Program(Struct, frozen=True):
     """xxh3_128 of its bytes, hexadecimal."""
 
 
+class Former(Struct, frozen=True):
+    """A name that a stage had before."""
+
+    stage: fits.Name
+    version: fits.Version
+    """Of the version that retired it under this name, and of the first that it has under the next one."""
+
+
 class Manifest(Struct, frozen=True):
     """One committed version of one stage."""
 
@@ -257,6 +269,10 @@ class Manifest(Struct, frozen=True):
     migration: fits.Seq = 0
     """The number of the newest migration that the stage went through: the same for all stages of an app, but between
     the first and the last commit of one."""
+    called: fits.NameOrNone = ""
+    """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
+    formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()
+    """The names that the stage had before, the first one first. Its SSTs may lie under these."""
 
     @property
     def row_seq(self) -> int:
@@ -272,6 +288,11 @@ class Manifest(Struct, frozen=True):
     def begins_with_rows(self) -> bool:
         """Whether the stage's history begins here, with a table that no batch of it made: a clone's, or `init`'s."""
         return self.kind in ("clone", "init")
+
+    @property
+    def begins(self) -> bool:
+        """Whether the stage's history begins here under a number above 1: a clone's, or that of a stage renamed."""
+        return self.kind in ("clone", "rename")
 
     @property
     def retired(self) -> bool:
