@@ -14,6 +14,7 @@ from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
 from ..state.protocol import State
+from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .starting_offsets import StartingOffsets, starting_offsets_of
 from .table import DEFAULT_TABLE, TableOptions
 
@@ -112,6 +113,7 @@ class Stage:
     max_records: int | None = None
     trigger: str | None = None
     max_unflushed: int | None = None
+    event_time: EventTimeOptions = DEFAULT_EVENT_TIME
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -153,6 +155,7 @@ class App:
         max_records: int | None = None,
         trigger: str | None = None,
         max_unflushed: int | None = None,
+        event_time: EventTimeOptions | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -171,6 +174,7 @@ class App:
                 wins.
             max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
                 machine only (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` wins.
+            event_time: `event_time(...)`: what `withWatermark` in the function does not say.
             name: Default the function's name.
 
         Raises:
@@ -201,6 +205,7 @@ class App:
                     max_records=count("max_records", max_records, 1),
                     trigger=trigger,
                     max_unflushed=count("max_unflushed", max_unflushed, 0),
+                    event_time=event_time or DEFAULT_EVENT_TIME,
                 )
             )
             return transform

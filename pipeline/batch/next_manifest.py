@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 from msgspec.structs import replace
@@ -12,6 +12,8 @@ from ...store.compaction.plan import Done
 from ...store.versions import commit
 from ...store.versions.manifest import Input, Manifest, Output
 from ..source.planner import Position
+from ..spark.watermarks import Watermark
+from . import event_times
 from .snapshot_events import Outcome
 from .task import Result
 
@@ -24,6 +26,8 @@ def next_manifest(
     *,
     markers: Mapping[tuple[str, str], Sequence[int]],
     merges: Sequence[Done],
+    watermarks: Sequence[Watermark] = (),
+    timed: Collection[str] = (),
     clock_ms: int,
     now_ms: int,
     duration_ms: int,
@@ -38,6 +42,8 @@ def next_manifest(
         markers: The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and
             channel, in the order in which they were written.
         merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
+        watermarks: Those of the stage's own.
+        timed: The inputs that have one.
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
         duration_ms: From the batch's start until now.
@@ -49,9 +55,14 @@ def next_manifest(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
     )
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
+    seen = [result.seen for result in results]
+    read = {name: _read(base.inputs[name], end) for name, end in positions.items()}
+    inputs = event_times.advanced(draft.inputs | read, watermarks, seen)
+    at_ms = event_times.watermark_ms(inputs, timed, base.watermark_ms)
     return replace(
         draft,
-        inputs=draft.inputs | {name: _read(base.inputs[name], end) for name, end in positions.items()},
+        inputs=inputs,
+        event_time=event_times.after(base.event_time, at_ms, seen),
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),
@@ -76,7 +87,10 @@ def _read(at: Input, end: Position) -> Input:
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = _count(at.passed, end.consumed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
-    return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed)
+    watermark_ms = event_times.later(at.watermark_ms, end.watermark_ms)
+    return replace(
+        at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
+    )
 
 
 def _sent(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,8 +31,9 @@ from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
+from ..spark.watermarks import Declared, Watermark, declared
 from ..state.ddl import parse_ddl
-from ..state.multi_input import tag
+from ..state.multi_input import name_of, tag
 from ..state.protocol import BoundState
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Shape:
         table: The stage's table; None without state.
         bound: The state, bound to the rows that the function gives.
         rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
+        watermarks: Those that the function says.
+        timed: The inputs that have a watermark, so or from the stage that writes them.
     """
 
     inputs: dict[str, StructType]
@@ -72,6 +75,8 @@ class Shape:
     table: Table | None
     bound: BoundState | None
     rows: tuple[pa.Schema, ...] = ()
+    watermarks: tuple[Watermark, ...] = ()
+    timed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +87,12 @@ class Applied:
         frames: As returned: one DataFrame, or one for each input (with state) or output (without). Those for outputs
             read each stream once between them.
         sources: The inputs' names in the order in which Spark numbers the sources of the query.
+        declared: Of each DataFrame, its watermark.
     """
 
     frames: tuple[DataFrame, ...]
     sources: tuple[str, ...]
+    declared: tuple[Declared | None, ...] = ()
 
     def rows(self, key: Sequence[str]) -> DataFrame:
         """All rows in one DataFrame, for a micro-batch is one job. `key` are columns that all frames have."""
@@ -114,8 +121,25 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             }
             applied = apply(stage, streams)
             key = app.key_of(stage) if stage.state is not None else ()
-            known[stage.name] = _shape(stage, key, inputs, applied)
+            watermarks = _watermarks(stage, key, applied)
+            own = {name for one in watermarks for name in one.inputs}
+            passed_on = {name for name in stage.channels if known[app.writer_of(name).name].timed}
+            known[stage.name] = replace(
+                _shape(stage, key, inputs, applied), watermarks=watermarks, timed=frozenset(own | passed_on)
+            )
     return known
+
+
+def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
+    """The watermarks that a stage's function says, by the columns of its batches."""
+    found = {at: one for at, one in enumerate(applied.declared) if one is not None}
+    single = len(applied.frames) == 1
+    columns = {at: one.column if single or one.column in key else name_of(at, one.column) for at, one in found.items()}
+    if found and (single or _each_output(stage, applied.frames)):
+        # The same rows, or parts of them: what each input brought is not told apart.
+        return (Watermark(tuple(columns.values()), max(one.delay_ms for one in found.values()), tuple(stage.inputs)),)
+    names = tuple(stage.inputs)
+    return tuple(Watermark((columns[at],), one.delay_ms, (names[at],)) for at, one in found.items())
 
 
 @contextmanager
@@ -147,7 +171,8 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
             )
         _refuse_state(stage, plan_of(frame))
     sources = _sources(stage, inputs, frames)
-    return Applied(once(frames) if _each_output(stage, frames) else frames, sources)
+    times = declared(stage.name, frames)
+    return Applied(once(frames) if _each_output(stage, frames) else frames, sources, times)
 
 
 def _each_output(stage: Stage, frames: Sequence[object]) -> bool:

@@ -33,6 +33,7 @@ from ..spark.homes import Homes
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
+from .event_times import Times
 from .job import run_state, run_write
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
@@ -173,7 +174,10 @@ class StageRunner:
         streams = {name: self._source(spark, name, asks=name == asks) for name in self.stage.inputs}
         applied = apply(self.stage, streams)
         at = self.positions
-        positions = [Position(name, at[name].offsets, at[name].version, at[name].passed) for name in applied.sources]
+        positions = [
+            Position(name, at[name].offsets, at[name].version, at[name].passed, (), at[name].watermark_ms)
+            for name in applied.sources
+        ]
         self._config.checkpoint.write(self.head.version, positions)
         return (
             applied.rows(self._shape.key)
@@ -284,6 +288,8 @@ class StageRunner:
             results,
             markers=markers,
             merges=merges,
+            watermarks=self._shape.watermarks,
+            timed=self._shape.timed,
             clock_ms=clock_ms,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
@@ -315,8 +321,12 @@ class StageRunner:
         targets = tuple((channel, output.topic, len(output.ends)) for channel, output in outputs)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
+        columns = tuple(one.columns for one in self._shape.watermarks)
+        times = Times(columns, instants.now_ms() + self.stage.event_time.ahead_ms)
         if self._shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
+            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows, times=times))
         places = dataclasses.replace(self._places, s3=self._access())
-        task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
+        task = StateTask(
+            places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms, times=times
+        )
         return run_state(rows, task, self._homes)

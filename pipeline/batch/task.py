@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ...store.objects.protocol import ObjectStore
@@ -32,6 +33,7 @@ from ..source.worker import configure_worker
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
 from ..state.protocol import BoundState
+from .event_times import Seen, Times
 from .places import Places
 
 RESULT_SCHEMA = "result binary"
@@ -59,6 +61,8 @@ class Result(msgspec.Struct, frozen=True):
     """SST objects of which the worker reads byte ranges, as its machine does not have them."""
     event_ms: int | None = None
     """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
+    seen: Seen = Seen()
+    """What it saw of the event times that it was asked to look for."""
 
 
 Outputs = tuple[tuple[Repartition, str, int], ...]
@@ -87,6 +91,8 @@ class Task(ABC):
     writer: str
     version: int
     outputs: Outputs
+    times: Times = field(default_factory=Times, kw_only=True)
+    """The event times to look for."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do a task's work; one row with its report comes back, none when there were no rows."""
@@ -98,7 +104,8 @@ class Task(ABC):
         assert context is not None  # noqa: S101  only Spark's workers call this
         # Unique for ever: also a topic that outlived its app's store must not speak for the app made anew.
         attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
-        result = self._run(pa.Table.from_batches(filled), attempt)
+        rows = pa.Table.from_batches(filled)
+        result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
         yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
 
     @abstractmethod

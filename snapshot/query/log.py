@@ -44,6 +44,8 @@ class Entry:
     """The first and the last of the versions right before it, when these were thinned out: none can be restored."""
     added: tuple[str, ...] = ()
     """Of a migration, the columns that the table has from this version on."""
+    watermark_ms: int | None = None
+    """The stage's watermark at this version; None where it has none."""
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
@@ -98,6 +100,7 @@ def _entry(
         by=manifest.by,
         thinned=thinned,
         added=tuple(name for name, since in added.items() if since == manifest.version),
+        watermark_ms=manifest.watermark_ms,
         replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
     )
 

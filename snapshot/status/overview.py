@@ -70,6 +70,10 @@ class StageOverview:
     """Only in detail, and of a stage with a table."""
     since: dict[str, int] = field(default_factory=dict)
     """Columns that migrations added to the table, and the version that each is there since."""
+    watermark_ms: int | None = None
+    """Its watermark; None where it has none."""
+    ahead: int = 0
+    """Rows since it began whose event time was too far ahead of the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,8 @@ def _stage(
         retired=head.retired,
         figures=figures,
         since=head.table.added if head.table is not None else {},
+        watermark_ms=head.watermark_ms,
+        ahead=head.event_time.ahead_total if head.event_time is not None else 0,
     )
 
 

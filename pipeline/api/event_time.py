@@ -1,0 +1,35 @@
+"""What a program says of a stage's event time beside `withWatermark`: `event_time=event_time(ahead="1 hour")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...durations import parse_ms
+from ...errors import Usage
+from ...store.versions.limits import MAX_TTL_MS
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeOptions:
+    """Options of a stage's event time, as `event_time` takes them."""
+
+    ahead_ms: int
+
+
+def event_time(*, ahead: str = "1 day") -> EventTimeOptions:
+    """Options of a stage whose rows have a watermark: what Spark's `withWatermark` does not say.
+
+    Args:
+        ahead: How far ahead of the wall clock the time of an event may be. One beyond moves no watermark, so that a
+            single record from the year 55,840 does not pass for the time that it is.
+
+    Raises:
+        Usage: `ahead` is no span of time between 0 and a million days.
+    """
+    ahead_ms = parse_ms("event_time: ahead", ahead)
+    if not 0 <= ahead_ms <= MAX_TTL_MS:
+        raise Usage(f"event_time: ahead is {ahead!r}; expected 0 seconds to 1,000,000 days")
+    return EventTimeOptions(ahead_ms)
+
+
+DEFAULT_EVENT_TIME = event_time()

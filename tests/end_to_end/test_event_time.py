@@ -1,0 +1,134 @@
+"""Event time as Spark's users say it: `withWatermark` and `F.window` in a function, on the real broker and Spark."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import slackwater as sw
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from slackwater.errors import Refused
+from slackwater.pipeline.batch.batch_report import BatchReport
+from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.spark.watermarks import Watermark
+from slackwater.snapshot.status.overview import overview
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def minutes(after_noon: float) -> int:
+    """Milliseconds since 1970 of so many minutes after noon."""
+    return round((NOON + timedelta(minutes=after_noon)).timestamp() * 1000)
+
+
+def readings(raw: DataFrame) -> DataFrame:
+    reading = F.from_json(F.col("value").cast("string"), "station string, at timestamp, mm long")
+    return raw.select(reading.alias("r")).select("r.*").withWatermark("at", "10 minutes").where("station is not null")
+
+
+def hours(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("hour", F.window("at", "1 hour"))
+
+
+def rain(name: str, topic: str) -> sw.App:
+    app = sw.App(name)
+    by_station = sw.repartition("by-station", "station", partitions=2)
+    app.stage(reads=sw.topic(topic), writes=by_station)(readings)
+    counted = sw.aggregate(n=sw.count(), mm=sw.sum("mm"))
+    app.stage(reads=by_station, key=["hour", "station"], state=counted, table=sw.table(partitions=2))(hours)
+    return app
+
+
+@pytest.mark.kafka
+def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    store = open_store(str(tmp_path / "store"))
+    reports: list[BatchReport] = []
+
+    def run(*records: tuple[str, float]) -> tuple[int | None, int | None]:
+        """Send stations with the minutes of their readings, and run until these are read."""
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for station, at in records:
+            value = {"station": station, "at": (NOON + timedelta(minutes=at)).isoformat(), "mm": 1}
+            producer.produce(topic, json.dumps(value).encode())
+        assert producer.flush(30) == 0
+        rain(name, topic).run(store=store.url, kafka=kafka.bootstrap, until_caught_up=True, on_commit=reports.append)
+        heads = [history.head(store, name, stage) for stage in ("readings", "hours")]
+        first, second = (head.watermark_ms for head in heads if head is not None)
+        return first, second
+
+    assert run(("a", 0), ("b", 61)) == (minutes(51), minutes(51))
+    assert run(("a", 30)) == (minutes(51), minutes(51)), "it does not fall"
+    far = 60 * 24 * 365 * 5_000
+    assert run(("b", far), ("b", 62)) == (minutes(52), minutes(52)), "one record from the year 7026 moves nothing"
+    assert {report.watermark_ms for report in reports} <= {minutes(51), minutes(52)}
+    each = {stage.stage: stage for stage in overview(store, name, lambda _topic: None).stages}
+    assert {stage: (one.watermark_ms, one.ahead) for stage, one in each.items()} == {
+        "readings": (minutes(52), 1),
+        "hours": (minutes(52), 0),
+    }
+
+
+def one_stage(function: object, **declared: object) -> sw.App:
+    app = sw.App("app")
+    app.stage(**{"reads": sw.topic("t"), "writes": sw.repartition("c", "key"), **declared})(function)  # type: ignore[arg-type, call-overload]
+    return app
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda t: t.withWatermark("value", "1 hour"), "value.*TIMESTAMP"),
+        (lambda t: t.withWatermark("nothing", "1 hour"), "nothing"),
+        (lambda t: t.withWatermark("timestamp", "soon"), "soon"),
+        (lambda t: t.withWatermark("timestamp", "1 hour").select("key"), "'timestamp', which the rows .* do not have"),
+    ],
+)
+def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: object, said: str) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    with pytest.raises(Refused, match=said) as refused:
+        shapes(one_stage(function), spark)
+    assert len(refused.value.message.splitlines()) == 1
+
+
+def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+
+    def same(rows: object) -> object:
+        return rows
+
+    two = {
+        "reads": (sw.topic("t"), sw.topic("u")),
+        "key": "key",
+        "state": sw.update(same, state="n long", emits="key binary, n long"),  # type: ignore[arg-type]
+    }
+
+    def each(t: DataFrame, u: DataFrame) -> tuple[DataFrame, DataFrame]:
+        return t.withWatermark("timestamp", "1 hour"), u.withWatermark("timestamp", "1 minute")
+
+    (shape,) = shapes(one_stage(each, **two), spark).values()
+    first, second = Watermark(("_0_timestamp",), 3_600_000, ("t",)), Watermark(("_1_timestamp",), 60_000, ("u",))
+    assert (shape.watermarks, shape.timed) == ((first, second), {"t", "u"})
+    (shape,) = shapes(one_stage(lambda t, u: (each(t, u)[0], u), **two), spark).values()
+    assert (shape.watermarks, shape.timed) == ((first,), {"t"})
+    (shape,) = shapes(one_stage(lambda t, u: t.union(u).withWatermark("timestamp", "1 hour"), **two), spark).values()
+    assert shape.watermarks == (Watermark(("timestamp",), 3_600_000, ("t", "u")),)
+    with pytest.raises(Refused, match="unites DataFrames that have watermarks"):
+        shapes(one_stage(lambda t, u: t.unionByName(each(t, u)[1]), **two), spark)
+    named = shapes(rain("rain", "readings"), spark)
+    assert {name: shape.timed for name, shape in named.items()} == {"readings": {"readings"}, "hours": {"by-station"}}
