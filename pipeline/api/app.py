@@ -121,6 +121,17 @@ class Stage:
         return {one.name if isinstance(one, Topic) else one: one for one in self.reads}
 
     @property
+    def late(self) -> Repartition | None:
+        """Where rows go that come too late; None for nowhere."""
+        late = self.event_time.late
+        return late if isinstance(late, Repartition) else None
+
+    @property
+    def emits_to(self) -> tuple[Repartition, ...]:
+        """Where its rows go, or those that its state emits: all that it writes but the late ones."""
+        return tuple(one for one in self.writes if one != self.late)
+
+    @property
     def channels(self) -> tuple[str, ...]:
         """The repartition topics among the inputs."""
         return tuple(one for one in self.reads if isinstance(one, str))
@@ -183,6 +194,8 @@ class App:
         """
         inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
+        times = event_time or DEFAULT_EVENT_TIME
+        outputs += (times.late,) if isinstance(times.late, Repartition) else ()
         columns = (key,) if isinstance(key, str) else tuple(key or ())
 
         def declare(transform: Transform) -> Transform:
@@ -205,7 +218,7 @@ class App:
                     max_records=count("max_records", max_records, 1),
                     trigger=trigger,
                     max_unflushed=count("max_unflushed", max_unflushed, 0),
-                    event_time=event_time or DEFAULT_EVENT_TIME,
+                    event_time=times,
                 )
             )
             return transform

@@ -69,6 +69,7 @@ class BatchReport:
         unflushed: Versions behind it that were acknowledged and not yet committed.
         watermark_ms: The stage's watermark; None where it has none.
         ahead: Rows whose event time was too far ahead of the clock.
+        late: Rows that were left out of the table, because they came too late.
         epoch: The writer's.
         state: Figures of the table's SSTs.
         stats: What this version took of the store.
@@ -92,6 +93,7 @@ class BatchReport:
     unflushed: int = 0
     watermark_ms: int | None = None
     ahead: int = 0
+    late: int = 0
 
     @classmethod
     def of(
@@ -129,4 +131,5 @@ class BatchReport:
             unflushed=committed.unflushed,
             watermark_ms=manifest.watermark_ms,
             ahead=manifest.event_time.ahead if manifest.event_time is not None else 0,
+            late=manifest.event_time.late if manifest.event_time is not None else 0,
         )

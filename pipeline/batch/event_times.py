@@ -89,9 +89,20 @@ def later(before_ms: int | None, now_ms: int | None) -> int | None:
     return max((at for at in (before_ms, now_ms) if at is not None), default=None)
 
 
-def after(before: EventTime | None, at_ms: int | None, seen: Iterable[Seen]) -> EventTime | None:
-    """What a version says, with this watermark; None where there never was any."""
+def after(
+    before: EventTime | None, at_ms: int | None, seen: Iterable[Seen], *, late: int = 0, bound_ms: int | None = None
+) -> EventTime | None:
+    """What a version says, with this watermark; None where there never was any.
+
+    Args:
+        before: What the version before says.
+        at_ms: Its watermark.
+        seen: What its tasks saw.
+        late: Rows that were left out of the table.
+        bound_ms: Later times were too far ahead of the clock; None where it read no rows.
+    """
     ahead = sum(one.ahead for one in seen)
-    if before is None and at_ms is None and not ahead:
+    if before is None and at_ms is None and not ahead and not late:
         return None
-    return EventTime(at_ms, ahead, ahead + (before.ahead_total if before is not None else 0))
+    known = before or EventTime()
+    return EventTime(at_ms, ahead, known.ahead_total + ahead, late, known.late_total + late, bound_ms)

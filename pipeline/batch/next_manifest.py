@@ -28,6 +28,7 @@ def next_manifest(
     merges: Sequence[Done],
     watermarks: Sequence[Watermark] = (),
     timed: Collection[str] = (),
+    bound_ms: int | None = None,
     clock_ms: int,
     now_ms: int,
     duration_ms: int,
@@ -44,6 +45,7 @@ def next_manifest(
         merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
         watermarks: Those of the stage's own.
         timed: The inputs that have one.
+        bound_ms: Later event times were too far ahead of the clock for the tasks; None where there were none.
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
         duration_ms: From the batch's start until now.
@@ -62,7 +64,9 @@ def next_manifest(
     return replace(
         draft,
         inputs=inputs,
-        event_time=event_times.after(base.event_time, at_ms, seen),
+        event_time=event_times.after(
+            base.event_time, at_ms, seen, late=sum(result.late for result in results), bound_ms=bound_ms
+        ),
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),

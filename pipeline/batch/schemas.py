@@ -33,6 +33,7 @@ from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
 from ..spark.watermarks import Declared, Watermark, declared
 from ..state.ddl import parse_ddl
+from ..state.late import window_of
 from ..state.multi_input import name_of, tag
 from ..state.protocol import BoundState
 
@@ -67,6 +68,8 @@ class Shape:
         rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
         watermarks: Those that the function says.
         timed: The inputs that have a watermark, so or from the stage that writes them.
+        window: The key column by which rows are late; None where none can be.
+        late: The columns of late rows, where these go somewhere.
     """
 
     inputs: dict[str, StructType]
@@ -77,6 +80,8 @@ class Shape:
     rows: tuple[pa.Schema, ...] = ()
     watermarks: tuple[Watermark, ...] = ()
     timed: frozenset[str] = frozenset()
+    window: str | None = None
+    late: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +129,38 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             watermarks = _watermarks(stage, key, applied)
             own = {name for one in watermarks for name in one.inputs}
             passed_on = {name for name in stage.channels if known[app.writer_of(name).name].timed}
-            known[stage.name] = replace(
-                _shape(stage, key, inputs, applied), watermarks=watermarks, timed=frozenset(own | passed_on)
-            )
+            shape = _shape(stage, key, inputs, applied)
+            timed = frozenset(own | passed_on)
+            shape = replace(shape, watermarks=watermarks, timed=timed, window=_window(shape) if timed else None)
+            known[stage.name] = _with_late(stage, shape, applied)
     return known
+
+
+def _window(shape: Shape) -> str | None:
+    """The key column of the table that is a window."""
+    if shape.table is None:
+        return None
+    return window_of(pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key]))
+
+
+def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
+    """The schemas with that of late rows, where these go somewhere. Raises `Refused` where no row is ever late."""
+    if stage.late is None:
+        return shape
+    if shape.window is None:
+        lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
+        raise Refused(
+            f"stage {stage.name!r} says where late rows go, and has not {lacks}: no row is ever late",
+            hint="leave late= out of its event_time(...)",
+        )
+    if len(applied.frames) > 1:
+        raise Refused(
+            f"stage {stage.name!r} says where late rows go, and returns {len(applied.frames)} DataFrames",
+            hint="return their union, or leave late= out of its event_time(...)",
+        )
+    rows = applied.frames[0].schema
+    _check_key(stage.late, to_arrow_schema(rows, timezone="UTC"))
+    return replace(shape, emits=shape.emits | {stage.late.name: rows}, late=tuple(rows.names))
 
 
 def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
@@ -301,16 +334,16 @@ def _value(stage: Stage, field: pa.Field) -> Column:
 
 def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
     """What the state gives each output. Raises `Refused` where that is not one for all, or one for each."""
-    if len(bound.emits) > 1 and len(bound.emits) != len(stage.writes):
+    if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(
             f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, and it writes "
-            f"{len(stage.writes)}",
+            f"{len(stage.emits_to)}",
             hint="emits= has one for each of writes=, in that order, or one for all of them",
         )
-    each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.writes)
-    for output, rows in zip(stage.writes, each, strict=True):
+    each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
+    for output, rows in zip(stage.emits_to, each, strict=True):
         _check_key(output, rows)
-    return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.writes, each, strict=True)}
+    return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.emits_to, each, strict=True)}
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:

@@ -30,6 +30,7 @@ from ..api.app import Repartition
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..source.worker import configure_worker
+from ..state.late import Lateness
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
 from ..state.protocol import BoundState
@@ -63,10 +64,13 @@ class Result(msgspec.Struct, frozen=True):
     """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
     seen: Seen = Seen()
     """What it saw of the event times that it was asked to look for."""
+    late: int = 0
+    """Rows that it left out of the table, since they were late."""
 
 
-Outputs = tuple[tuple[Repartition, str, int], ...]
-"""Each channel, its Kafka topic and that topic's number of partitions."""
+Target = tuple[Repartition, str, int]
+"""A channel, its Kafka topic and that topic's number of partitions."""
+Outputs = tuple[Target, ...]
 
 
 def _send(
@@ -144,8 +148,28 @@ class StateTask(Task):
     ssts: tuple[Sst, ...]
     clock_ms: int = 0
     """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
+    lateness: Lateness | None = None
+    """Which rows are late; None where none can be."""
+    late_to: tuple[Target, tuple[str, ...]] | None = None
+    """Where these go, with which columns; None for nowhere."""
 
     def _run(self, rows: pa.Table, attempt: str) -> Result:
+        if self.lateness is None or not (late := self.lateness.mask(rows)).any():
+            return self._taken(rows, attempt)
+        left_out = rows.filter(pa.array(late))
+        result = self._taken(rows.filter(pa.array(~late)), attempt)
+        sent = result.sent
+        if self.late_to is not None:
+            target, columns = self.late_to
+            channel, _, count = target
+            partitions = partition_of(hash_keys(left_out, channel.key), count)
+            sent = sent | _send(self.places, (target,), [(left_out.select(columns), partitions)], attempt)
+        return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
+
+    def _taken(self, rows: pa.Table, attempt: str) -> Result:
+        """What becomes of the rows that are not late, if there are any."""
+        if not rows.num_rows:
+            return Result(attempt, 0)
         reads = Reads()
         counted, store, cache = self.places.open()
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)

@@ -27,6 +27,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
     "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
     "rows_ahead": ("Records whose event time was too far ahead of the clock.", lambda b: b.ahead),
+    "rows_late": ("Rows left out of the table, because they came too late.", lambda b: b.late),
     "state_keys_written": ("State rows written by batches.", lambda b: b.keys),
     "flushed_bytes": ("SST bytes written by batches (L0).", lambda b: b.state.flushed_bytes),
     "compaction_written_bytes": ("SST bytes written by compactions.", lambda b: b.state.compacted_bytes),

@@ -74,6 +74,8 @@ class StageOverview:
     """Its watermark; None where it has none."""
     ahead: int = 0
     """Rows since it began whose event time was too far ahead of the clock."""
+    late: int = 0
+    """Rows since it began that were left out of the table, because they came too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ def _stage(
         since=head.table.added if head.table is not None else {},
         watermark_ms=head.watermark_ms,
         ahead=head.event_time.ahead_total if head.event_time is not None else 0,
+        late=head.event_time.late_total if head.event_time is not None else 0,
     )
 
 

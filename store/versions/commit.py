@@ -56,7 +56,7 @@ def successor(
         duration_ms=duration_ms,
         seq=0,
         stats=None,
-        event_time=None if head.event_time is None else replace(head.event_time, ahead=0),
+        event_time=None if head.event_time is None else replace(head.event_time, ahead=0, late=0, bound_ms=None),
     )
 
 

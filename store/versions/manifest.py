@@ -209,6 +209,13 @@ class EventTime(Struct, frozen=True):
     """Rows of this version whose time was further ahead of the clock than may be, so that they moved nothing."""
     ahead_total: fits.Count = 0
     """The same since the stage began."""
+    late: fits.Count = 0
+    """Rows of this version that were left out of the table: they came too late for their window, or it is too far
+    ahead of the clock."""
+    late_total: fits.Count = 0
+    """The same since the stage began."""
+    bound_ms: fits.EventMs | None = None
+    """What was too far ahead of the clock at this version: later times than this. None where it read no rows."""
 
 
 class Span(Struct, frozen=True):

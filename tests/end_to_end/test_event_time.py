@@ -2,9 +2,11 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from uuid import uuid4
 
+import numpy as np
 import pytest
 import slackwater as sw
 from confluent_kafka import Producer
@@ -19,6 +21,8 @@ from slackwater.pipeline.spark.watermarks import Watermark
 from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history
+
+from tests.support.running import Ledger
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
@@ -71,20 +75,104 @@ def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_resta
         return first, second
 
     assert run(("a", 0), ("b", 61)) == (minutes(51), minutes(51))
-    assert run(("a", 30)) == (minutes(51), minutes(51)), "it does not fall"
     far = 60 * 24 * 365 * 5_000
-    assert run(("b", far), ("b", 62)) == (minutes(52), minutes(52)), "one record from the year 7026 moves nothing"
-    assert {report.watermark_ms for report in reports} <= {minutes(51), minutes(52)}
+    assert run(("a", 30), ("b", far)) == (minutes(51), minutes(51)), "nor does one record from the year 7026 move it"
+    assert {report.watermark_ms for report in reports} == {minutes(51)}
     each = {stage.stage: stage for stage in overview(store, name, lambda _topic: None).stages}
     assert {stage: (one.watermark_ms, one.ahead) for stage, one in each.items()} == {
-        "readings": (minutes(52), 1),
-        "hours": (minutes(52), 0),
+        "readings": (minutes(51), 1),
+        "hours": (minutes(51), 0),
     }
+
+
+def hourly(rows: DataFrame) -> DataFrame:
+    return hours(readings(rows))
+
+
+@pytest.mark.kafka
+def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    random = np.random.default_rng(5)
+    batches = [
+        [
+            {
+                "station": f"s{random.integers(3)}",
+                "at": (NOON + timedelta(minutes=float(random.integers(90 * number - 150, 90 * number)))).isoformat(),
+                "mm": int(random.integers(9)),
+            }
+            for _ in range(40)
+        ]
+        for number in range(4)
+    ]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for record in chain.from_iterable(batches):
+        producer.produce(topic, json.dumps(record).encode())
+    assert producer.flush(30) == 0
+
+    app = sw.App(name)
+    counted = {"n": sw.count(), "mm": sw.sum("mm")}
+    too_late = sw.repartition("too-late", "station", partitions=1)
+    times = sw.event_time(late=too_late)
+    app.stage(reads=sw.topic(topic), key=["hour", "station"], state=sw.aggregate(**counted), event_time=times)(hourly)
+    app.stage(name="missed", reads=too_late, state=sw.aggregate(**counted))(lambda rows: rows)
+    app.run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True, max_records=40)
+
+    expected = sparks_own(batches, tmp_path)
+    ledger = Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name)
+    found = {
+        (row["hour"]["start"], row["station"]): (row["n"], row["mm"]) for row in ledger.table("hourly").to_pylist()
+    }
+    assert found == expected
+    records = list(chain.from_iterable(batches))
+    missed = ledger.table("missed").to_pylist()
+    assert sum(row["n"] for row in missed) == len(records) - sum(n for n, _ in expected.values()) > 0
+    total = sum(int(record["mm"]) for record in records)  # type: ignore[call-overload]
+    assert sum(row["mm"] for row in missed) == total - sum(mm for _, mm in expected.values())
+    head = history.head(open_store(ledger.store), name, "hourly")
+    assert head is not None
+    assert head.event_time is not None
+    assert head.event_time.late_total == sum(row["n"] for row in missed)
+    ledger.verify(name)
+
+
+def sparks_own(batches: list[list[dict[str, object]]], folder: Path) -> dict[tuple[datetime, str], tuple[int, int]]:
+    """What Spark's `groupBy(window)` makes of the same batches: count and sum by start and station."""
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    (folder / "in").mkdir()
+    found: dict[tuple[datetime, str], tuple[int, int]] = {}
+
+    def note(rows: DataFrame, _batch: int) -> None:
+        for row in rows.collect():
+            found[row.hour.start.astimezone(UTC), row.station] = (row.n, row.mm)
+
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    query = (
+        spark.readStream.schema("station string, at timestamp, mm long")
+        .json(str(folder / "in"))
+        .withWatermark("at", "10 minutes")
+        .groupBy(F.window("at", "1 hour").alias("hour"), "station")
+        .agg(F.count("*").alias("n"), F.sum("mm").alias("mm"))
+        .writeStream.outputMode("update")
+        .foreachBatch(note)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .start()
+    )
+    for number, batch in enumerate(batches):
+        (folder / "writing").write_text("\n".join(map(json.dumps, batch)))
+        (folder / "writing").rename(folder / "in" / f"{number}.json")
+        query.processAllAvailable()
+    query.stop()
+    return found
 
 
 def one_stage(function: object, **declared: object) -> sw.App:
     app = sw.App("app")
-    app.stage(**{"reads": sw.topic("t"), "writes": sw.repartition("c", "key"), **declared})(function)  # type: ignore[arg-type, call-overload]
+    app.stage(**{"name": "one", "reads": sw.topic("t"), "writes": sw.repartition("c", "key"), **declared})(function)  # type: ignore[arg-type, call-overload]
     return app
 
 
@@ -95,13 +183,16 @@ def one_stage(function: object, **declared: object) -> sw.App:
         (lambda t: t.withWatermark("nothing", "1 hour"), "nothing"),
         (lambda t: t.withWatermark("timestamp", "soon"), "soon"),
         (lambda t: t.withWatermark("timestamp", "1 hour").select("key"), "'timestamp', which the rows .* do not have"),
+        (lambda t: t.withWatermark("timestamp", "1 hour"), "has not a window"),
+        (lambda t: t, "has not a watermark"),
     ],
 )
 def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: object, said: str) -> None:
+    late = {"event_time": sw.event_time(late=sw.repartition("late", "key"))} if "has not" in said else {}
     spark = SparkSession.getActiveSession()
     assert spark is not None
     with pytest.raises(Refused, match=said) as refused:
-        shapes(one_stage(function), spark)
+        shapes(one_stage(function, **late), spark)
     assert len(refused.value.message.splitlines()) == 1
 
 
