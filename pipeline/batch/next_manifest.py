@@ -11,9 +11,9 @@ from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit
 from ...store.versions.manifest import Input, Manifest, Output
+from ..event_time import progress
+from ..event_time.watermarks import Watermark
 from ..source.planner import Position
-from ..spark.watermarks import Watermark
-from . import event_times
 from .snapshot_events import Outcome
 from .task import Result
 
@@ -59,12 +59,12 @@ def next_manifest(
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
     seen = [result.seen for result in results]
     read = {name: _read(base.inputs[name], end) for name, end in positions.items()}
-    inputs = event_times.advanced(draft.inputs | read, watermarks, seen)
-    at_ms = event_times.watermark_ms(inputs, timed, base.watermark_ms)
+    inputs = progress.advanced(draft.inputs | read, watermarks, seen)
+    at_ms = progress.watermark_ms(inputs, timed, base.watermark_ms)
     return replace(
         draft,
         inputs=inputs,
-        event_time=event_times.after(
+        event_time=progress.after(
             base.event_time, at_ms, seen, late=sum(result.late for result in results), bound_ms=bound_ms
         ),
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
@@ -91,7 +91,7 @@ def _read(at: Input, end: Position) -> Input:
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = _count(at.passed, end.consumed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
-    watermark_ms = event_times.later(at.watermark_ms, end.watermark_ms)
+    watermark_ms = progress.later(at.watermark_ms, end.watermark_ms)
     return replace(
         at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
     )

@@ -25,15 +25,15 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
+from ..event_time.late import window_of
+from ..event_time.watermarks import Declared, Watermark, declared
 from ..messages.decode import reading
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
 from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
-from ..spark.watermarks import Declared, Watermark, declared
 from ..state.ddl import parse_ddl
-from ..state.late import window_of
 from ..state.multi_input import name_of, tag
 from ..state.protocol import BoundState
 

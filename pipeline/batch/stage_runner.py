@@ -25,16 +25,16 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Repartition, Stage
+from ..event_time.late import Lateness
+from ..event_time.progress import Times
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
 from ..spark.homes import Homes
-from ..state.late import Lateness
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
-from .event_times import Times
 from .job import run_state, run_write
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest

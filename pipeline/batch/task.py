@@ -27,14 +27,14 @@ from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Sst, Table
 from ..api.app import Repartition
+from ..event_time.late import Lateness
+from ..event_time.progress import Seen, Times
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..source.worker import configure_worker
-from ..state.late import Lateness
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
 from ..state.protocol import BoundState
-from .event_times import Seen, Times
 from .places import Places
 
 RESULT_SCHEMA = "result binary"

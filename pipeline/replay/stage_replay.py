@@ -25,8 +25,8 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.app import Stage
 from ..batch.schemas import Shape
+from ..event_time.late import Lateness
 from ..spark.provenance import RECORD
-from ..state.late import Lateness
 from ..state.merge import Base, merge
 from .function import function_rows
 from .inputs import Records, read_inputs

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
-from ..batch import event_times
+from ..event_time import progress
 
 
 class CatchUp:
@@ -53,9 +53,7 @@ class CatchUp:
         sent = ((manifest, manifest.outputs.get(name)) for manifest in versions)
         # A version without rows, markers and a new watermark, such as a compaction, is no news to a reader.
         return not any(
-            output.rows
-            or output.markers
-            or event_times.later(at.watermark_ms, manifest.watermark_ms) != at.watermark_ms
+            output.rows or output.markers or progress.later(at.watermark_ms, manifest.watermark_ms) != at.watermark_ms
             for manifest, output in sent
             if output is not None
         )

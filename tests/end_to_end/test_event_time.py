@@ -16,8 +16,8 @@ from slackwater.errors import Refused
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.kafka import topics
-from slackwater.pipeline.spark.watermarks import Watermark
 from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 from slackwater.store.versions import history

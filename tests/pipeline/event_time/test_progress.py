@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.batch import event_times
-from slackwater.pipeline.batch.event_times import Seen, Times
-from slackwater.pipeline.spark.watermarks import Watermark
+from slackwater.pipeline.event_time import progress
+from slackwater.pipeline.event_time.progress import Seen, Times
+from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.store.versions.limits import YEAR_1_MS
 from slackwater.store.versions.manifest import EventTime, Input
 
@@ -24,10 +24,10 @@ def test_a_watermark_is_the_smallest_of_its_inputs_and_never_falls(
     for number, (first, second, upstream) in enumerate(batches):
         if upstream is not None:
             at = inputs["c"]
-            inputs["c"] = Input("a-c", (0,), "up", watermark_ms=event_times.later(at.watermark_ms, upstream))
+            inputs["c"] = Input("a-c", (0,), "up", watermark_ms=progress.later(at.watermark_ms, upstream))
         # Two tasks, which saw the same largest times or none.
-        inputs = event_times.advanced(inputs, OWN, [Seen((first, second)), Seen((None, None))])
-        before, at_ms = at_ms, event_times.watermark_ms(inputs, INPUTS, at_ms)
+        inputs = progress.advanced(inputs, OWN, [Seen((first, second)), Seen((None, None))])
+        before, at_ms = at_ms, progress.watermark_ms(inputs, INPUTS, at_ms)
         seen = batches[: number + 1]
         largest = [max((batch[n] for batch in seen if batch[n] is not None), default=None) for n in range(3)]
         if None in largest:
@@ -38,18 +38,18 @@ def test_a_watermark_is_the_smallest_of_its_inputs_and_never_falls(
 
 
 def test_an_input_without_a_watermark_holds_nothing_up() -> None:
-    inputs = event_times.advanced(INPUTS, OWN[:1], [Seen((100,))])
-    assert event_times.watermark_ms(inputs, {"t"}, None) == 90
-    assert event_times.watermark_ms(inputs, {"t", "c"}, None) is None
+    inputs = progress.advanced(INPUTS, OWN[:1], [Seen((100,))])
+    assert progress.watermark_ms(inputs, {"t"}, None) == 90
+    assert progress.watermark_ms(inputs, {"t", "c"}, None) is None
 
 
 def test_a_watermark_stays_where_a_new_input_has_none_yet_or_the_program_says_none_any_more() -> None:
-    assert event_times.watermark_ms(INPUTS, {"t"}, 70) == 70
-    assert event_times.watermark_ms(INPUTS, set(), 70) == 70
+    assert progress.watermark_ms(INPUTS, {"t"}, 70) == 70
+    assert progress.watermark_ms(INPUTS, set(), 70) == 70
 
 
 def test_a_time_before_all_that_manifests_can_hold_is_the_first_of_these() -> None:
-    moved = event_times.advanced(INPUTS, OWN[:1], [Seen((YEAR_1_MS + 5,))])
+    moved = progress.advanced(INPUTS, OWN[:1], [Seen((YEAR_1_MS + 5,))])
     assert moved["t"].watermark_ms == YEAR_1_MS
 
 
@@ -71,7 +71,7 @@ def test_the_columns_of_one_watermark_count_together() -> None:
 
 
 def test_counts_add_up_and_a_stage_without_event_time_says_nothing() -> None:
-    assert event_times.after(None, None, [Seen()]) is None
-    first = event_times.after(None, None, [Seen((None,), 2)])
+    assert progress.after(None, None, [Seen()]) is None
+    first = progress.after(None, None, [Seen((None,), 2)])
     assert first == EventTime(None, 2, 2)
-    assert event_times.after(first, 5, [Seen((9,), 1), Seen((3,), 1)]) == EventTime(5, 2, 4)
+    assert progress.after(first, 5, [Seen((9,), 1), Seen((3,), 1)]) == EventTime(5, 2, 4)

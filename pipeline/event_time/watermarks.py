@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Refused
-from .plans import nodes, plan_of
+from ..spark.plans import nodes, plan_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

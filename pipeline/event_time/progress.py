@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...store.sst.expiry import event_ms
 from ...store.versions.limits import YEAR_1_MS
 from ...store.versions.manifest import EventTime, Input
-from ..spark.watermarks import Watermark
+from .watermarks import Watermark
 
 
 class Seen(msgspec.Struct, frozen=True):
