@@ -195,7 +195,6 @@ class App:
         inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
         times = event_time or DEFAULT_EVENT_TIME
-        outputs += (times.late,) if isinstance(times.late, Repartition) else ()
         columns = (key,) if isinstance(key, str) else tuple(key or ())
 
         def declare(transform: Transform) -> Transform:
@@ -206,21 +205,25 @@ class App:
 
             if table is not None and state is None:
                 raise Usage(f"stage {stage_name!r} has table= and keeps no state, so it has no table")
+            late = _late_rows(stage_name, columns, state) if times.late == "table" else times.late
             self._add(
                 Stage(
                     name=stage_name,
                     transform=transform,
                     reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
-                    writes=outputs,
+                    writes=(*outputs, late) if isinstance(late, Repartition) else outputs,
                     state=state,
                     key=columns,
                     table=table or DEFAULT_TABLE,
                     max_records=count("max_records", max_records, 1),
                     trigger=trigger,
                     max_unflushed=count("max_unflushed", max_unflushed, 0),
-                    event_time=times,
+                    event_time=replace(times, late=late),
                 )
             )
+            if times.late == "table" and isinstance(late, Repartition):
+                kept = replace(times, late="keep")
+                self.stage(reads=late, state=state, table=table, event_time=kept, name=f"{stage_name}_late")(_same)
             return transform
 
         return declare
@@ -409,6 +412,21 @@ class App:
                 f"stage {stage.name!r} closes a circle: {' -> '.join(error.args[1])}",
                 hint="records would go round for ever, and no snapshot would end; stages read only what is before them",
             ) from None
+
+
+def _same(rows: DataFrame) -> DataFrame:
+    """The function of a stage of late rows: another stage's has made them."""
+    return rows
+
+
+def _late_rows(stage: str, key: tuple[str, ...], state: State | None) -> Repartition:
+    """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
+    if not key or state is None:
+        raise Usage(
+            f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",
+            hint="the table has the stage's own state= and key=[...], a window among the columns",
+        )
+    return repartition(f"{stage}-late", key)
 
 
 def _check_inputs(stage: Stage) -> None:

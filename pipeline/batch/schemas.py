@@ -131,7 +131,8 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             passed_on = {name for name in stage.channels if known[app.writer_of(name).name].timed}
             shape = _shape(stage, key, inputs, applied)
             timed = frozenset(own | passed_on)
-            shape = replace(shape, watermarks=watermarks, timed=timed, window=_window(shape) if timed else None)
+            closes = timed and stage.event_time.late != "keep"
+            shape = replace(shape, watermarks=watermarks, timed=timed, window=_window(shape) if closes else None)
             known[stage.name] = _with_late(stage, shape, applied)
     return known
 

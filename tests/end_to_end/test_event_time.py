@@ -1,9 +1,11 @@
 """Event time as Spark's users say it: `withWatermark` and `F.window` in a function, on the real broker and Spark."""
 
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -114,29 +116,28 @@ def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
     assert producer.flush(30) == 0
 
     app = sw.App(name)
-    counted = {"n": sw.count(), "mm": sw.sum("mm")}
-    too_late = sw.repartition("too-late", "station", partitions=1)
-    times = sw.event_time(late=too_late)
-    app.stage(reads=sw.topic(topic), key=["hour", "station"], state=sw.aggregate(**counted), event_time=times)(hourly)
-    app.stage(name="missed", reads=too_late, state=sw.aggregate(**counted))(lambda rows: rows)
+    counted, times = sw.aggregate(n=sw.count(), mm=sw.sum("mm")), sw.event_time(late="table")
+    app.stage(reads=sw.topic(topic), key=["hour", "station"], state=counted, event_time=times)(hourly)
     app.run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True, max_records=40)
 
-    expected = sparks_own(batches, tmp_path)
     ledger = Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name)
-    found = {
-        (row["hour"]["start"], row["station"]): (row["n"], row["mm"]) for row in ledger.table("hourly").to_pylist()
-    }
-    assert found == expected
-    records = list(chain.from_iterable(batches))
-    missed = ledger.table("missed").to_pylist()
-    assert sum(row["n"] for row in missed) == len(records) - sum(n for n, _ in expected.values()) > 0
-    total = sum(int(record["mm"]) for record in records)  # type: ignore[call-overload]
-    assert sum(row["mm"] for row in missed) == total - sum(mm for _, mm in expected.values())
+    found, late = (by_window(ledger.table(table).to_pylist()) for table in ("hourly", "hourly_late"))
+    assert found == sparks_own(batches, tmp_path)
+    every: Counter[tuple[datetime, str]] = Counter()
+    for record in chain.from_iterable(batches):
+        at = datetime.fromisoformat(str(record["at"]))
+        every[at.replace(minute=0), str(record["station"])] += 1
+    missed = every - Counter({key: n for key, (n, _) in found.items()})
+    assert missed == Counter({key: n for key, (n, _) in late.items()}), "no row is in neither, and none in both"
     head = history.head(open_store(ledger.store), name, "hourly")
     assert head is not None
     assert head.event_time is not None
-    assert head.event_time.late_total == sum(row["n"] for row in missed)
+    assert head.event_time.late_total == missed.total() > 0
     ledger.verify(name)
+
+
+def by_window(rows: list[dict[str, Any]]) -> dict[tuple[datetime, str], tuple[int, int]]:
+    return {(row["hour"]["start"].astimezone(UTC), row["station"]): (row["n"], row["mm"]) for row in rows}
 
 
 def sparks_own(batches: list[list[dict[str, object]]], folder: Path) -> dict[tuple[datetime, str], tuple[int, int]]:
