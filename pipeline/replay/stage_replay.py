@@ -245,17 +245,20 @@ class StageReplay:
         if self.shape.bound is None:
             return rows
         if self.stage.late is not None and self.output == self.stage.late.name:
-            late = rows.filter(pa.array(self._late(rows)))
-            return late.select(self.shape.late)
+            return self.late(rows)
         emitted = self.merged(rows)[1]
         names = [one.name for one in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
 
     def in_time(self, rows: pa.Table) -> pa.Table:
         """Those of the function's rows that were not left out of the table because they were late."""
-        return rows.filter(pa.array(~self._late(rows)))
+        return rows.filter(pa.array(~self._is_late(rows)))
 
-    def _late(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    def late(self, rows: pa.Table) -> pa.Table:
+        """The others, as they went where the program says; it says so."""
+        return rows.filter(pa.array(self._is_late(rows))).select(self.shape.late)
+
+    def _is_late(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         event_time = self.after.event_time
         if self.shape.window is None or event_time is None or event_time.bound_ms is None:
             return np.zeros(rows.num_rows, bool)

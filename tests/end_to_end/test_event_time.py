@@ -20,8 +20,12 @@ from slackwater.pipeline.batch.schemas import shapes
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.replay.compare import compare, sent_rows
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.stage_replay import StageReplay
 from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 
 from tests.support.running import Ledger
@@ -134,6 +138,14 @@ def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
     assert head.event_time is not None
     assert head.event_time.late_total == missed.total() > 0
     ledger.verify(name)
+    store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
+    versions = history.after(store, name, "hourly", 0)
+    late, count = next((one, one.event_time.late) for one in versions if one.event_time and one.event_time.late)
+    with open_program(app, store, cache, ledger.kafka) as program:
+        replay = StageReplay.of(program, late)
+        again = compare(replay, sent_rows(replay))
+    assert again.same, "a replay leaves the same rows out"
+    assert [(one.name, one.replayed.num_rows) for one in again.channels] == [("hourly-late", count)]
 
 
 def by_window(rows: list[dict[str, Any]]) -> dict[tuple[datetime, str], tuple[int, int]]:
