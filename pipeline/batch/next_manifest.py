@@ -58,7 +58,8 @@ def next_manifest(
     )
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
     seen = [result.seen for result in results]
-    read = {name: _read(base.inputs[name], end) for name, end in positions.items()}
+    own = {name for one in watermarks for name in one.inputs}
+    read = {name: _read(base.inputs[name], end, own=name in own) for name, end in positions.items()}
     inputs = progress.advanced(draft.inputs | read, watermarks, seen)
     at_ms = progress.watermark_ms(inputs, timed, base.watermark_ms)
     return replace(
@@ -84,14 +85,14 @@ def has_rows(at: Input, end: Position) -> bool:
     return _count(at.offsets, end.offsets) > 0
 
 
-def _read(at: Input, end: Position) -> Input:
-    """The input after a batch that ended there."""
+def _read(at: Input, end: Position, *, own: bool) -> Input:
+    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
     if not at.upstream:
         return replace(at, offsets=end.offsets, rows=_count(at.offsets, end.offsets))
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = _count(at.passed, end.consumed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
-    watermark_ms = progress.later(at.watermark_ms, end.watermark_ms)
+    watermark_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
     return replace(
         at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
     )

@@ -55,6 +55,10 @@ _STATEFUL = {
 }
 
 
+_SESSION = "spark.sessionWindow"
+"""Spark's mark on a column that is a session window."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The schemas of one stage.
@@ -299,6 +303,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         return Shape(inputs, emits, (), None, None, tuple(arrow) if len(rows) > 1 else ())
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
+    _refuse_sessions(stage, key, rows)
     read = {name: to_arrow_schema(inputs[name], timezone="UTC") for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
@@ -316,6 +321,15 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
+
+
+def _refuse_sessions(stage: Stage, key: Sequence[str], rows: Sequence[StructType]) -> None:
+    """A session grows with its events, so it cannot be part of what identifies a row. Raises `Refused`."""
+    for name in (name for schema in rows for name in key if _SESSION in schema[name].metadata):
+        raise Refused(
+            f"stage {stage.name!r} has the session window {name!r} in its key: sessions that meet would not become one",
+            hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+        )
 
 
 def _check_defaults(stage: Stage, values: pa.Schema) -> None:

@@ -209,6 +209,19 @@ def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: obje
     assert len(refused.value.message.splitlines()) == 1
 
 
+def test_sessions_are_refused_in_a_key() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    app = one_stage(
+        lambda t: t.withColumn("session", F.session_window("timestamp", "5 minutes")),
+        key=["session", "key"],
+        state=sw.aggregate(n=sw.count()),
+        writes=(),
+    )
+    with pytest.raises(Refused, match="sessions that meet would not become one"):
+        shapes(app, spark)
+
+
 def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
