@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ...store.sst.types import PREV, arrow_schema, sst_schema
 from ...store.versions import limits as fits
-from ...store.versions.manifest import Manifest, Table
+from ...store.versions.manifest import EventTime, Manifest, Table
 from .inputs import Records
 
 THERE = "_there"
@@ -64,6 +64,9 @@ class Index(Struct, frozen=True, kw_only=True):
     before_clock_ms: fits.SpanMs = 0
     clock_ms: fits.SpanMs = 0
     """By which rows of the table expire, at the version before it and at the version."""
+    before_watermark_ms: fits.EventMs | None = None
+    bound_ms: fits.EventMs | None = None
+    """By which rows are late: the watermark of the version before it, and what was too far ahead of the clock."""
     some_keys: bool = False
     """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""
 
@@ -81,6 +84,7 @@ class Index(Struct, frozen=True, kw_only=True):
             table=self.table,
             clock_ms=self.clock_ms,
             seq=self.seq,
+            event_time=EventTime(self.before_watermark_ms, bound_ms=self.bound_ms),
         )
 
     @property

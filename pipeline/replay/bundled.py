@@ -100,6 +100,8 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
         seq=after.row_seq,
         before_clock_ms=replay.before.clock_ms,
         clock_ms=after.clock_ms,
+        before_watermark_ms=replay.before.watermark_ms,
+        bound_ms=after.event_time.bound_ms if after.event_time is not None else None,
         some_keys=only is not None,
     )
     return Bundle(

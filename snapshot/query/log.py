@@ -47,6 +47,8 @@ class Entry:
     renamed: str = ""
     """Of the version that retires a stage because it is renamed, what it is called from then on; of the first under
     another name, what it was called before."""
+    watermark_ms: int | None = None
+    """The stage's watermark at this version; None where it has none."""
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
@@ -102,6 +104,7 @@ def _entry(
         thinned=thinned,
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, since in added.items() if since == manifest.version),
+        watermark_ms=manifest.watermark_ms,
         replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
     )
 

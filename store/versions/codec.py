@@ -29,8 +29,8 @@ FORMAT = 4
 """The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
 which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
 SSTs are read that were written under other columns, and with versions by which a table begins with rows from
-elsewhere; 4 with SSTs whose rows say which row they replaced, and with stages that have another name since, whose
-SSTs lie under several."""
+elsewhere; 4 with SSTs whose rows say which row they replaced, with stages that have another name since, whose SSTs
+lie under several, and with watermarks, which who does not carry them on starts anew."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

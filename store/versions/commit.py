@@ -31,8 +31,8 @@ def successor(
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
     State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
-    have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, `lost` is empty and
-    `stats` None. `time_ms` is `now_ms`, or one more than `head`'s when the clock is behind it.
+    have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, `lost` is empty, `stats`
+    None, and the counts of `event_time` 0. `time_ms` is `now_ms`, or one more than `head`'s when that is later.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
@@ -56,6 +56,7 @@ def successor(
         duration_ms=duration_ms,
         seq=0,
         stats=None,
+        event_time=None if head.event_time is None else replace(head.event_time, ahead=0, late=0, bound_ms=None),
     )
 
 

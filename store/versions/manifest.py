@@ -158,6 +158,10 @@ class Input(Struct, frozen=True):
     lost: fits.Counts = ()
     """What claims passed over since the input began, because Kafka did not have it any more, by Kafka partition: rows
     of a channel, offsets of a user's topic. Empty where nothing was, or where it is not known how much."""
+    watermark_ms: fits.EventMs | None = None
+    """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
+    largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
+    None where nothing says, and before the first row."""
 
     @property
     def passed(self) -> tuple[int, ...]:
@@ -197,6 +201,25 @@ class Output(Struct, frozen=True):
     """Snapshot id to the marker's offset in each partition: the last messages of this version."""
     sent: fits.Counts = ()
     """Rows written since the channel began, by Kafka partition: what readers must find."""
+
+
+class EventTime(Struct, frozen=True):
+    """How far a stage's event time has come."""
+
+    watermark_ms: fits.EventMs | None = None
+    """Rows of an earlier time are not expected any more, milliseconds since 1970 UTC. The smallest of its inputs'; it
+    never falls. None before each of these has one."""
+    ahead: fits.Count = 0
+    """Rows of this version whose time was further ahead of the clock than may be, so that they moved nothing."""
+    ahead_total: fits.Count = 0
+    """The same since the stage began."""
+    late: fits.Count = 0
+    """Rows of this version that were left out of the table: they came too late for their window, or it is too far
+    ahead of the clock."""
+    late_total: fits.Count = 0
+    """The same since the stage began."""
+    bound_ms: fits.EventMs | None = None
+    """What was too far ahead of the clock at this version: later times than this. None where it read no rows."""
 
 
 class Span(Struct, frozen=True):
@@ -273,6 +296,13 @@ class Manifest(Struct, frozen=True):
     """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
     formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()
     """The names that the stage had before, the first one first. Its SSTs may lie under these."""
+    event_time: EventTime | None = None
+    """None of a stage that knows no event time."""
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The stage's watermark at this version, if it has one."""
+        return self.event_time.watermark_ms if self.event_time is not None else None
 
     @property
     def row_seq(self) -> int:
