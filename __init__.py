@@ -16,6 +16,7 @@ __all__ = [
     "count",
     "decode",
     "errors",
+    "event_time",
     "first",
     "last",
     "leveled",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
+    from .pipeline.api.event_time import event_time
     from .pipeline.api.table import table
     from .pipeline.messages.decode import decode
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "App": "pipeline.api.app",
     "decode": "pipeline.messages.decode",
+    "event_time": "pipeline.api.event_time",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.app",

@@ -15,6 +15,7 @@ from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
 from ..state.protocol import State
+from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .starting_offsets import StartingOffsets, starting_offsets_of
 from .table import DEFAULT_TABLE, TableOptions
 
@@ -118,11 +119,23 @@ class Stage:
     max_rejected: int = 1_000
     rejects: str = ""
     """The topic that rejected records are sent to as well; empty for none."""
+    event_time: EventTimeOptions = DEFAULT_EVENT_TIME
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
         """What is read, by its declared name, in the order of the function's arguments."""
         return {one.name if isinstance(one, Topic) else one: one for one in self.reads}
+
+    @property
+    def late(self) -> Repartition | None:
+        """Where rows go that come too late; None for nowhere."""
+        late = self.event_time.late
+        return late if isinstance(late, Repartition) else None
+
+    @property
+    def emits_to(self) -> tuple[Repartition, ...]:
+        """Where its rows go, or those that its state emits: all that it writes but the late ones."""
+        return tuple(one for one in self.writes if one != self.late)
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -162,6 +175,7 @@ class App:
         on_error: OnError = "stop",
         max_rejected: int | None = None,
         rejects: str | None = None,
+        event_time: EventTimeOptions | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -185,6 +199,7 @@ class App:
                 `<stage>_rejected`, and commits the rest.
             max_rejected: How many rejected records may wait to be retried; one more stops the stage. Default 1,000.
             rejects: A Kafka topic that is there, to which rejected records are sent as well, at least once.
+            event_time: `event_time(...)`: what `withWatermark` in the function does not say.
             name: Default the function's name.
 
         Raises:
@@ -193,6 +208,7 @@ class App:
         """
         inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
+        times = event_time or DEFAULT_EVENT_TIME
         columns = (key,) if isinstance(key, str) else tuple(key or ())
 
         def declare(transform: Transform) -> Transform:
@@ -204,12 +220,13 @@ class App:
             _check_rejects(stage_name, on_error, max_rejected, rejects)
             if table is not None and state is None:
                 raise Usage(f"stage {stage_name!r} has table= and keeps no state, so it has no table")
+            late = _late_rows(stage_name, columns, state) if times.late == "table" else times.late
             self._add(
                 Stage(
                     name=stage_name,
                     transform=transform,
                     reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
-                    writes=outputs,
+                    writes=(*outputs, late) if isinstance(late, Repartition) else outputs,
                     state=state,
                     key=columns,
                     table=table or DEFAULT_TABLE,
@@ -219,8 +236,12 @@ class App:
                     on_error=on_error,
                     max_rejected=count("max_rejected", max_rejected, 1) or 1_000,
                     rejects=rejects or "",
+                    event_time=replace(times, late=late),
                 )
             )
+            if times.late == "table" and isinstance(late, Repartition):
+                kept = replace(times, late="keep")
+                self.stage(reads=late, state=state, table=table, event_time=kept, name=f"{stage_name}_late")(_same)
             return transform
 
         return declare
@@ -434,6 +455,21 @@ def _check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects:
         raise Usage(f"stage {stage!r} has {knob}= and rejects nothing", hint='say on_error="reject", or leave it out')
     if rejects is not None:
         check_topic(rejects)
+
+
+def _same(rows: DataFrame) -> DataFrame:
+    """The function of a stage of late rows: another stage's has made them."""
+    return rows
+
+
+def _late_rows(stage: str, key: tuple[str, ...], state: State | None) -> Repartition:
+    """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
+    if not key or state is None:
+        raise Usage(
+            f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",
+            hint="the table has the stage's own state= and key=[...], a window among the columns",
+        )
+    return repartition(f"{stage}-late", key)
 
 
 def _check_inputs(stage: Stage) -> None:

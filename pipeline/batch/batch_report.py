@@ -70,6 +70,9 @@ class BatchReport:
         unflushed: Versions behind it that were acknowledged and not yet committed.
         rejected: Records that it rejected.
         rejected_waiting: Rejected records of all its versions that were not retried.
+        watermark_ms: The stage's watermark; None where it has none.
+        ahead: Rows whose event time was too far ahead of the clock.
+        late: Rows that were left out of the table, because they came too late.
         epoch: The writer's.
         state: Figures of the table's SSTs.
         stats: What this version took of the store.
@@ -93,6 +96,9 @@ class BatchReport:
     unflushed: int = 0
     rejected: int = 0
     rejected_waiting: int = 0
+    watermark_ms: int | None = None
+    ahead: int = 0
+    late: int = 0
 
     @classmethod
     def of(
@@ -131,4 +137,7 @@ class BatchReport:
             unflushed=committed.unflushed,
             rejected=rejects.rows,
             rejected_waiting=rejects.waiting,
+            watermark_ms=manifest.watermark_ms,
+            ahead=manifest.event_time.ahead if manifest.event_time is not None else 0,
+            late=manifest.event_time.late if manifest.event_time is not None else 0,
         )

@@ -25,7 +25,9 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
-from ..api.app import Stage
+from ..api.app import Repartition, Stage
+from ..event_time.late import Lateness
+from ..event_time.progress import Times
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
@@ -41,7 +43,7 @@ from .places import Places
 from .prefetcher import Delivery, Prefetcher
 from .schemas import Shape, apply
 from .snapshot_events import Outcome, arrive, unchanged
-from .task import Result, StateTask, WriteTask
+from .task import Result, StateTask, Target, WriteTask
 from .write_stall import Stall, Triggers
 
 if TYPE_CHECKING:
@@ -177,7 +179,10 @@ class StageRunner:
         streams = {name: self._source(spark, name, asks=name == asks) for name in self.stage.inputs}
         applied = apply(self.stage, streams)
         at = self.positions
-        positions = [Position(name, at[name].offsets, at[name].version, at[name].passed) for name in applied.sources]
+        positions = [
+            Position(name, at[name].offsets, at[name].version, at[name].passed, (), at[name].watermark_ms)
+            for name in applied.sources
+        ]
         self._config.checkpoint.write(self.head.version, positions)
         return (
             applied.rows(self._shape.key)
@@ -278,9 +283,11 @@ class StageRunner:
             return
         clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
-        computed = self._computed(rows, merged, after, clock_ms) if with_rows else Computed()
+        bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
+        computed = self._computed(rows, self._batch(merged, after, clock_ms, bound_ms)) if with_rows else Computed()
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
-        self._submit(base, after, outcome, computed, markers, clock_ms, started, stall_seconds)
+        bounds = (clock_ms, bound_ms if with_rows else None)
+        self._submit(base, after, outcome, computed, markers, bounds, started, stall_seconds)
 
     def retry(self) -> None:
         """Put the rejected records that wait through the program: a batch of its own, between two others.
@@ -295,9 +302,10 @@ class StageRunner:
                 return
             started, clock_ms = time.monotonic(), ttl.batch_clock_ms(base, instants.now_ms())
             merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
+            bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
             try:
-                computed = rejecter.retry(self._batch(merged, {}, clock_ms))
-                self._submit(base, {}, unchanged(base), computed, {}, clock_ms, started)
+                computed = rejecter.retry(self._batch(merged, {}, clock_ms, bound_ms))
+                self._submit(base, {}, unchanged(base), computed, {}, (clock_ms, bound_ms), started)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -309,11 +317,12 @@ class StageRunner:
         outcome: Outcome,
         computed: Computed,
         markers: Mapping[tuple[str, str], tuple[int, ...]],
-        clock_ms: int,
+        bounds: tuple[int, int | None],
         started: float,
         stall_seconds: float = 0.0,
     ) -> None:
-        """Hand a computed batch over to be committed."""
+        """Hand a computed batch over to be committed; `bounds` are `clock_ms` and `bound_ms` of `next_manifest`."""
+        clock_ms, bound_ms = bounds
         results, merges = computed.results, self._finished_merges()
         manifest = next_manifest(
             base,
@@ -322,6 +331,9 @@ class StageRunner:
             results,
             markers=markers,
             merges=merges,
+            watermarks=self._shape.watermarks,
+            timed=self._shape.timed,
+            bound_ms=bound_ms,
             clock_ms=clock_ms,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
@@ -349,38 +361,56 @@ class StageRunner:
         places = self._places
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
-    def _computed(self, rows: DataFrame, base: Manifest, after: Mapping[str, Position], clock_ms: int) -> Computed:
+    def _computed(self, rows: DataFrame, batch: Batch) -> Computed:
         """What the batch gives; where it fails and the stage rejects, without the records that are to blame."""
         try:
-            return Computed(self._compute(rows, base, clock_ms))
+            return Computed(batch.compute(rows))
         except Exception as error:
             if self._config.rejecter is None or self._stopping:
                 raise
-            return self._config.rejecter.rescue(self._batch(base, after, clock_ms), error)
+            return self._config.rejecter.rescue(batch, error)
 
-    def _batch(self, base: Manifest, after: Mapping[str, Position], clock_ms: int) -> Batch:
+    def _batch(self, base: Manifest, after: Mapping[str, Position], clock_ms: int, bound_ms: int) -> Batch:
         return Batch(
             base,
             after,
             clock_ms,
-            compute=lambda rows: self._compute(rows, base, clock_ms),
-            check=lambda rows: self._compute(rows, base, clock_ms, only_checks=True),
+            compute=lambda rows: self._compute(rows, base, clock_ms, bound_ms),
+            check=lambda rows: self._compute(rows, base, clock_ms, bound_ms, only_checks=True),
             store=self._store,
             cache=self._cache,
             stopping=lambda: self._stopping,
         )
 
     def _compute(
-        self, rows: DataFrame, base: Manifest, clock_ms: int, *, only_checks: bool = False
+        self, rows: DataFrame, base: Manifest, clock_ms: int, bound_ms: int, *, only_checks: bool = False
     ) -> tuple[Result, ...]:
-        outputs = [(channel, base.outputs[channel.name]) for channel in self.stage.writes]
-        targets = tuple((channel, output.topic, len(output.ends)) for channel, output in outputs)
+        def target(channel: Repartition) -> Target:
+            output = base.outputs[channel.name]
+            return channel, output.topic, len(output.ends)
+
+        targets = tuple(map(target, self.stage.emits_to))
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
+        columns = tuple(one.columns for one in self._shape.watermarks)
+        times = Times(columns, bound_ms)
         if self._shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
+            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows, times=times))
         places = dataclasses.replace(self._places, s3=self._access())
-        state = (self._shape.bound, base.table, base.ssts, clock_ms)
-        tells_keys = self._config.rejecter is not None
-        task = StateTask(places, writer, version, targets, *state, tells_keys=tells_keys, only_checks=only_checks)
+        window, late = self._shape.window, self.stage.late
+        task = StateTask(
+            places,
+            writer,
+            version,
+            targets,
+            self._shape.bound,
+            base.table,
+            base.ssts,
+            clock_ms,
+            tells_keys=self._config.rejecter is not None,
+            only_checks=only_checks,
+            lateness=Lateness(window, base.watermark_ms, bound_ms) if window else None,
+            late_to=(target(late), self._shape.late) if late and not only_checks else None,
+            times=times,
+        )
         return run_state(rows, task, self._homes)

@@ -132,7 +132,8 @@ class Again:
 
     def _hashed(self, rows: DataFrame, *more: str) -> DataFrame:
         assert self.shape.bound is not None  # noqa: S101  a stage with state has one
-        wanted = (*self.shape.key, *self.shape.bound.needs, *more)
+        times = (name for one in self.shape.watermarks for name in one.columns)
+        wanted = dict.fromkeys((*self.shape.key, *self.shape.bound.needs, *times, *self.shape.late, *more))
         return rows.select(*(F.col(f"`{name}`") for name in wanted), F.xxhash64(*self.shape.key).alias("_hash"))
 
 

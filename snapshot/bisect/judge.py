@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -77,8 +77,13 @@ class Judge:
             )
 
     def rows(self, cut: Cut, max_rows: int) -> pa.Table:
-        """What is wrong at a cut. Tables without a version yet are empty. Raises as `Predicate.rows`."""
-        later, only = self.between.whole.heads.stages, self.between.tables(cut)
+        """What is wrong at a cut. Tables without a version yet are empty. Raises as `Predicate.rows`.
+
+        A table that had another name then is there under both.
+        """
+        later = self.between.whole.heads.stages
+        cut = replace(cut, stages={**_under_names_of_now(cut, later), **cut.stages})
+        only = self.between.tables(cut)
         at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
@@ -112,6 +117,17 @@ class Judge:
         """What the tables that decide the predicate look like at a cut."""
         tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
         return tuple((table.key, table.values) if table else None for table in tables)
+
+
+def _under_names_of_now(cut: Cut, heads: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """The stages of a cut that got another name later, by that."""
+    return {
+        name: cut.stages[former.stage]
+        for name, head in heads.items()
+        if name not in cut.stages
+        for former in head.formerly
+        if former.stage in cut.stages
+    }
 
 
 def ref_of(commit: Manifest | None) -> str:
