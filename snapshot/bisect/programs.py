@@ -148,7 +148,7 @@ def _connect(at: At) -> duckdb.DuckDBPyConnection:
 
 
 def _empty(at: At) -> dict[str, Table]:
-    behind = (each for manifest in at.later.values() for each in tables_of(manifest).items())
+    behind = (each for stage, manifest in at.later.items() for each in tables_of(manifest, stage).items())
     return {name: each.table for name, each in behind if each.table is not None}
 
 

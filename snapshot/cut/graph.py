@@ -52,7 +52,7 @@ class Cut:
     @property
     def tables(self) -> dict[str, Manifest]:
         """The tables by name, upstream first, each as a version that has it as its table: also those beside others."""
-        each = (tables_of(self.stages[stage]) for stage in order(self.stages))
+        each = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
         return {name: manifest for tables in each for name, manifest in tables.items()}
 
     @property

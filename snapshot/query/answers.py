@@ -57,7 +57,7 @@ def answer(
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    behind = (each for manifest in later.values() for each in tables_of(manifest).items())
+    behind = (each for stage, manifest in later.items() for each in tables_of(manifest, stage).items())
     empty = {name: manifest.table for name, manifest in behind if manifest.table is not None}
     statement = understand(sql)
     is_steady = now_ms is None

@@ -37,10 +37,14 @@ def owner(table: str, stages: Collection[str]) -> str:
     return table
 
 
-def tables_of(manifest: Manifest) -> dict[str, Manifest]:
-    """The stage's tables by name, its own first, each as a version that has it as its table."""
-    own = (manifest,) if manifest.table is not None else ()
-    return {each.stage: each for each in (*own, *beside(manifest))}
+def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
+    """The stage's tables by name, its own first, each as a version that has it as its table.
+
+    `stage` is what the stage is called now, where that is another name.
+    """
+    name = stage or manifest.stage
+    own = {name: manifest} if manifest.table is not None else {}
+    return own | {name + each.stage.removeprefix(manifest.stage): each for each in beside(manifest)}
 
 
 def beside(manifest: Manifest) -> tuple[Manifest, ...]:
