@@ -121,8 +121,8 @@ class StageRunner:
         self._access = access
         self._on_commit = on_commit
         self._on_move = on_move
-        folder = config.checkpoint.folder
-        self._wake = Wake(folder.with_name(f"{folder.name}.wake"))
+        scratch = config.checkpoint.folder
+        self._wake = Wake(scratch.with_name(f"{scratch.name}.wake"))
         self._busy = threading.Lock()
         self._stopping = self._settled = False
         self.error: BaseException | None = None

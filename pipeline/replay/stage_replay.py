@@ -16,11 +16,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ...errors import NotFound, Refused
 from ...snapshot.bisect.record import Address
 from ...snapshot.diff.side import Side
+from ...store.read.due_rows import due_rows
 from ...store.read.read_stats import Reads
 from ...store.sst import expiry, ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import partition_of
-from ...store.sst.types import SEQ, sst_schema
+from ...store.sst.types import HASH, SEQ, sst_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.app import Stage
@@ -245,6 +246,24 @@ class StageReplay:
         """What fell due with the batch; None for a table whose rows never do."""
         by, after = self.shape.due_by, self.after.event_time
         return due.falling(self.before.event_time, by, after.due_ms if after else None) if by is not None else None
+
+    def fallen_keys(self) -> pa.Table:
+        """`_hash` and key of the rows that could fall due with the batch: of all whose time had come."""
+        falling, program, table = self.falling, self.program, self.table
+        if falling is None or not falling.pending:
+            return (
+                Side(program.store, program.cache, table, None).no_rows().select([HASH, *(c.name for c in table.key)])
+            )
+        return due_rows(
+            program.store,
+            program.cache,
+            self.before.ssts,
+            table,
+            span=falling.span,
+            hashes=EVERY_HASH,
+            clock_ms=self.clock_ms,
+            reads=Reads(),
+        ).keys
 
     def written(self) -> pa.Table:
         """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""
