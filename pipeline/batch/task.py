@@ -21,8 +21,7 @@ from pyspark import TaskContext
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import Reads
-from ...store.read.version_stats import looked_up
+from ...store.read.read_stats import Reads, looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
