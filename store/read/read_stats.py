@@ -2,8 +2,8 @@
 
 A version tells of requests and bytes of every process that worked for its stage, look-ups and SSTs: of everything that
 came after the version before was written up, and before this one was. So the put of a manifest is counted by the
-version after it, and what a runner does after its last commit by none. A version whose writer counts nothing (a clone, a
-rescale) has no `stats`; the `totals` go on from it.
+version after it, and what a runner does after its last commit by none. A version whose writer counts nothing (a clone,
+a rescale) has no `stats`; the `totals` go on from it.
 """
 
 from dataclasses import dataclass, fields
