@@ -336,7 +336,7 @@ class StageRunner:
         started: float,
         stall_seconds: float = 0.0,
     ) -> None:
-        """Hand a computed batch over to be committed; `bounds`: `clock_ms`, `bound_ms` and `falling` of `next_manifest`."""
+        """Hand a computed batch over to be committed; `bounds`: its clock, bound, and what falls due."""
         clock_ms, bound_ms, falling = bounds
         results, merges = computed.results, self._finished_merges()
         manifest = next_manifest(

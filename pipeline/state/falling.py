@@ -13,7 +13,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.due_rows import DueRows, due_rows
 from ...store.read.read_stats import Reads
-from ...store.sst.hashing import sort_keys
+from ...store.sst.hashing import normalise_keys, sort_keys
 from ...store.sst.types import DUE, HASH, OP, PUT
 from .merge import Base, merge, stored
 from .protocol import BoundState, Groups
@@ -125,7 +125,11 @@ def merge_falling(
 
 def _others(keys: pa.Table, rows: pa.Table, names: list[str]) -> npt.NDArray[np.bool_]:
     """Which of these keys the batch has no row of."""
-    batch = rows.select([HASH, *names]).cast(keys.schema)
+    # Nearly no row of a batch has the hash of one that falls due, and these few are compared.
+    alike = np.isin(rows[HASH].to_numpy(), keys[HASH].to_numpy())
+    if not alike.any():
+        return np.ones(keys.num_rows, bool)
+    batch = normalise_keys(rows.select([HASH, *names]).filter(pa.array(alike)), names).cast(keys.schema)
     both = pa.concat_tables([batch, keys])
     order, repeats = sort_keys(both[HASH].to_numpy(), both.select(names))
     same = np.zeros(both.num_rows, bool)
