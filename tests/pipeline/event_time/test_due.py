@@ -1,5 +1,6 @@
 """Rows that fall due, and windows that are emitted once: random schedules equal a computation over the raw input."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,10 @@ from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.state.due import BoundDue, Final
 from slackwater.pipeline.state.falling import Fallen
 from slackwater.pipeline.state.window import window_of
-from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
@@ -75,11 +79,21 @@ class Noting(StateTask):
         return fallen
 
 
+@dataclass(frozen=True)
+class InMemory(Places):
+    """Places of a store in memory."""
+
+    memory: MemoryStore = field(default_factory=MemoryStore)
+    kept: SstCache = field(default_factory=lambda: SstCache(Path(os.devnull) / "cache", 0))
+
+    def open(self) -> tuple[CountingStore, ObjectStore, SstCache]:
+        return CountingStore(self.memory), self.memory, self.kept
+
+
 @dataclass
 class Stage:
-    """A stage at work in a folder: batches as tasks make them, without Spark."""
+    """A stage at work: batches as tasks make them, without Spark."""
 
-    folder: Path
     bound: BoundDue
     key: tuple[str, ...]
     rows: pa.Schema
@@ -90,9 +104,9 @@ class Stage:
         values = tuple(Column(one.name, from_arrow(one.type)) for one in self.bound.values)
         columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
         self.table = Table(columns, values, 3, "s")
-        self.store = LocalStore(self.folder)
+        self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
         self.head = Manifest("a", "s", 1, 1, "w", 1, "claim", {"t": Input("t", (0,))}, table=self.table)
-        commit.commit(self.store, self.head)
+        commit.commit(self.places.memory, self.head)
 
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
         """Commit a version, and give what it emits."""
@@ -106,7 +120,7 @@ class Stage:
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
         window = window_of(self.rows)
         task = Noting(
-            Places("a", "s", str(self.folder), {}, (str(self.folder / "cache"), 1 << 30, 0), 1.0),
+            self.places,
             "w",
             self.head.version + 1,
             (),
@@ -153,19 +167,19 @@ class Stage:
         return self.head.event_time is not None and self.head.event_time.owed
 
     def _commit(self, manifest: Manifest) -> None:
-        commit.commit(self.store, manifest)
+        commit.commit(self.places.memory, manifest)
         self.head = manifest
 
 
-def reminders(folder: Path, by: str = "watermark") -> Stage:
+def reminders(by: str = "watermark") -> Stage:
     state = sw.update(waits, state=VALUES, emits=EMITS, due="until", due_by=by)  # type: ignore[arg-type]
     bound = state.bind([ROWS], ("key",))
     assert isinstance(bound, BoundDue)
-    return Stage(folder, bound, ("key",), ROWS)
+    return Stage(bound, ("key",), ROWS)
 
 
-def check_reminders(folder: Path, schedule: list[list[Event] | str]) -> None:
-    stage = reminders(folder)
+def check_reminders(schedule: list[list[Event] | str]) -> None:
+    stage = reminders()
     known: dict[str, tuple[int, int, int | None]] = {}
     """By key: how many rows, until when it waits, and when it falls due, in minutes and in milliseconds."""
     watermark: int | None = None
@@ -202,16 +216,14 @@ def check_reminders(folder: Path, schedule: list[list[Event] | str]) -> None:
 
 @settings(max_examples=50)
 @given(schedules)
-def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(
-    tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str]
-) -> None:
-    check_reminders(tmp_path_factory.mktemp("law"), schedule)
+def test_rows_fall_due_as_a_computation_over_the_raw_input_has_it(schedule: list[list[Event] | str]) -> None:
+    check_reminders(schedule)
 
 
-def check_final(folder: Path, schedule: list[list[Event] | str]) -> None:
+def check_final(schedule: list[list[Event] | str]) -> None:
     bound = Final(sw.aggregate(n=sw.count(), mm=sw.sum("mm"))).bind([HOURLY], ("hour", "station"))
     assert isinstance(bound, BoundDue)
-    stage = Stage(folder, bound, ("hour", "station"), HOURLY)
+    stage = Stage(bound, ("hour", "station"), HOURLY)
     rows: Counter[tuple[int, str]] = Counter()
     sums: Counter[tuple[int, str]] = Counter()
     found: dict[tuple[int, str], tuple[object, object]] = {}
@@ -246,9 +258,9 @@ def check_final(folder: Path, schedule: list[list[Event] | str]) -> None:
 @settings(max_examples=50)
 @given(schedules)
 def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
-    tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str]
+    schedule: list[list[Event] | str],
 ) -> None:
-    check_final(tmp_path_factory.mktemp("law"), schedule)
+    check_final(schedule)
 
 
 @pytest.mark.soak
@@ -256,14 +268,14 @@ def test_windows_are_emitted_once_as_a_computation_over_the_raw_input_has_them(
 @settings(max_examples=1_000)
 @given(schedules)
 def test_what_falls_due_equals_a_computation_over_the_raw_input_a_thousand_times(
-    tmp_path_factory: pytest.TempPathFactory, schedule: list[list[Event] | str]
+    schedule: list[list[Event] | str],
 ) -> None:
-    check_reminders(tmp_path_factory.mktemp("law"), schedule)
-    check_final(tmp_path_factory.mktemp("law"), schedule)
+    check_reminders(schedule)
+    check_final(schedule)
 
 
-def test_by_the_clock_a_row_falls_due_though_no_event_comes(tmp_path: Path) -> None:
-    stage = reminders(tmp_path, "clock")
+def test_by_the_clock_a_row_falls_due_though_no_event_comes() -> None:
+    stage = reminders("clock")
     assert stage.batch([{"key": "c", "at": 60 * 60_000_000}], clock_ms=60 * MINUTE_MS) == []
     times = stage.head.event_time
     assert times is not None
