@@ -103,5 +103,9 @@ class Collector:
             except SlackwaterError as error:
                 _log.warning("gc of %s: nothing was deleted: %s", self._app, error.message)
                 continue
+            except Exception:
+                # Whatever it is, it ends neither the run nor the collections to come.
+                _log.exception("gc of %s broke off; the next one goes on from there", self._app)
+                continue
             if done is not None:
                 self._news.collected(done)

@@ -117,7 +117,9 @@ class Reachable:
         return tuple(
             name
             for name in sorted(names)
-            if consumed(known[name].head)[stage] < known[stage].head.version
+            # A migration may have taken the channel from a reader since, or given its sender another name.
+            if (at := consumed(known[name].head).get(stage)) is not None
+            and at < known[stage].head.version
             and known[name].head.time_ms <= self.known.now_ms - silent_ms
         )
 
@@ -180,7 +182,9 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
                 sender = head.inputs[name].upstream if name in head.inputs else ""
                 if sender in wanted:
                     wanted[sender].append((span.after, Reason("request", f"{stage} captures it for a snapshot")))
-    for receiver in reversed(order(heads)):
+    # A head does not say what was read before a migration: who is found to be needed from earlier on comes again.
+    waiting = [*reversed(order(heads))]
+    for receiver in waiting:
         first, last = stages[receiver].first, heads[receiver].version
         found.wholes[receiver] = tuple((min(max(version, first), last), reason) for version, reason in wanted[receiver])
         if heads[receiver].retired:
@@ -190,6 +194,9 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
             if source.upstream in wanted:
                 detail = f"{receiver}@v{start} has read up to v{source.version}, and goes on from there"
                 wanted[source.upstream].append((source.version, Reason("unread", detail, receiver)))
+                at = max(source.version, stages[source.upstream].first)
+                if source.upstream in found.wholes and at < found.first(source.upstream):
+                    waiting.append(source.upstream)
 
 
 def _retained(known: Known, stage: str, retention: Retention, read: Read) -> Iterator[tuple[int, Reason]]:

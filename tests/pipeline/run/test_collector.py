@@ -130,6 +130,21 @@ def test_what_cannot_be_read_is_told_and_ends_no_run(app: FlightsApp, caplog: py
     store.put(key, whole)
 
 
+def test_what_nobody_thought_of_ends_neither_run_nor_collector(
+    app: FlightsApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(verb: str, key: str) -> None:
+        raise KeyError(key)
+
+    store_of(app).before = fails
+    broken = collector(app, "legs", every_ms=4)
+    broken.start()
+    while caplog.text.count("broke off") < 2:
+        assert broken._thread.is_alive()
+    broken.close()
+    store_of(app).before = lambda verb, key: None
+
+
 def test_it_tells_what_it_collected_and_ends_when_it_is_closed(app: FlightsApp) -> None:
     told, heard = [], Event()
 

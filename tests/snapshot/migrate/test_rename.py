@@ -15,6 +15,7 @@ from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
+from slackwater.snapshot.gc.inventory import last_collection
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
@@ -233,6 +234,65 @@ def test_collecting_keeps_what_lies_under_the_old_name(cache: SstCache) -> None:
     gc(app, FEW)
     assert rows(app, cache, app.name, "airlines") == before
     assert keys_of(store_of(app), "flights/stages/carriers/sst/")
+    sound(app)
+
+
+def drop_the_channel(app: FlightsApp) -> None:
+    """The last stage reads the topic itself from now on."""
+    found = program({})
+    found.stages["carriers"] = DeclaredStage("carriers", {"flights": ""}, {}, TABLES["carriers"])  # type: ignore[index]
+    found.stages["aircraft"] = without_outputs(found.stages["aircraft"])  # type: ignore[index]
+    planned = find_plan(app.store, found, {})
+    starts = {"carriers": {"flights": app.heads["legs"].inputs["flights"]}}
+    migrate(app.store, planned, starts, by="ada@host", now_ms=app.clock.tick("legs"))
+
+
+def without_outputs(stage: DeclaredStage) -> DeclaredStage:
+    return DeclaredStage(stage.name, stage.inputs, {}, stage.table)
+
+
+def test_collecting_goes_on_where_the_sender_of_a_reader_has_another_name_since() -> None:
+    app = aging_app()
+    app.run(flights(30))
+    lag(app)
+    rename(app, {"legs": "hops"})
+    now = ("hops", "aircraft", "carriers")
+    for stage in now:
+        app.claim(stage)
+    for stage in now * 2:
+        app.step(stage)
+    wait(app)
+    collected(app)
+
+
+def test_collecting_keeps_what_a_reader_had_not_read_before_it_lost_the_channel() -> None:
+    app = aging_app()
+    app.run(flights(30))
+    lag(app)
+    app.step("aircraft")
+    unread = head(app, "carriers").inputs["by-carrier"].version
+    drop_the_channel(app)
+    app.claim("carriers")
+    for _ in range(4):
+        commit.claim(
+            app.store,
+            app.name,
+            "aircraft",
+            writer="w",
+            by="test:1",
+            now_ms=app.clock.tick("aircraft"),
+            build=lambda draft: replace(draft, outputs={}),
+        )
+    wait(app)
+    collected(app, legs=("aircraft",))
+    assert history.first_version(app.store, app.name, "aircraft") <= unread + 1
+
+
+def collected(app: FlightsApp, **held_up: tuple[str, ...]) -> None:
+    done = gc(app, FEW)
+    assert done.objects
+    assert {each.stage: each.held_up_by for each in done.stages if each.held_up_by} == dict(held_up)
+    assert last_collection(app.store, app.name)[1]
     sound(app)
 
 
