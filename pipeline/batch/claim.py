@@ -108,6 +108,15 @@ class Claimer:
     def check_shape(self, stage: Stage, shape: Shape, checked: Checked) -> None:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
         _agreed(self.app, stage, shape.table, checked.head)
+        head = checked.head
+        if shape.window is not None and head is not None and head.ssts and head.event_time is None:
+            _log.warning(
+                "stage %s/%s knew no event time, and closes windows now: rows whose window had ended before the "
+                "watermark are left out of its table from here on; event_time(late=...) says where they go, and with "
+                "late='keep' all of them count, as until now",
+                self.app.name,
+                stage.name,
+            )
         log_unseen(stage.name, checked.starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
@@ -188,12 +197,19 @@ class Claimer:
 
         for name, one in stage.inputs.items() if head is not None else ():
             writer = "" if isinstance(one, Topic) else self.app.writer_of(one).name
-            if head is not None and head.inputs[name].upstream not in ("", writer):
+            was = head.inputs[name].upstream if head is not None else ""
+            if was and not writer:
                 raise Refused(
-                    f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by "
-                    f"{head.inputs[name].upstream!r}",
+                    f"stage {stage.name!r}: its input {name!r} is a topic from outside the app now, and was written by "
+                    f"its stage {was!r}",
+                    hint="give the topic, or the repartition topic, another name: then it is another input, read from "
+                    "its beginning",
+                )
+            if was not in ("", writer):
+                raise Refused(
+                    f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by {was!r}",
                     hint=f"where that is the same stage under another name: {migrate_command(self.app)} "
-                    f"--rename-stage {head.inputs[name].upstream}={writer}",
+                    f"--rename-stage {was}={writer}",
                 )
 
         def bounds(topic: str) -> Bounds:

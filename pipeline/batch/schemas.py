@@ -93,6 +93,11 @@ class Shape:
         """What passes the time at which rows of the table fall due; None where they never do."""
         return self.bound.by if isinstance(self.bound, BoundDue) else None
 
+    @property
+    def own(self) -> frozenset[str]:
+        """The inputs of whose rows the function says the watermark."""
+        return frozenset(name for one in self.watermarks for name in one.inputs)
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -137,12 +142,12 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             applied = apply(stage, streams)
             key = app.key_of(stage) if stage.state is not None else ()
             watermarks = _watermarks(stage, key, applied)
-            own = {name for one in watermarks for name in one.inputs}
             passed_on = {name for name in stage.channels if known[app.writer_of(name).name].timed}
             shape = _shape(stage, key, inputs, applied)
-            timed = frozenset(own | passed_on)
+            shape = replace(shape, watermarks=watermarks)
+            timed = shape.own | passed_on
             closes = timed and stage.event_time.late != "keep"
-            shape = replace(shape, watermarks=watermarks, timed=timed, window=_window(shape) if closes else None)
+            shape = replace(shape, timed=timed, window=_window(shape) if closes else None)
             if shape.due_by == "watermark" and not timed:
                 raise Refused(
                     f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
@@ -188,7 +193,11 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Wat
         # The same rows, or parts of them: what each input brought is not told apart.
         return (Watermark(tuple(columns.values()), max(one.delay_ms for one in found.values()), tuple(stage.inputs)),)
     names = tuple(stage.inputs)
-    return tuple(Watermark((columns[at],), one.delay_ms, (names[at],)) for at, one in found.items())
+    # A key column is one for all DataFrames.
+    return tuple(
+        Watermark((columns[at],), one.delay_ms, (names[at],), at if not single and one.column in key else None)
+        for at, one in found.items()
+    )
 
 
 @contextmanager

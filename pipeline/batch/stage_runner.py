@@ -438,8 +438,7 @@ class StageRunner:
         targets = tuple(map(target, self.stage.emits_to))
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
-        columns = tuple(one.columns for one in self._shape.watermarks)
-        times = Times(columns, bound_ms)
+        times = Times(self._shape.watermarks, bound_ms)
         if self._shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows, times=times))
         places = dataclasses.replace(self._places, s3=self._access())

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from ...store.sst.expiry import event_ms
 from ...store.versions.limits import YEAR_1_MS
 from ...store.versions.manifest import EventTime, Input
+from ..state.multi_input import TAG
 from .watermarks import Watermark
 
 
@@ -36,24 +37,24 @@ class Times:
     """What a task looks for.
 
     Attributes:
-        columns: Of each watermark, the columns that are an event time.
+        watermarks: Those that its rows may move.
         bound_ms: What is later is too far ahead of the clock.
     """
 
-    columns: tuple[tuple[str, ...], ...] = ()
+    watermarks: tuple[Watermark, ...] = ()
     bound_ms: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All columns, each once."""
-        return tuple(dict.fromkeys(chain.from_iterable(self.columns)))
+        """All columns that it takes, each once."""
+        tags = (TAG for one in self.watermarks if one.part is not None)
+        return tuple(dict.fromkeys(chain(*(one.columns for one in self.watermarks), tags)))
 
     def seen(self, rows: pa.Table) -> Seen:
         """What these rows show."""
-        each = {name: self._column(rows[name]) for name in self.names}
-        latest = (
-            max((at for name in names if (at := each[name][0]) is not None), default=None) for names in self.columns
-        )
+        wanted = [[(name, one.part) for name in one.columns] for one in self.watermarks]
+        each = {one: self._column(_column_of(rows, *one)) for one in dict.fromkeys(chain.from_iterable(wanted))}
+        latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in wanted)
         return Seen(tuple(latest), sum(ahead for _, ahead in each.values()))
 
     def _column(self, column: pa.ChunkedArray) -> tuple[int | None, int]:
@@ -64,6 +65,11 @@ class Times:
             return latest, 0
         within = times.filter(pc.less_equal(times, self.bound_ms))
         return pc.max(within).as_py(), len(times) - times.null_count - len(within)
+
+
+def _column_of(rows: pa.Table, name: str, part: int | None) -> pa.ChunkedArray:
+    """A column of these rows, or of those of one of the tagged DataFrames."""
+    return rows[name] if part is None else rows[name].filter(pc.equal(rows[TAG], part))
 
 
 def advanced(inputs: Mapping[str, Input], watermarks: Sequence[Watermark], seen: Iterable[Seen]) -> dict[str, Input]:

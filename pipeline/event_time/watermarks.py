@@ -37,11 +37,13 @@ class Watermark:
         columns: Of the batch's rows, tagged as they are (`state.multi_input`), those that are an event time.
         delay_ms: How much later than the newest rows others may come.
         inputs: Those whose rows these are.
+        part: The number of the DataFrame whose rows alone count, where others have the column, too; None elsewhere.
     """
 
     columns: tuple[str, ...]
     delay_ms: int
     inputs: tuple[str, ...]
+    part: int | None = None
 
 
 def declared(stage: str, frames: Sequence[DataFrame]) -> tuple[Declared | None, ...]:

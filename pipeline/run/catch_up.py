@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice, zip_longest
 
 from ...store.objects.protocol import ObjectStore
@@ -18,13 +18,21 @@ class CatchUp:
     version with which their writers were done, and no row is left that falls due at its watermark; a writer that runs
     elsewhere, or nowhere, up to its head at the start.
 
-    `ends` are the end offsets of the users' topics when the run began, by topic and Kafka partition.
+    `ends` are the end offsets of the users' topics when the run began, by topic and Kafka partition. `own` are, by
+    stage, the inputs of whose rows it says the watermark itself: what upstream's is, nobody there waits for.
     """
 
-    def __init__(self, store: ObjectStore, app: str, ends: Mapping[str, Sequence[int]]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        app: str,
+        ends: Mapping[str, Sequence[int]],
+        own: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
         self._store = store
         self._app = app
         self._ends = ends
+        self._own = own or {}
         self._done: dict[str, int] = {}
         """By stage: a version at which it was done."""
 
@@ -43,12 +51,12 @@ class CatchUp:
             if (
                 stage not in self._done
                 and not _owes(head)
-                and all(self._has_read(name, at, heads) for name, at in head.inputs.items())
+                and all(self._has_read(stage, name, at) for name, at in head.inputs.items())
             ):
                 self._done[stage] = head.version
         return heads.keys() <= self._done.keys()
 
-    def _has_read(self, name: str, at: Input, heads: Mapping[str, Manifest]) -> bool:
+    def _has_read(self, stage: str, name: str, at: Input) -> bool:
         if not at.upstream:
             return all(read >= end for read, end in zip_longest(at.offsets, self._ends[at.topic], fillvalue=0))
         if at.upstream not in self._done:
@@ -56,9 +64,12 @@ class CatchUp:
         left = max(0, self._done[at.upstream] - at.version)
         versions = islice(history.after(self._store, self._app, at.upstream, at.version), left)
         sent = ((manifest, manifest.outputs.get(name)) for manifest in versions)
+        own = name in self._own.get(stage, ())
         # A version without rows, markers and a new watermark, such as a compaction, is no news to a reader.
         return not any(
-            output.rows or output.markers or progress.later(at.watermark_ms, manifest.handed_on_ms) != at.watermark_ms
+            output.rows
+            or output.markers
+            or (not own and progress.later(at.watermark_ms, manifest.handed_on_ms) != at.watermark_ms)
             for manifest, output in sent
             if output is not None
         )

@@ -91,7 +91,8 @@ def run(
         if (collector := _collector(start, runners, news)) is not None:
             stack.callback(collector.close)
             collector.start()
-        catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
+        own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
+        catch_up = CatchUp(start.store, app.name, start.ends, own) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)

@@ -143,6 +143,7 @@ def _first_version(
         lost={},
         duration_ms=0,
         stats=None,
+        event_time=source.event_time and replace(source.event_time, ahead=0, late=0, bound_ms=None),
         totals=None,
         # And so are its migrations, which have numbers of their own, and where its channels were left.
         migration=0,

@@ -18,7 +18,7 @@ from ..take.remove import remove
 from ..take.snapshots import pin
 from .declared import Declared
 from .migration import finish, is_through, prepare
-from .plan import Plan, plan, with_inputs
+from .plan import Plan, StageChange, plan, with_inputs
 
 PREFIX = "before-migration-"
 """What the snapshots of the moment before a migration begin with."""
@@ -92,15 +92,16 @@ def migrate(
 
     Raises:
         Refused: somebody else migrates the app at this moment, or a snapshot is under way that stages with other inputs
-            could not answer. Nothing was changed.
+            or names could not answer. Nothing was changed.
         Unavailable: storage or Kafka did not answer; the next call finishes what was begun.
     """
     if not found.changes:
         return Migrated(found, 0, "", {}, finished)
     asked = open_requests(store, found.app)
-    if asked and any(each.kind == "retired" or each.inputs or each.gone for each in found.changes):
+    if asked and any(map(_answers_no_more, found.changes)):
         raise Refused(
-            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other inputs",
+            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other inputs or "
+            "have other names",
             hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {asked[0].name}",
         )
     number = found.after + 1
@@ -123,6 +124,11 @@ def migrate(
     )
     record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
     return Migrated(found, number, snapshot.name, done.versions, finished)
+
+
+def _answers_no_more(change: StageChange) -> bool:
+    """Whether the stage cannot do its part in a snapshot that was asked for before."""
+    return bool(change.kind == "retired" or change.formerly or change.inputs or change.gone)
 
 
 _DIGITS = str.maketrans({"-": "", ":": "", "T": "-", "Z": ""})

@@ -102,14 +102,20 @@ def _commit(
     head = history.head(store, migration.app, stage, known=known)
     if head is None or is_through(head, migration):
         raise _Through
-    return commit.claim(
-        store,
-        migration.app,
-        stage,
-        writer=str(ULID()),
-        by=migration.by,
-        now_ms=now_ms,
-        kind="retire" if step.retires else "migration",
-        build=build,
-        known=known,
-    )
+    try:
+        return commit.claim(
+            store,
+            migration.app,
+            stage,
+            writer=str(ULID()),
+            by=migration.by,
+            now_ms=now_ms,
+            kind="retire" if step.retires else "migration",
+            build=build,
+            known=known,
+        )
+    except Refused:
+        head = history.head(store, migration.app, stage, known=known)
+        if head is not None and is_through(head, migration):
+            raise _Through from None
+        raise

@@ -11,7 +11,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 from ulid import ULID
 
-from ...errors import CommitConflict
+from ...errors import CommitConflict, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import Former, Input, Manifest, Output
@@ -71,19 +71,25 @@ def _reading(name: str, source: Input, ended: Mapping[str, Manifest]) -> Input:
 
 
 def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
-    return commit.claim(
-        store,
-        migration.app,
-        head.stage,
-        writer=str(ULID()),
-        by=migration.by,
-        now_ms=now_ms,
-        kind="retire",
-        build=lambda draft: replace(
-            draft, recorded={}, awaited={}, captured={}, migration=migration.number, called=step.called
-        ),
-        known=head.version,
-    )
+    try:
+        return commit.claim(
+            store,
+            migration.app,
+            head.stage,
+            writer=str(ULID()),
+            by=migration.by,
+            now_ms=now_ms,
+            kind="retire",
+            build=lambda draft: replace(
+                draft, recorded={}, awaited={}, captured={}, migration=migration.number, called=step.called
+            ),
+            known=head.version,
+        )
+    except Refused:
+        last = history.head(store, migration.app, head.stage, known=head.version)
+        if last is None or last.called != step.called:
+            raise
+        return last  # somebody else finishes it, too
 
 
 def _first(

@@ -95,7 +95,7 @@ class Stage:
             TABLE,
             self.head.ssts,
             lateness=Lateness("hour", self.head.watermark_ms, bound_ms),
-            times=Times((("at",),), bound_ms),
+            times=Times((WATERMARK,), bound_ms),
         )
         by_key = np.asarray(rows["_hash"]) % 2
         results = [

@@ -63,7 +63,7 @@ def test_what_is_too_far_ahead_of_the_clock_is_counted_and_moves_nothing() -> No
     year_55_840 = 1_700_000_000_000_000_000
     micros = [year_55_840, int(bound.timestamp()) * 1_000_000, 7_000, None]
     rows = pa.table({"at": pa.array(micros, pa.timestamp("us", "UTC")), "k": [1, 2, 3, 4]})
-    looked = Times((("at",),), int(bound.timestamp()) * 1000)
+    looked = Times((Watermark(("at",), 0, ("t",)),), int(bound.timestamp()) * 1000)
     assert looked.seen(rows) == Seen((int(bound.timestamp()) * 1000,), 1)
     assert looked.seen(rows.slice(0, 1)) == Seen((None,), 1)
     assert looked.seen(rows.slice(3)) == Seen((None,), 0)
@@ -72,7 +72,15 @@ def test_what_is_too_far_ahead_of_the_clock_is_counted_and_moves_nothing() -> No
 
 def test_the_columns_of_one_watermark_count_together() -> None:
     rows = pa.table({"_0_at": pa.array([5_000], pa.timestamp("us")), "_1_at": pa.array([9_000], pa.timestamp("us"))})
-    assert Times((("_0_at", "_1_at"),), 100).seen(rows) == Seen((9,), 0)
+    assert Times((Watermark(("_0_at", "_1_at"), 0, ("t", "u")),), 100).seen(rows) == Seen((9,), 0)
+
+
+def test_rows_of_one_input_move_no_watermark_of_another_whose_event_time_is_the_same_key_column() -> None:
+    rows = pa.table({"_input": [0, 0, 1, 1], "at": pa.array([1_000, 2_000, 7_000, 200_000], pa.timestamp("us", "UTC"))})
+    slow, fast = (Watermark(("at",), 0, (name,), part) for part, name in enumerate(("slow", "fast")))
+    assert Times((slow, fast), 100).seen(rows) == Seen((2, 7), 1)
+    assert Times((slow,), 100).seen(rows) == Seen((2,), 0), "what fast brings is no business of slow"
+    assert set(Times((slow, fast)).names) == {"_input", "at"}
 
 
 def test_counts_add_up_and_a_stage_without_event_time_says_nothing() -> None:

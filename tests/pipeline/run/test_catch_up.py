@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.pipeline.run.catch_up import CatchUp
+from slackwater.store.versions.commit import commit, successor
 from slackwater.store.versions.manifest import EventTime, Manifest
 
 from tests.support.diamonds import APP, STAGES, Diamond
@@ -48,6 +49,22 @@ def test_a_stage_has_not_caught_up_while_rows_fall_due_at_its_watermark() -> Non
     assert not catch_up.done(owing)
     done = EventTime(60, due_ms=60, next_due_ms=61)
     assert catch_up.done(owing | {"joined": replace(owing["joined"], event_time=done)})
+
+
+def test_nobody_waits_for_upstreams_watermark_where_the_stage_says_its_own() -> None:
+    diamond = Diamond(("moves", "evens"))
+    diamond.step("moves")
+    moves = successor(diamond.heads["moves"], kind="batch", epoch=1, writer="w", by="test:1", now_ms=50)
+    for at_ms in (100, 100):
+        version = diamond.heads["moves"].version + 1
+        moves = diamond.heads["moves"] = replace(moves, version=version, event_time=EventTime(at_ms))
+        commit(diamond.store, moves)
+        evens = diamond.step("evens")
+    # The planner has no batch to make of the last one, which says no more than that before it.
+    assert evens.inputs["moved"].version < moves.version
+    now = diamond.heads | {"evens": replace(evens, inputs={"moved": replace(evens.inputs["moved"], watermark_ms=90)})}
+    assert not CatchUp(diamond.store, APP, {"numbers": (0,)}).done(now)
+    assert CatchUp(diamond.store, APP, {"numbers": (0,)}, {"evens": {"moved"}}).done(now)
 
 
 def test_of_a_writer_that_runs_elsewhere_its_head_at_the_start_counts() -> None:

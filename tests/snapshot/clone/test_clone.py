@@ -221,7 +221,8 @@ def test_a_clone_has_the_watermarks_of_its_source_and_reads_those_that_were_in_f
         now_ms = app.clock.now_ms + 10**6
         draft = successor(app.heads[stage], kind="batch", epoch=1, writer="w", by="h:1", now_ms=now_ms)
         inputs = {name: replace(one, watermark_ms=read_ms) for name, one in draft.inputs.items()}
-        app.commit(replace(draft, inputs=inputs, event_time=EventTime(watermark_ms)))
+        counts = EventTime(watermark_ms, 2, 5, 3, 7, bound_ms=10**6)
+        app.commit(replace(draft, inputs=inputs, event_time=counts))
 
     at_ms("legs", 90, 90)
     at_ms("aircraft", 70, 70)
@@ -230,7 +231,7 @@ def test_a_clone_has_the_watermarks_of_its_source_and_reads_those_that_were_in_f
     firsts = {stage: history.head(app.store, "staging", stage) for stage in STAGES}
     for stage, first in firsts.items():
         assert first is not None
-        assert first.watermark_ms == plan.source.stages[stage].watermark_ms
+        assert first.event_time == EventTime(plan.source.stages[stage].watermark_ms, 0, 5, 0, 7)
         source = plan.source.stages[stage].inputs
         assert {name: one.watermark_ms for name, one in first.inputs.items()} == {
             name: one.watermark_ms for name, one in source.items()

@@ -12,6 +12,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.requests import cancel
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
@@ -21,6 +22,7 @@ from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earl
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -189,6 +191,36 @@ def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> No
     assert "flights/aircraft@v" in refused.value.hint
     with pytest.raises(Refused, match="it is called planes since"):
         find_plan(app.store, program({}), {})
+
+
+def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
+    asked = request(app.store, app.name, "tonight", "ada@host")
+    with pytest.raises(Refused, match=r"tonight of flights is under way, .* have other names"):
+        rename(app, {"carriers": "airlines"})
+    assert not head(app, "carriers").called
+    cancel(app.store, app.name, asked)
+    rename(app, {"carriers": "airlines"})
+
+
+@pytest.mark.parametrize("stage", ["aircraft", "carriers"])
+def test_of_two_who_finish_one_at_once_neither_is_refused(stage: str) -> None:
+    """Where a stage gets another name, and where one ends."""
+    app = aging_app()
+    app.run(flights(20))
+    lag(app)
+    declared = program({"aircraft": "planes"})
+    stages = {name: one for name, one in declared.stages.items() if name != "carriers"}
+    found = find_plan(app.store, Declared("flights", stages), {}, stages={"aircraft": "planes"})
+    store = store_of(app)
+    store.once(
+        "put_if_absent",
+        f"stages/{stage}/",
+        lambda: finish_newest(store, app.name, now_ms=app.clock.tick("legs")),
+    )
+    migrate(store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    assert head(app, "planes").formerly
+    assert head(app, "carriers").retired
+    sound(app)
 
 
 def test_what_cannot_be_renamed_is_refused_with_the_way(app: FlightsApp) -> None:

@@ -1,0 +1,58 @@
+"""What a claim refuses or says of a changed program, before Kafka is asked anything."""
+
+import pytest
+import slackwater as sw
+from msgspec import structs
+from pyspark.sql import DataFrame
+from slackwater.errors import Refused
+from slackwater.pipeline.batch.claim import Checked, Claimer
+from slackwater.pipeline.batch.schemas import Shape
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions.commit import commit
+from slackwater.store.versions.manifest import EventTime, Input, Manifest
+
+from tests.support.stages import Stage
+
+
+def same(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def claimer(app: sw.App, store: MemoryStore) -> Claimer:
+    return Claimer(store, {}, app, {}, "w", "test", accept_loss=False)
+
+
+def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() -> None:
+    store = MemoryStore()
+    at = {"by-n": Input("app-by-n-repartition", (0,), "legs", consumed=(0,))}
+    commit(store, Manifest("app", "counts", 1, 1, "w", 1, "claim", at))
+
+    topic = sw.App("app")
+    topic.stage(reads=sw.topic("by-n"), writes=sw.repartition("on", "n"), name="counts")(same)
+    with pytest.raises(Refused, match="'by-n' is a topic from outside the app now, .* by its stage 'legs'") as refused:
+        claimer(topic, store).check(topic.stages["counts"])
+    assert "--rename-stage" not in refused.value.hint
+
+    renamed = sw.App("app")
+    renamed.stage(reads=sw.topic("t"), writes=sw.repartition("by-n", "n"), name="hops")(same)
+    renamed.stage(reads="by-n", writes=sw.repartition("on", "n"), name="counts")(same)
+    with pytest.raises(Refused, match="is written by 'hops' now, and was by 'legs'") as refused:
+        claimer(renamed, store).check(renamed.stages["counts"])
+    assert "--rename-stage legs=hops" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("window", "event_time", "told"),
+    [("hour", None, True), (None, None, False), ("hour", EventTime(5), False)],
+    ids=["closes now", "closes none", "closed some"],
+)
+def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
+    window: str | None, event_time: EventTime | None, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = Stage()
+    head = structs.replace(stored.put({(1,): (2, "x")}), event_time=event_time)
+    app = sw.App("app")
+    app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
+    shape = Shape({}, {}, ("k",), head.table, None, window=window)
+    claimer(app, stored.store).check_shape(app.stages["stage"], shape, Checked(head, {}, {}))
+    assert ("stage app/stage knew no event time, and closes windows now" in caplog.text) == told
