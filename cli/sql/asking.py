@@ -46,8 +46,13 @@ def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[
         now_ms=instants.now_ms(),
         on_moment=others.__setitem__,
     )
+    named = cut.under_names_of(later).stages
     for name, head in later.items():
-        if head.table is not None and name.casefold() in sql.casefold():
+        if head.table is None or name.casefold() not in sql.casefold():
+            continue
+        if name in named:
+            session.note(f"note: {name} was called {named[name].stage} at {ref}")
+        else:
             session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
     for name, each in others.items():
         session.note_thinned(name, each.thinned)

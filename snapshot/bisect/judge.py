@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -82,7 +82,7 @@ class Judge:
         A table that had another name then is there under both.
         """
         later = self.between.whole.heads.stages
-        cut = replace(cut, stages={**_under_names_of_now(cut, later), **cut.stages})
+        cut = cut.under_names_of(later)
         only = self.between.tables(cut)
         at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
@@ -117,17 +117,6 @@ class Judge:
         """What the tables that decide the predicate look like at a cut."""
         tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
         return tuple((table.key, table.values) if table else None for table in tables)
-
-
-def _under_names_of_now(cut: Cut, heads: Mapping[str, Manifest]) -> dict[str, Manifest]:
-    """The stages of a cut that got another name later, by that."""
-    return {
-        name: cut.stages[former.stage]
-        for name, head in heads.items()
-        if name not in cut.stages
-        for former in head.formerly
-        if former.stage in cut.stages
-    }
 
 
 def ref_of(commit: Manifest | None) -> str:

@@ -4,7 +4,7 @@ Pure: one manifest per stage in, answers out. `cut` is what finds the manifests.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...store.sst import ttl
 from ...store.versions.aside import tables_of
@@ -54,6 +54,17 @@ class Cut:
         """The tables by name, upstream first, each as a version that has it as its table: also those beside others."""
         each = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
         return {name: manifest for tables in each for name, manifest in tables.items()}
+
+    def under_names_of(self, later: Mapping[str, Manifest]) -> "Cut":
+        """The cut with stages that got another name since under that, too, as far as these later versions say so."""
+        renamed = {
+            name: self.stages[former.stage]
+            for name, head in later.items()
+            if name not in self.stages
+            for former in head.formerly
+            if former.stage in self.stages
+        }
+        return replace(self, stages={**renamed, **self.stages}) if renamed else self
 
     @property
     def ref(self) -> str:

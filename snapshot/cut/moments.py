@@ -130,11 +130,20 @@ def retired_by_then(store: ObjectStore, cut: Cut, head: Manifest) -> Manifest | 
 def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     """The newest version of each stage that has none at the cut, where its history had not begun.
 
-    A stage that was retired by then is absent for another reason, and is none of these.
+    A stage that was retired by then is absent for another reason, and is none of these. One that had another name then
+    is: its history had not begun under this one.
     """
     absent = (stage for stage in history.list_stages(store, cut.app) if stage not in cut.stages)
     found = heads_of(store, cut.app, absent)
     return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
+
+
+def called_since(store: ObjectStore, app: str, stage: str) -> str:
+    """What a stage is called now that got another name; empty for one that has still its own, or never was."""
+    head = history.head(store, app, stage)
+    if head is None or not head.called:
+        return ""
+    return called_since(store, app, head.called) or head.called
 
 
 def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, Manifest]:

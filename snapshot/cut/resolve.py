@@ -75,7 +75,8 @@ def telling_if_collected(store: ObjectStore, cut: Cut) -> Iterator[None]:
         yield
     except SlackwaterError as error:
         limit = horizon.newest(store, cut.app)
-        gone = [f"{stage}@v{v}" for stage, v in cut.versions.items() if limit and not limit.allows(stage, v)]
+        read = ((each.stage, each.version) for each in cut.stages.values())
+        gone = [f"{stage}@v{version}" for stage, version in read if limit and not limit.allows(stage, version)]
         if not gone:
             raise
         raise NotFound(

@@ -100,8 +100,8 @@ def migrate(
     asked = open_requests(store, found.app)
     if asked and any(map(_answers_no_more, found.changes)):
         raise Refused(
-            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other inputs or "
-            "have other names",
+            f"snapshot {asked[0].name} of {found.app} is under way, and waits for stages that would read other "
+            "inputs or have other names",
             hint=f"wait for it, or withdraw it: slackwater snapshot rm {found.app} {asked[0].name}",
         )
     number = found.after + 1

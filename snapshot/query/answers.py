@@ -14,6 +14,7 @@ from ...store.versions import history
 from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
+from ..cut.moments import called_since
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
@@ -42,7 +43,8 @@ def answer(
         cache: where SSTs of a remote store come to lie.
         cut: the moment to look at.
         sql: one statement that reads.
-        later: later versions; tables and channels that only they have are shown without rows.
+        later: later versions; tables and channels that only they have are shown without rows, and a table that had
+            another name at the cut under both.
         only: the tables to open; default those that decide what the statement returns.
         reader: reads records in flight, which the statement may ask for.
         max_rows: as many rows at most.
@@ -64,17 +66,22 @@ def answer(
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)
     beside = moments.find(statement.clauses)
     flying = channel_tables(store, cut, statement.rest, reader, later) if names_channels(statement.rest) else None
-    opened = named_tables(statement.rest, cut, or_all=not beside) if only is None else only
+    named = cut.under_names_of(later)
+    opened = named_tables(statement.rest, named, or_all=not beside) if only is None else only
     with ExitStack() as stack:
-        for each in (cut, *(one for some in beside for one in some.cuts[:1])):
+        for each in (named, *(one for some in beside for one in some.cuts[:1])):
             stack.enter_context(telling_if_collected(store, each))
-        con = connect(store, cache, cut, only=opened, empty=empty, channels=flying, beside=beside)
+        con = connect(store, cache, named, only=opened, empty=empty, channels=flying, beside=beside)
         stack.enter_context(closing(con))
         try:
             return run_query(con, statement.sql, max_rows=max_rows)
         except NotFound as error:
             if error.what == "table" and error.name in history.list_stages(store, cut.app):
-                error.hint = f"its stage is retired: {cut.app}/{error.name} is the moment when it was"
+                name = called_since(store, cut.app, error.name)
+                moment = f"{cut.app}/{error.name} is the moment when it was"
+                error.hint = (
+                    f"it is called {name} since: {moment} renamed" if name else f"its stage is retired: {moment}"
+                )
             raise
 
 

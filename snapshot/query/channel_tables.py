@@ -6,6 +6,7 @@ readers shows what each has still to read.
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -52,7 +53,8 @@ def channel_tables(
     """
     keeper = find_snapshot(store, cut.app, cut.snapshot) if cut.snapshot else None
     found: dict[str, list[pa.Table]] = {}
-    edges = channels(cut)
+    # A stage that is there under a name of now, too, has its channels once.
+    edges = channels(replace(cut, stages={name: each for name, each in cut.stages.items() if each.stage == name}))
     there = {edge.name for edge in edges}
     to_come = {name: output for manifest in later.values() for name, output in manifest.outputs.items()}
     named = {name for name in there | to_come.keys() if name.casefold() in sql.casefold()}

@@ -4,7 +4,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from ...durations import parse_ms
 from ...errors import NotFound, Usage
@@ -12,9 +11,9 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import apps, history, horizon
 from ...store.versions.aside import may_be_aside, owner
-from ...store.versions.manifest import Manifest, Table
+from ...store.versions.manifest import Former, Manifest, Table
 from ..cut.graph import Cut
-from ..cut.moments import later_stages
+from ..cut.moments import called_since, later_stages
 from ..cut.refs import AtTime, Named, Ref, parse
 from ..cut.resolve import resolve
 from ..cut.stored import find_snapshot
@@ -65,20 +64,30 @@ class Moments:
         return tuple(self._at(each, known) if isinstance(each, At) else self._versions(each, known) for each in clauses)
 
     def _at(self, clause: At, known: dict[str, Cut]) -> Beside:
-        cut = self._cut(clause.moment, clause.table, known)
-        there = cut.tables.get(clause.table) or later_stages(self.store, cut).get(clause.table)
-        return Beside(clause, (cut,), there.table if there is not None else None)
+        cut, newest = self._with(clause.table, self._cut(clause.moment, clause.table, known))
+        return Beside(clause, (cut,), newest.table if newest is not None else None)
+
+    def _with(self, table: str, cut: Cut) -> tuple[Cut, Manifest | None]:
+        """The cut, under names of now where the table has such a one, and the version that has its columns."""
+        if table not in cut.tables:
+            later = later_stages(self.store, cut)
+            cut = cut.under_names_of(later)
+            if table not in cut.tables:
+                return cut, later.get(table)
+        return cut, cut.tables[table]
 
     def _versions(self, clause: Versions, known: dict[str, Cut]) -> Beside:
-        until = self._cut(clause.until, clause.table, known)
+        until, newest = self._with(clause.table, self._cut(clause.until, clause.table, known))
         since = self._beginning(clause, known) if clause.since else Cut(until.app, {})
         if since.app != until.app:
             raise Usage(f"versions(): {clause.since} is a moment of {since.app}, and {clause.until} one of {until.app}")
-        newest = until.tables.get(clause.table) or later_stages(self.store, until).get(clause.table)
         if newest is None:
-            raise NotFound(f"table of app {until.app!r}", clause.table, until.tables)
-        found = _between(self.store, clause, since, until)
-        return Beside(clause, tuple(Cut(each.app, {each.stage: each}) for each in found), newest.table)
+            name = called_since(self.store, until.app, clause.table)
+            hint = f"it is called {name} since, and versions('{name}', …) has those from before, too" if name else ""
+            raise NotFound(f"table of app {until.app!r}", clause.table, until.tables, hint=hint)
+        stage = owner(clause.table, until.stages)
+        found = _between(self.store, clause, stage, self._with(clause.table, since)[0], until)
+        return Beside(clause, tuple(Cut(each.app, {stage: each}) for each in found), newest.table)
 
     def _beginning(self, clause: Versions, known: dict[str, Cut]) -> Cut:
         """Where a stretch begins: the empty cut at a time when the app had not begun."""
@@ -130,9 +139,8 @@ def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage
     return ref
 
 
-def _between(store: ObjectStore, clause: Versions, since: Cut, until: Cut) -> tuple[Manifest, ...]:
+def _between(store: ObjectStore, clause: Versions, stage: str, since: Cut, until: Cut) -> tuple[Manifest, ...]:
     """The version at the beginning, then those that may hold other rows; of steps the last version of each."""
-    stage = owner(clause.table, until.stages)
     last, begin = until.stages.get(stage), since.stages.get(stage)
     if last is None:
         return ()
@@ -140,10 +148,20 @@ def _between(store: ObjectStore, clause: Versions, since: Cut, until: Cut) -> tu
         raise Usage(f"versions(): {clause.since} is after {clause.until}", hint="write the earlier moment first")
     first = begin.version if begin is not None else 1
     limit = horizon.newest(store, until.app)
-    whole = max(first, history.first_version(store, until.app, stage))
-    kept = limit.kept.get(stage, ()) if limit is not None else ()
-    numbers = [*(each for each in kept if first <= each < whole), *range(whole, last.version + 1)]
-    read = partial(history.read, store, until.app, stage)
+    numbers: list[int] = []
+    # Under another name a stage goes on with its numbers.
+    names = (*last.formerly, Former(last.stage, last.version + 1))
+    for name, end in ((former.stage, former.version) for former in names):
+        if (whole := history.first_version(store, until.app, name)) and first < end:
+            kept = limit.kept.get(name, ()) if limit is not None else ()
+            whole = max(first, whole)
+            numbers += [*(each for each in kept if first <= each < min(whole, end)), *range(whole, end)]
+            first = end
+
+    def read(number: int) -> Manifest:
+        name = next(former.stage for former in names if number < former.version)
+        return history.read(store, until.app, name, number)
+
     if clause.step:
         begin_ms = (since.seen_ms or since.time_ms) or read(numbers[0]).time_ms
         numbers = _last_of_steps(read, numbers, clause, begin_ms, until.seen_ms or until.time_ms)

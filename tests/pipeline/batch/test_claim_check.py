@@ -29,7 +29,7 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
 
     topic = sw.App("app")
     topic.stage(reads=sw.topic("by-n"), writes=sw.repartition("on", "n"), name="counts")(same)
-    with pytest.raises(Refused, match="'by-n' is a topic from outside the app now, .* by its stage 'legs'") as refused:
+    with pytest.raises(Refused, match=r"'by-n' is a topic from outside the app now, .* by its stage 'legs'") as refused:
         claimer(topic, store).check(topic.stages["counts"])
     assert "--rename-stage" not in refused.value.hint
 

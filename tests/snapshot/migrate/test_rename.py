@@ -12,6 +12,7 @@ from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.moments import later_stages
 from slackwater.snapshot.cut.requests import cancel
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.history import key_history
@@ -20,6 +21,7 @@ from slackwater.snapshot.gc.inventory import last_collection
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
+from slackwater.snapshot.query.answers import answer
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.taking import request
@@ -343,6 +345,40 @@ def test_history_log_and_diff_say_where_it_was_called_otherwise(app: FlightsApp,
     assert found["airlines"].formerly == "carriers"
     assert (found["airlines"].added, found["airlines"].removed) == (0, 0)
     assert found["airlines"].changed > 0
+
+
+def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsApp, cache: SstCache) -> None:
+    def ask(ref: str, sql: str) -> list[tuple[object, ...]]:
+        cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
+        later, now_ms = later_stages(app.store, cut), app.clock.now_ms
+        found = answer(app.store, cache, cut, sql, later=later, reader=app.kafka, now_ms=now_ms)
+        return sorted(tuple(row.values()) for row in found.to_pylist())
+
+    each = "SELECT _version, sum(flights) FROM versions('{}', '-1h', '{}') GROUP BY ALL"
+    flying = "SELECT _receiver, count(*) FROM inflight('by-carrier') GROUP BY ALL"
+    before = held(app, "carriers")
+    versions, on_their_way = ask(app.name, each.format("carriers", "now")), ask(app.name, flying)
+    assert on_their_way
+    done = rename(app, {"carriers": "airlines"})
+    again = find_plan(app.store, program({"carriers": "lines"}), {}, stages={"airlines": "lines"})
+    migrate(app.store, again, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    was, between = f"flights@{done.snapshot}", f"flights/airlines@v{head(app, 'airlines').version - 1}"
+    for table in ("carriers", "airlines", "lines"):
+        assert ask(was, f"FROM {table}") == before
+        assert ask(app.name, f"FROM {table} AT '{was}'") == before
+        assert ask(app.name, each.format(table, was)) == versions
+        assert ask(was, f"{flying} UNION ALL SELECT '', count(*) FROM {table} WHERE false") == [("", 0), *on_their_way]
+    assert ask(between, "FROM lines") == before
+    go_on(app, {"carriers": "lines"})
+    now = ask(app.name, each.format("lines", "now"))
+    assert now[: len(versions)] == versions
+    assert now[-1] == (head(app, "lines").version, sum(num for num, *_ in app.state["lines"].values()))
+    since = ask(app.name, f"SELECT min(_version) FROM versions('lines', '{was}')")
+    assert since == [(versions[-1][0],)]
+    for sql in ("FROM carriers", "FROM versions('carriers')"):
+        with pytest.raises(NotFound) as refused:
+            ask(app.name, sql)
+        assert "it is called lines since" in refused.value.hint
 
 
 def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache) -> None:
