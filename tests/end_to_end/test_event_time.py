@@ -303,6 +303,8 @@ def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
     (shape,) = shapes(one_stage(each, **two), spark).values()
     first, second = Watermark(("_0_timestamp",), 3_600_000, ("t",)), Watermark(("_1_timestamp",), 60_000, ("u",))
     assert (shape.watermarks, shape.timed) == ((first, second), {"t", "u"})
+    (shape,) = shapes(one_stage(each, **two | {"key": "timestamp"}), spark).values()
+    assert [(one.columns, one.part) for one in shape.watermarks] == [(("timestamp",), 0), (("timestamp",), 1)]
     (shape,) = shapes(one_stage(lambda t, u: (each(t, u)[0], u), **two), spark).values()
     assert (shape.watermarks, shape.timed) == ((first,), {"t"})
     (shape,) = shapes(one_stage(lambda t, u: t.union(u).withWatermark("timestamp", "1 hour"), **two), spark).values()
