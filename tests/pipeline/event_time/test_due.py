@@ -41,6 +41,7 @@ TIME = pa.timestamp("us", "UTC")
 WINDOW = pa.struct([("start", TIME), ("end", TIME)])
 HOURLY = pa.schema([("hour", WINDOW), ("station", pa.string()), ("at", TIME), ("mm", pa.int64())])
 ROWS = pa.schema([("key", pa.string()), ("at", TIME)])
+WATERMARK = Watermark(("at",), DELAY * MINUTE_MS, ("t",))
 
 Event = tuple[str, int, int]
 """Key, minute, and a value."""
@@ -128,7 +129,7 @@ class Stage:
             self.table,
             self.head.ssts,
             lateness=Lateness(window, self.head.watermark_ms, 1 << 50) if window else None,
-            times=Times((("at",),), 1 << 50),
+            times=Times((WATERMARK,), 1 << 50),
             falling=falling,
         )
         results: list[Result] = []
@@ -145,7 +146,7 @@ class Stage:
                 results,
                 markers={},
                 merges=(),
-                watermarks=(Watermark(("at",), DELAY * MINUTE_MS, ("t",)),),
+                watermarks=(WATERMARK,),
                 timed={"t"},
                 due_by=self.bound.by,
                 falling=falling,
