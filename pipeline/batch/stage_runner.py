@@ -6,14 +6,16 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ... import instants
+from ...snapshot.backfill.fill import fill_changes
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.protocol import ObjectStore
@@ -52,12 +54,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large and how frequent a stage's batches are, and how far they may run ahead of the store."""
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store.
+
+    `until` is where users' topics end for it, by name: of the others it reads whatever comes.
+    """
 
     max_records: int | None
     trigger_ms: int
     stall: Triggers = field(default_factory=Triggers)
     max_unflushed: int = 0
+    until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +131,19 @@ class StageRunner:
         # On this machine all tasks have one cache.
         self._homes = Homes() if self._places.elsewhere else None
         spool = SpooledStore(store, Path(self._places.spool)) if self._places.spool else None
+        folder, max_bytes, hot_bytes = self._places.cache
+        cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes) if self._shape.table is not None else None
         self._committer = Committer(
-            store, claimed, meter=meter, spool=spool, max_unflushed=self._limits.max_unflushed, failed=self._fail
+            store,
+            claimed,
+            meter=meter,
+            spool=spool,
+            max_unflushed=self._limits.max_unflushed,
+            failed=self._fail,
+            fill=partial(fill_changes, spool or store, cache) if cache is not None else None,
         )
         self._compactor = self._prefetcher = self._stall = None
-        if self._shape.table is not None:
-            folder, max_bytes, hot_bytes = self._places.cache
-            cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
+        if cache is not None:
             deliver = Delivery(self._homes, self._places, access) if self._homes else None
             self._compactor = Compactor(
                 spool or store, cache, claimed, threads=config.compaction_threads, deliver=deliver
@@ -243,6 +255,7 @@ class StageRunner:
             store=self._places.store if looks else "",
             counts=str(self._meter.folder) if looks else "",
             handled=tuple(self.head.recorded) if asks else (),
+            until=self._limits.until.get(at.topic),
         )
         private = Private(self._places.kafka, self._places.s3_settings, aws_variables(os.environ))
         return open_stream(spark, options, private, self._shape.inputs[name] if at.upstream else None)

@@ -89,7 +89,7 @@ def run(
         if (collector := _collector(start, runners, news)) is not None:
             stack.callback(collector.close)
             collector.start()
-        catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
+        catch_up = CatchUp(start.store, app.name, {**start.ends, **options.until}) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         supervisor = Supervisor(spark, runners, completer, Announcer(options.kafka, app.name), catch_up, stop, news)

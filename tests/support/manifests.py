@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from slackwater.store.versions import keys
-from slackwater.store.versions.manifest import AppInfo, Column, Former, Input, Lost, Manifest, Output, Sst, Table
+from slackwater.store.versions.manifest import (
+    AppInfo,
+    Backfill,
+    Column,
+    Former,
+    Input,
+    Lost,
+    Manifest,
+    Output,
+    Sst,
+    Table,
+)
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
@@ -58,6 +69,17 @@ def _that_can_be(value: Manifest) -> Manifest:
         lost={name: _lost(lost, value.inputs[name]) for name, lost in value.lost.items() if name in value.inputs},
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
+        backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
+    )
+
+
+def _backfill(value: Backfill, of: Manifest) -> Backfill:
+    at = max(2, min(value.version, of.version))
+    return replace(
+        value,
+        version=at,
+        since=min(value.since, at - 1),
+        app=f"b{value.app[:60]}" if value.app == of.app else value.app,
     )
 
 
