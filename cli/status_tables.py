@@ -27,6 +27,12 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
             ("stage", "runs", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
             (_row(stage) for stage in each.stages),
         )
+        yield from (
+            f"{stage.stage} rejected {formats.plural(stage.rejected, 'record')}, {stage.rejected_waiting:,} waiting: "
+            f"slackwater rejected {each.app}"
+            for stage in each.stages
+            if stage.rejected
+        )
         if in_detail:
             if any(stage.figures for stage in each.stages):
                 yield ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...snapshot.backfill.scratch import discard, sweep
 from ...snapshot.backfill.swap import swap
-from ...snapshot.backfill.targets import Left, Target, backfillable, nothing
+from ...snapshot.backfill.targets import Left, Target, backfillable, nothing, version_of
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.resolve import resolve
@@ -37,6 +38,7 @@ from ..run.program import load_app
 from ..run.runner import run
 from ..spark.session import spark_session
 from ..spark.shipping import on_path
+from .left_out import Offsets, left_out
 from .program import declared, migrate_app, with_spark
 from .scratch import scratch_program
 
@@ -221,21 +223,20 @@ class _AtWork:
             starts=starts,
             whole=whole,
         )
-        cache = SstCache(self._options.cache_folder, self._options.cache_bytes)
         self._news.doing(f"bringing {', '.join(target.columns)} into {stage}")
-        done = swap(
-            self._store,
-            cache,
-            (target.app, stage),
-            backfill,
-            writer=str(ULID()),
-            by=by,
-            now_ms=instants.now_ms,
-            on_progress=lambda so_far, of: self._news.doing(
-                f"bringing {', '.join(target.columns)} into {stage}: {so_far} of {of} SSTs"
-            ),
-        )
-        cache.close()
+        with self._cache() as cache:
+            done = swap(
+                self._store,
+                cache,
+                (target.app, stage),
+                backfill,
+                writer=str(ULID()),
+                by=by,
+                now_ms=instants.now_ms,
+                on_progress=lambda so_far, of: self._news.doing(
+                    f"bringing {', '.join(target.columns)} into {stage}: {so_far} of {of} SSTs"
+                ),
+            )
         detail = f"{stage} v{done.manifest.version}: {', '.join(target.columns)}"
         record(self._store, target.app, "backfill", detail, by)
         return replace(
@@ -251,7 +252,7 @@ class _AtWork:
 
     def _compute(self, planned: Filled) -> None:
         target = planned.target
-        made = scratch_program(self._program, target, self._topics)
+        made = scratch_program(self._program, target, self._topics, self._left_out(target))
         info = AppInfo(
             target.scratch, instants.now_ms(), starts={self._name(topic): at for topic, at in target.starts.items()}
         )
@@ -286,6 +287,17 @@ class _AtWork:
                 f"the backfill of {target.app} was stopped: {target.stage} has not its values yet",
                 hint="the same command goes on where it stopped",
             )
+
+    def _left_out(self, target: Target) -> Offsets:
+        head = history.head(self._store, target.app, target.stage)
+        migrated = version_of(self._store, head, target.since) if head is not None else None
+        if migrated is None:
+            raise Refused(f"v{target.since} of {target.stage}, which added the columns, was collected meanwhile")
+        with self._cache() as cache:
+            return left_out(self._store, cache, migrated)
+
+    def _cache(self) -> closing[SstCache]:
+        return closing(SstCache(self._options.cache_folder, self._options.cache_bytes))
 
     def _goes_on(self, made: App, info: AppInfo) -> bool:
         """Whether an earlier call has begun just this."""

@@ -16,6 +16,7 @@ from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.table import table
 from ..batch.schemas import calling
 from ..state.aggregate import narrowed
+from .left_out import Offsets, without
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,20 +25,21 @@ _MAX_RECORDS = 1_000_000
 """A batch, where the program names no bound: what is computed is kept after each."""
 
 
-def scratch_program(app: App, target: Target, topics: Mapping[str, str]) -> App:
+def scratch_program(app: App, target: Target, topics: Mapping[str, str], skipped: Offsets) -> App:
     """An app of the target's name with its stage alone.
 
     Args:
         app: The program, which declares the stage.
         target: What is computed.
         topics: Users' topics that the app reads under another name, by the declared one.
+        skipped: Records of users' topics that it does not see.
     """
     stage = app.stages[target.stage]
     assert stage.state is not None  # noqa: S101  only tables are backfilled
     read = {one.name: replace(one, name=topics.get(one.name, one.name)) for one in _topics(app, stage)}
 
     def transform(*frames: DataFrame) -> DataFrame:
-        given = dict(zip(read, frames, strict=True))
+        given = {name: without(one, skipped.get(name, {})) for name, one in zip(read, frames, strict=True)}
         return _made(app, stage, given)  # type: ignore[return-value]
 
     alone = replace(
@@ -51,6 +53,9 @@ def scratch_program(app: App, target: Target, topics: Mapping[str, str]) -> App:
         max_records=stage.max_records or _MAX_RECORDS,
         trigger=None,
         max_unflushed=None,
+        # What it leaves out is what the app did: a record more, and its columns would not be of the same ones.
+        on_error="stop",
+        rejects="",
         event_time=DEFAULT_EVENT_TIME,
     )
     return App(target.scratch, {stage.name: alone}, app.file)

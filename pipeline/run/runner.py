@@ -22,6 +22,8 @@ from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
+from ..reject.rejecter import BatchRejecter
+from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
@@ -92,7 +94,8 @@ def run(
         catch_up = CatchUp(start.store, app.name, {**start.ends, **options.until}) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
-        supervisor = Supervisor(spark, runners, completer, Announcer(options.kafka, app.name), catch_up, stop, news)
+        retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)
+        supervisor = Supervisor(spark, runners, completer, retrier, announcer, catch_up, stop, news)
         with stop.in_order():
             supervisor.until_done()
 
@@ -179,6 +182,9 @@ def _build(
             hold=backpressure.flag(stage.name),
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
+            rejecter=BatchRejecter(spark, stage, known[stage.name], places, "" if start.clone else stage.rejects)
+            if stage.on_error == "reject"
+            else None,
         )
         runner = StageRunner(
             config,

@@ -15,6 +15,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import default_of
 from ...store.versions import history
+from ...store.versions.aside import rejected_of
 from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
@@ -22,7 +23,7 @@ from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from ..migrate.kinds import meaning_of
 from .fill import functions_of
-from .windows import beginnings, positions
+from .windows import beginnings, positions, read_through
 
 _LONGEST_NAME = 63
 _NEUTRAL = ("count", "sum")
@@ -135,13 +136,14 @@ def _target(
     declared: Declared,
     since: Cut | None,
 ) -> Target:
-    migrated = head if head.version == version else _version(store, head, version)
+    migrated = head if head.version == version else version_of(store, head, version)
     if migrated is None:
         raise Refused(
             f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
             hint=f"the same under another name is a new column: {ANOTHER_STAGE}",
         )
     _check_in_flight(store, migrated, declared)
+    _check_rejected(store, migrated)
     ends = positions(store, migrated)
     if since is None:
         known = beginnings(store, migrated)
@@ -161,8 +163,8 @@ def _target(
     return Target(head.app, head.stage, version, visible, ids, starts, ends, begins)
 
 
-def _version(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
-    """A version of a stage, whatever it was called then."""
+def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
+    """A version of a stage, whatever it was called then; None when it was collected."""
     name = next((former.stage for former in head.formerly if version < former.version), head.stage)
     return history.find(store, head.app, name, version)
 
@@ -220,6 +222,20 @@ def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Decla
             )
         if name != stage:
             _check_event_time(name, heads, declared)
+
+
+def _check_rejected(store: ObjectStore, migrated: Manifest) -> None:
+    """See that each record that waited to be retried has offsets, by which it can be left out: a channel's row has not.
+
+    Whoever retries one later adds it to all columns: of those that were computed over the past it must not be a part.
+    """
+    for each in read_through(store, migrated):
+        if (waiting := rejected_of(each).waiting) and any(source.upstream for source in each.inputs.values()):
+            raise Refused(
+                f"{waiting:,} rows that {each.stage} rejected waited to be retried when the app was migrated, and of "
+                "which records in the topics these are nobody knows",
+                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry",
+            )
 
 
 def _check_in_flight(store: ObjectStore, migrated: Manifest, declared: Declared) -> None:

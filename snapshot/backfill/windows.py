@@ -3,7 +3,7 @@
 A repartition topic has no such offsets; its writer has, at the version that was consumed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
@@ -74,8 +74,26 @@ def _through(at: Manifest, of: Callable[[str, Input], Offsets]) -> Offsets:
     return found
 
 
+def read_through(store: ObjectStore, at: Manifest) -> Iterator[Manifest]:
+    """A version of a stage, and those of the stages before it whose rows it had read.
+
+    Raises:
+        Refused: one of them was collected.
+        Unavailable: storage did not answer.
+    """
+    yield at
+    for source in at.inputs.values():
+        if source.upstream:
+            yield from read_through(store, _writer(store, at, source))
+
+
 def _position(store: ObjectStore, at: Manifest, source: Input) -> Offsets:
     """Where the writer of a channel was when it wrote what `at` consumed last; where it began, if nothing was."""
+    return positions(store, _writer(store, at, source))
+
+
+def _writer(store: ObjectStore, at: Manifest, source: Input) -> Manifest:
+    """The version of a channel's writer that `at` consumed last; its first, if none was."""
     number = source.version or history.first_version(store, at.app, source.upstream)
     found = history.find(store, at.app, source.upstream, number) if number else None
     if found is None:
@@ -83,7 +101,7 @@ def _position(store: ObjectStore, at: Manifest, source: Input) -> Offsets:
             f"v{number} of {source.upstream}, up to which {at.stage} v{at.version} had read, was collected: nobody "
             "knows where in the topics that is"
         )
-    return positions(store, found)
+    return found
 
 
 def _first_with(store: ObjectStore, at: Manifest, name: str) -> Manifest | None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from slackwater.store.versions import keys
 from slackwater.store.versions.manifest import (
     AppInfo,
+    Aside,
     Backfill,
     Column,
     Former,
@@ -67,6 +68,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         awaited={snapshot: names for snapshot, names in value.awaited.items() if snapshot in value.recorded},
         captured={},
         lost={name: _lost(lost, value.inputs[name]) for name, lost in value.lost.items() if name in value.inputs},
+        aside={name: _aside(each, value.stage, version) for name, each in value.aside.items()},
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
         backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
@@ -81,6 +83,11 @@ def _backfill(value: Backfill, of: Manifest) -> Backfill:
         since=min(value.since, at - 1),
         app=f"b{value.app[:60]}" if value.app == of.app else value.app,
     )
+
+
+def _aside(aside: Aside, stage: str, version: int) -> Aside:
+    ssts = tuple(_sst(sst, number, stage, version) for number, sst in enumerate(aside.ssts))
+    return replace(aside, table=_table(aside.table), ssts=ssts, total=max(aside.rows, aside.total, aside.waiting))
 
 
 def _formerly(value: Manifest) -> tuple[Former, ...]:
