@@ -9,7 +9,8 @@ from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import commit, history, keys
-from slackwater.store.versions.manifest import Column, Input, Kind, Manifest, Output, Table
+from slackwater.store.versions.aside import REJECTED
+from slackwater.store.versions.manifest import Aside, Column, Input, Kind, Manifest, Output, Table
 
 COLUMNS = Column("k", "int64", 1), Column("n", "int64", 2), Column("m", "int64", 3, since=3)
 TABLE = Table(COLUMNS[:1], COLUMNS[1:], 1, "aggregate(n=count(), m=sum(x))", schema=1, next_id=4)
@@ -62,6 +63,19 @@ def test_a_channel_stands_where_its_writer_did(store: MemoryStore) -> None:
 def test_rows_on_their_way_without_the_new_columns_are_counted_by_nobody(store: MemoryStore) -> None:
     (left,) = backfillable(store, {"stage": head(store)}, declared("`k` bigint, `x` bigint")).left
     assert "rows were on their way in 'c'" in left.why
+
+
+def test_rows_of_a_channel_that_waited_to_be_retried_have_no_offset_to_leave_out(store: MemoryStore) -> None:
+    aside = {REJECTED: Aside(TABLE, rows=2, total=2, waiting=2)}
+    migrated = replace(head(store), aside=aside)
+    (left,) = backfillable(store, {"stage": migrated}, declared()).left
+    assert left.why.startswith("2 rows that stage rejected waited to be retried when the app was migrated")
+    assert "slackwater rejected app --retry" in left.hint
+    # Retried, or of a topic: each has its offset.
+    retried = replace(migrated, aside={REJECTED: Aside(TABLE, total=2)})
+    assert backfillable(store, {"stage": retried}, declared()).left == ()
+    of_topic = replace(migrated, inputs={"t": Input("t", (9,))})
+    assert backfillable(store, {"stage": of_topic}, declared()).left == ()
 
 
 def test_what_was_collected_is_told(store: MemoryStore) -> None:
