@@ -19,7 +19,12 @@ _OF_SPARK = re.compile(
     r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
     r"|No space left on device"
 )
-_TASK = re.compile(r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage")
+_TASK = re.compile(
+    r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
+    # What an expression raised comes as it is, and not as the failure of a job, where it has a condition's name.
+    r"|^org\.apache\.spark\.Spark\w*Exception: \[(?!INTERNAL_ERROR)[A-Z]",
+    re.MULTILINE,
+)
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _WRAPS = ("PythonException", "SparkException", "Py4JJavaError")
 """What Spark wraps errors of tasks in."""

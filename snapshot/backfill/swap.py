@@ -17,7 +17,7 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.read.version_stats import charged
+from ...store.read.read_stats import charged
 from ...store.versions import commit, history
 from ...store.versions.manifest import Backfill, Manifest, Sst, Table
 from .fill import fill_of, fill_ssts

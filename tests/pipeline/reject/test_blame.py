@@ -33,6 +33,20 @@ def test_an_expression_that_fails_is_a_records_fault() -> None:
     assert (found.kind, found.message.split()[0]) == ("NumberFormatException", "[CAST_INVALID_INPUT]")
 
 
+def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> None:
+    """Of some conditions Python gets what the JVM raised, as py4j shows it."""
+    said = (
+        "org.apache.spark.SparkException: [{}] Malformed records are detected in record parsing: [null].\n"
+        "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
+    )
+    found = blamed(
+        RuntimeError("An error occurred while calling o1.collectToPython.\n" + said.format("MALFORMED_RECORD"))
+    )
+    assert found is not None
+    assert (found.kind, found.message) == ("JsonEOFException", "Unexpected end-of-input in field name")
+    assert blamed(RuntimeError("\n" + said.format("INTERNAL_ERROR"))) is None
+
+
 def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
     found = blamed(PythonException(UDF))
     assert found is not None
