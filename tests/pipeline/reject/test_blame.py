@@ -39,12 +39,11 @@ def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> N
         "org.apache.spark.SparkException: [{}] Malformed records are detected in record parsing: [null].\n"
         "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
     )
-    found = blamed(
-        RuntimeError("An error occurred while calling o1.collectToPython.\n" + said.format("MALFORMED_RECORD"))
-    )
+    wrapped = type("Py4JJavaError", (Exception,), {})
+    found = blamed(wrapped("An error occurred while calling o1.collectToPython.\n" + said.format("MALFORMED_RECORD")))
     assert found is not None
     assert (found.kind, found.message) == ("JsonEOFException", "Unexpected end-of-input in field name")
-    assert blamed(RuntimeError("\n" + said.format("INTERNAL_ERROR"))) is None
+    assert blamed(wrapped("\n" + said.format("INTERNAL_ERROR"))) is None
 
 
 def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
