@@ -1,6 +1,6 @@
 """How numbers, spans of time and windows of offsets are written, short enough for the columns of a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..durations import rounded
 
@@ -48,6 +48,15 @@ def between(topic: str, starts: Sequence[int], ends: Sequence[int]) -> str:
     """What lies between two offsets of each partition, as `windows`; partitions without anything are left out."""
     offsets = enumerate(zip(starts, ends, strict=False))
     return windows(f"{topic}[{partition}] {start}..{end}" for partition, (start, end) in offsets if start < end)
+
+
+def starts(offsets: Mapping[str, Sequence[int]]) -> str:
+    """An offset of each partition, by topic: `flights[0] 120, [1] 98`."""
+    each = (
+        f"{topic}{', '.join(f'[{partition}] {at}' for partition, at in enumerate(found))}"
+        for topic, found in sorted(offsets.items())
+    )
+    return "; ".join(each)
 
 
 def bar(done: int, total: int) -> str:

@@ -7,6 +7,7 @@ modules one by one: DuckDB and pyarrow are loaded only by those that query.
 """
 
 __all__ = [
+    "backfill",
     "bisect",
     "clone",
     "cut",

@@ -115,6 +115,8 @@ def _added(entry: "Entry") -> "Iterator[str]":
     """Since when a table has a column."""
     if entry.added:
         yield f"since here: {', '.join(entry.added)}"
+    if entry.backfilled:
+        yield f"backfilled: {', '.join(entry.backfilled)}"
 
 
 def _renamed(entry: "Entry") -> "Iterator[str]":
@@ -125,7 +127,7 @@ def _renamed(entry: "Entry") -> "Iterator[str]":
 
 def _work(entry: "Entry") -> tuple[str, str]:
     """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    if entry.kind in ("compaction", "rescale", "retire", "init", "migration", "rename"):
+    if entry.kind in ("compaction", "rescale", "retire", "init", "migration", "rename", "backfill"):
         return "-", "-"
     return formats.count(entry.rows_in), formats.duration(entry.duration_ms)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ... import instants
 from ...errors import Usage
 from .. import formats, options
 from ..reporter import reporting
@@ -11,6 +12,7 @@ from ..session import Session, verb
 from ..terminal import Part
 
 if TYPE_CHECKING:
+    from ...pipeline.migrate.backfill import Backfilled, Filled
     from ...snapshot.migrate.migrate import Migrated
 
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     "slackwater migrate flights.py --rename delay=delay_min",
     "slackwater migrate flights.py --rename-stage carriers=airlines",
     "slackwater migrate flights.py --app flights-staging   # a clone first",
+    "slackwater migrate flights.py --backfill              # compute what is new over the past, too",
     kafka=True,
 )
 def migrate(
@@ -31,7 +34,15 @@ def migrate(
     rename_stage: list[str] | None = options.option(
         "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
     ),
-    master: str = options.option("URL", "Spark master, which says what columns the program declares.", "local[1]"),
+    backfill: bool = options.flag(
+        "--backfill", "Compute what was added over the past too, from Kafka, beside the running app."
+    ),
+    since: str = options.option("REF", "With --backfill: from this moment of the app on.", "", name="--from"),
+    master: str = options.option(
+        "URL",
+        "Spark master. Default: local[1], which says what columns the program declares; to backfill, local[*].",
+        "",
+    ),
     conf: options.Conf = None,
     py_files: options.PyFiles = None,
     dry_run: options.DryRun = False,
@@ -40,20 +51,38 @@ def migrate(
 
     Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
     them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
+
+    With --backfill, columns that this migration or an earlier one added get the values that they would have had, as
+    far back as Kafka goes; the app runs meanwhile. Broken off, the same command goes on.
     """
+    if since and not backfill:
+        raise Usage("--from goes with --backfill")
     renames, stages = _renames("--rename", "column", rename), _renames("--rename-stage", "stage", rename_stage)
     settings = session.settings
     by_settings = settings.run_options(None if settings.brokers else {})
-    run_options = options.with_spark(session, by_settings, master, conf, py_files)
+    spark = master or ("local[*]" if backfill else "local[1]")
+    run_options = options.with_spark(session, by_settings, spark, conf, py_files)
     with reporting(session.output, quiet=session.as_json) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
+        from ...pipeline.migrate.backfill import backfill_file
         from ...pipeline.migrate.program import migrate_file
 
-        done = migrate_file(
-            str(file), app=app_name, options=run_options, renames=renames, stages=stages, dry_run=dry_run, news=reporter
-        )
-    session.show(_data(done, dry_run), *_words(done, str(file), dry_run, session.flags))
+        given: Any = {
+            "app": app_name,
+            "options": run_options,
+            "renames": renames,
+            "stages": stages,
+            "dry_run": dry_run,
+            "news": reporter,
+        }
+        past = backfill_file(str(file), since=since, **given) if backfill else None
+        done = past.migrated if past is not None else migrate_file(str(file), **given)
+    data, words = _data(done, dry_run), _words(done, str(file), dry_run, session.flags)
+    if past is None:
+        session.show(data, *words)
+    else:
+        session.show({**data, "backfill": _past_data(past)}, *words, *_past_words(past, dry_run))
 
 
 def _renames(option: str, what: str, said: list[str] | None) -> dict[str, str]:
@@ -105,3 +134,62 @@ def _words(done: "Migrated", file: str, dry_run: bool, flags: str) -> Iterator[P
         f"back to before, beside it: slackwater clone {app}@{done.snapshot} {app}-before{flags}, and run the old "
         f"program with --app {app}-before"
     )
+
+
+def _past_data(past: "Backfilled") -> dict[str, Any]:
+    return {
+        "columns": [
+            {
+                "stage": each.target.stage,
+                "columns": each.target.columns,
+                "since": each.target.since,
+                "version": each.version or None,
+                "complete_from": each.starts,
+                "until": each.target.ends,
+                "whole": each.whole,
+                "records": each.records,
+                "from_ms": each.from_ms,
+                "keys": each.keys,
+                "ssts": each.ssts,
+                "bytes": each.bytes,
+                "needed": each.needed or None,
+            }
+            for each in past.filled
+        ],
+        "left": past.left,
+    }
+
+
+def _past_words(past: "Backfilled", dry_run: bool) -> Iterator[Part]:
+    if not past.filled and not past.left:
+        yield "nothing to backfill: no column is without the past"
+    for each in past.filled:
+        target, columns, read = each.target, ", ".join(each.target.columns), _read_of(each)
+        if dry_run:
+            yield f"{target.stage}: {columns} would be computed from {read}"
+        else:
+            keys, ssts = formats.plural(each.keys, "key"), formats.plural(each.ssts, "SST")
+            yield f"{target.stage}  v{each.version}"
+            yield f"  {columns} computed from {read}"
+            yield f"  {keys} brought in by one commit, {ssts} rewritten, {formats.size(each.bytes)}"
+        yield f"  {_complete(each)}"
+        if each.needed:
+            yield f"  {each.needed} stays, as a batch under way may need it; the next --backfill removes it"
+    for left in past.left:
+        stay = "stays" if len(left.columns) == 1 else "stay"
+        yield f"{left.stage}: {', '.join(left.columns)} {stay} as before: {left.why}"
+        if left.hint:
+            yield f"  {left.hint}"
+
+
+def _read_of(each: "Filled") -> str:
+    windows = [formats.between(topic, at, each.target.ends[topic]) for topic, at in each.starts.items()]
+    told = ", ".join(filter(None, windows)) or "nothing: nothing was read before"
+    since = f", from {instants.iso(each.from_ms)} on" if each.from_ms is not None else ""
+    return f"{told} (about {formats.plural(each.records, 'record')}{since})"
+
+
+def _complete(each: "Filled") -> str:
+    if each.whole:
+        return "complete: of all that the stage ever read"
+    return f"complete from {formats.starts(each.starts)} on; what came before is not in it"

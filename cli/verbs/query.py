@@ -127,4 +127,6 @@ def _tables(session: Session, ref: str) -> tuple[object, Part]:
 
 
 def _role(column: "TableColumn") -> str:
+    if column.complete_from:
+        return f"complete from {formats.starts(column.complete_from)}"
     return "key" if column.key else f"since v{column.since}" if column.since else ""

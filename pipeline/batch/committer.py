@@ -7,7 +7,8 @@ never was is computed again.
 
 A version is built on a head that may not be the newest any more when it is to be committed: a compaction of another
 process (`slackwater compact`) is a version, too. It changes no row, so the batch follows it under the next number
-(`store.compaction.rebase`). Whatever else took the number ends this writer.
+(`store.compaction.rebase`). So it does where columns were backfilled meanwhile, once its own rows are, too. Whatever
+else took the number ends this writer.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+
+from msgspec import structs
 
 from ... import instants
 from ...errors import CommitConflict, Fenced, Refused
@@ -30,13 +33,15 @@ from ...store.objects.stats import Stats
 from ...store.read.read_stats import charged
 from ...store.versions import commit, history, horizon
 from ...store.versions.aside import all_ssts
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Backfill, Manifest, Sst
 from .meter import StageMeter
 
 _REBASES = 100
-"""Lost races, to compactions that commit at the same moment, before a commit gives up."""
+"""Lost races, to those that commit at the same moment, before a commit gives up."""
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
+_ASIDE = ("compaction", "backfill")
+"""Kinds of versions that others commit beside the batches, under the writer's epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,8 @@ class Committer:
         spool: Where the SSTs of changes wait; None when they are in the store already.
         max_unflushed: How many versions may be acknowledged and not committed; 0 for none.
         failed: Told, on a thread of this class, why nothing is committed any more.
+        fill: Gets the head and the SSTs of a change that was computed before the head had some of its backfills, and
+            these; gives the SSTs with their values. None for a stage without a table.
     """
 
     def __init__(
@@ -113,6 +120,7 @@ class Committer:
         spool: SpooledStore | None = None,
         max_unflushed: int = 0,
         failed: Callable[[BaseException], None] = lambda _error: None,
+        fill: Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]] | None = None,
     ) -> None:
         self.head = claimed
         """The newest committed version."""
@@ -121,6 +129,7 @@ class Committer:
         self._spool = spool
         self._max_unflushed = max_unflushed
         self._failed = failed
+        self._fill = fill
         self._committing = threading.Lock()
         self._moved = threading.Condition()
         """Guards what follows."""
@@ -226,7 +235,7 @@ class Committer:
     def _commit(self, change: Change) -> tuple[Change, float]:
         """Commit on the head; the change as it was committed, and the seconds of the put."""
         with self._committing:
-            change, seconds = self._put(change.onto(self.head))
+            change, seconds = self._put(self._onto(change, self.head))
             self.head = change.manifest
         return change, seconds
 
@@ -248,13 +257,25 @@ class Committer:
                 compactions, _ = self._newer(change.before)
                 if not compactions or attempt == _REBASES - 1:
                     raise
-                change = change.onto(compactions[-1])
+                change = self._onto(change, compactions[-1])
             else:
                 break
         seconds = time.monotonic() - began
         if self._meter is not None:
             self._meter.put(seconds)
         return replace(change, manifest=manifest), seconds
+
+    def _onto(self, change: Change, head: Manifest) -> Change:
+        """The change built on this head. Its rows get the values of backfills that they were computed without."""
+        moved = change.onto(head)
+        due = [each for each in head.backfills if each not in change.before.backfills]
+        added = [sst for sst in moved.manifest.ssts if sst.object in moved.added] if due else []
+        if not added or self._fill is None:
+            return moved
+        filled = dict(zip(added, self._fill(head, added, due), strict=True))
+        return replace(
+            moved, manifest=structs.replace(moved.manifest, ssts=tuple(filled.get(s, s) for s in moved.manifest.ssts))
+        )
 
     def _upload(self, change: Change) -> None:
         """Bring what the version adds into the store, unless it is there."""
@@ -273,7 +294,10 @@ class Committer:
         self._uploaded.clear()
 
     def _newer(self, head: Manifest) -> tuple[list[Manifest], Manifest | None]:
-        """The compactions of this epoch that follow a version, and what came after them, if anything did."""
+        """The compactions and backfills of this epoch that follow a version, and what came after them, if anything did.
+
+        Compactions change no row, and what a backfill changes is made up for (`_onto`).
+        """
         began = horizon.freshness(self._store).now()
         newer = list(history.after(self._store, head.app, head.stage, head.version))
         last = newer[-1].version if newer else head.version
@@ -281,6 +305,6 @@ class Committer:
             # A process that was asleep may find the number free because all there was is gone.
             commit.check_there(self._store, head, last)
         horizon.freshness(self._store).saw_free(head.app, head.stage, last + 1, began)
-        ours = takewhile(lambda found: found.kind == "compaction" and found.epoch == head.epoch, newer)
+        ours = takewhile(lambda found: found.kind in _ASIDE and found.epoch == head.epoch, newer)
         compactions = list(ours)
         return compactions, newer[len(compactions)] if len(compactions) < len(newer) else None

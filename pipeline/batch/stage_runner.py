@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ... import instants
+from ...snapshot.backfill.fill import fill_changes
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.objects.protocol import ObjectStore
@@ -56,12 +58,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large and how frequent a stage's batches are, and how far they may run ahead of the store."""
+    """How large and how frequent a stage's batches are, and how far they may run ahead of the store.
+
+    `until` is where users' topics end for it, by name: of the others it reads whatever comes.
+    """
 
     max_records: int | None
     trigger_ms: int
     stall: Triggers = field(default_factory=Triggers)
     max_unflushed: int = 0
+    until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +139,25 @@ class StageRunner:
         # On this machine all tasks have one cache.
         self._homes = Homes() if self._places.elsewhere else None
         spool = SpooledStore(store, Path(self._places.spool)) if self._places.spool else None
-        self._committer = Committer(
-            store, claimed, meter=meter, spool=spool, max_unflushed=self._limits.max_unflushed, failed=self._fail
-        )
-        self._compactor = self._prefetcher = self._stall = None
-        self._store: ObjectStore = spool or store
         folder, max_bytes, hot_bytes = self._places.cache
         cache = self._cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
+        self._store: ObjectStore = spool or store
+        self._committer = Committer(
+            store,
+            claimed,
+            meter=meter,
+            spool=spool,
+            max_unflushed=self._limits.max_unflushed,
+            failed=self._fail,
+            fill=partial(fill_changes, self._store, cache) if self._shape.table is not None else None,
+        )
+        self._compactor = self._prefetcher = self._stall = None
         if self._shape.table is not None:
             deliver = Delivery(self._homes, self._places, access) if self._homes else None
-            self._compactor = Compactor(
-                spool or store, cache, claimed, threads=config.compaction_threads, deliver=deliver
-            )
+            self._compactor = Compactor(self._store, cache, claimed, threads=config.compaction_threads, deliver=deliver)
             self._stall = self._stall_of(self._compactor)
             if config.prefetch:
-                self._prefetcher = Prefetcher(spool or store, cache, claimed)
+                self._prefetcher = Prefetcher(self._store, cache, claimed)
 
     @property
     def head(self) -> Manifest:
@@ -254,6 +264,7 @@ class StageRunner:
             store=self._places.store if looks else "",
             counts=str(self._meter.folder) if looks else "",
             handled=tuple(self.head.recorded) if asks else (),
+            until=self._limits.until.get(at.topic),
             wake=str(self._wake.path)
             if self._shape.due_by is not None and name == next(iter(self.stage.inputs))
             else "",

@@ -1,6 +1,7 @@
 """A changed program over the app that is stored: what it declares, which Spark knows, and where it begins to read.
 
-What becomes of the stored stages is decided without Spark in `snapshot/migrate/`.
+Also computing the past of what it added. What becomes of the stored stages is decided without Spark in
+`snapshot/migrate/`.
 """
 
-__all__ = ["program"]
+__all__ = ["backfill", "left_out", "program", "scratch"]

@@ -110,7 +110,7 @@ def migrate_app(
     check_finished(store, info)
     now_ms = instants.now_ms()
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=now_ms)
-    found = _with_spark(program, store, options, news).plan(renames, stages or {})
+    found = with_spark(program, store, options, news).plan(renames, stages or {})
     if dry_run or not found.changes:
         return Migrated(found, 0, "", {}, finished)
     starts = _starts(program, store, options, found, info.origin.topics if info.origin else {}) if found.unread else {}
@@ -119,7 +119,7 @@ def migrate_app(
     return migrate(store, found, starts, by=whoami(), now_ms=instants.now_ms(), reader=reader, finished=finished)
 
 
-def _with_spark(program: App, store: ObjectStore, options: Options, news: News) -> Changed:
+def with_spark(program: App, store: ObjectStore, options: Options, news: News) -> Changed:
     """The program with its schemas, which Spark knows."""
     news.doing("starting Spark, to see which columns the program declares")
     running = SparkSession.getActiveSession()

@@ -160,6 +160,7 @@ def limits_of(stage: Stage, options: Options) -> Limits:
         declared_ms if options.trigger_ms is None else options.trigger_ms,
         Triggers(stage.table.l0_slowdown, stage.table.l0_stop),
         (stage.max_unflushed or 0) if options.max_unflushed is None else options.max_unflushed,
+        options.until,
     )
 
 

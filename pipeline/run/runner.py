@@ -92,7 +92,9 @@ def run(
             stack.callback(collector.close)
             collector.start()
         own = {runner.stage.name: known[runner.stage.name].own for runner in runners}
-        catch_up = CatchUp(start.store, app.name, start.ends, own) if options.until_caught_up else None
+        catch_up = (
+            CatchUp(start.store, app.name, {**start.ends, **options.until}, own) if options.until_caught_up else None
+        )
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)

@@ -116,6 +116,12 @@ def admit(start: tuple[int, ...], ends: tuple[int, ...], max_records: int | None
     )
 
 
+def _within(ends: tuple[int, ...], until: tuple[int, ...] | None) -> tuple[int, ...]:
+    if until is None:
+        return ends
+    return tuple(map(min, ends, until + (0,) * (len(ends) - len(until))))
+
+
 @dataclass(slots=True)
 class TopicPlanner:
     """Plans batches of a user's topic.
@@ -125,6 +131,7 @@ class TopicPlanner:
         max_records: At most so many a batch; None for no bound.
         requests: Gives the ids of the snapshots that are asked for.
         handled: Ids of those for which a batch has ended.
+        until: Where it ends for this reader, whatever comes after; None for nowhere.
         asked: Gives the version after which a batch is to start whatever there is to read, above that one; 0 for none.
     """
 
@@ -135,6 +142,7 @@ class TopicPlanner:
     patience: Patience
     requests: Callable[[], tuple[str, ...]]
     handled: set[str]
+    until: tuple[int, ...] | None = None
     asked: Callable[[int], int] = lambda _handled: 0
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
@@ -176,7 +184,7 @@ class TopicPlanner:
             return
         self.patience.answered()
         # A topic that vanished has nothing new; the runner's start check says so in words.
-        self._ends = ends or self._ends
+        self._ends = _within(ends, self.until) if ends else self._ends
 
 
 @dataclass(slots=True)

@@ -123,6 +123,7 @@ class TopicReader(_Reader):
             patience=Patience(server(self._private.kafka), options.patience_s),
             requests=partial(request_ids, self._open_store(), options.app) if options.store else tuple,
             handled=set(options.handled),
+            until=options.until,
             asked=self._asked,
         )
 

@@ -7,7 +7,7 @@ decimals keep their scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Usage
+from ...snapshot.backfill.partials import merged
 from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
@@ -84,6 +85,13 @@ def aggregate(**columns: Aggregate) -> State:
         if not isinstance(made, Aggregate):
             raise Usage(f"aggregate column {name!r} is {made!r}; expected count(), sum(...), min(...), …")
     return _Aggregates(tuple(columns.items()))
+
+
+def narrowed(state: State, columns: Collection[str]) -> State:
+    """The same declaration with these aggregates alone; itself where it is of another kind."""
+    if not isinstance(state, _Aggregates):
+        return state
+    return _Aggregates(tuple((name, made) for name, made in state.columns if name in columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,39 +196,27 @@ class _PerKey:
 
 
 def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema) -> dict[str, Array]:
+    return merged(made.function, name, old, _of_batch(name, made, batch, schema))
+
+
+def _of_batch(name: str, made: Aggregate, batch: _PerKey, schema: pa.Schema) -> dict[str, Array]:
+    """What the aggregate keeps of the batch alone."""
     kind = schema.field(name).type
     if made.function == "count":
-        new = batch.count_rows() if made.column is None else batch.reduce(batch.rows[made.column], "count")
-        return {name: pc.add(pc.fill_null(old[name], 0), new)}
+        return {name: batch.count_rows() if made.column is None else batch.reduce(batch.rows[made.column], "count")}
     assert made.column is not None  # noqa: S101  only count() goes without
     column = batch.rows[made.column]
     if made.function == "sum":
-        return {name: _plus(old[name], batch.reduce(column.cast(kind), "sum").cast(kind), kind)}
+        return {name: batch.reduce(column.cast(kind), "sum").cast(kind)}
     if made.function == "mean":
         total_type = schema.field(f"_{name}_sum").type
-        total = _plus(old[f"_{name}_sum"], batch.reduce(column.cast(total_type), "sum").cast(total_type), total_type)
-        number = pc.add(pc.fill_null(old[f"_{name}_count"], 0), batch.reduce(column, "count"))
-        divisor = pc.if_else(pc.equal(number, 0), pa.scalar(None, pa.int64()), number).cast(pa.float64())
-        mean_value = pc.divide(total.cast(pa.float64()), divisor)
-        return {name: mean_value, f"_{name}_sum": total, f"_{name}_count": number}
+        total = batch.reduce(column.cast(total_type), "sum").cast(total_type)
+        # Of the mean itself, merging makes nothing.
+        return {name: total, f"_{name}_sum": total, f"_{name}_count": batch.reduce(column, "count")}
     if made.function in ("min", "max"):
         if pa.types.is_floating(kind):
             column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-        new = batch.reduce(column, made.function)
-        # By comparison, as Arrow's min_element_wise knows neither times with a zone nor strings.
-        better = pc.less(new, old[name]) if made.function == "min" else pc.greater(new, old[name])
-        return {name: pc.if_else(pc.fill_null(better, pc.is_null(old[name])), new, old[name])}
+        return {name: batch.reduce(column, made.function)}
     assert made.by is not None  # noqa: S101  first and last are ordered
     value, by = batch.pick(made.column, made.by, largest=made.function == "last")
-    old_by = old[f"_{name}_by"]
-    newer = pc.greater_equal(by, old_by) if made.function == "last" else pc.less(by, old_by)
-    use_new = pc.fill_null(newer, pc.and_(pc.is_null(old_by), pc.is_valid(by)))
-    return {name: pc.if_else(use_new, value, old[name]), f"_{name}_by": pc.if_else(use_new, by, old_by)}
-
-
-def _plus(old: Array, new: Array, kind: pa.DataType) -> Array:
-    """SQL's sum of two partial sums: null only where both are."""
-    # Arrow wants a digit more for a decimal sum; the cast back refuses what does not fit.
-    wide = pa.decimal256(38, kind.scale) if pa.types.is_decimal(kind) else kind
-    total = pc.add_checked(old.cast(wide), new.cast(wide))
-    return pc.coalesce(total.cast(kind), old, new)
+    return {name: value, f"_{name}_by": by}

@@ -162,7 +162,10 @@ class _Source:
 
 def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
     for manifest in manifests:
-        if manifest.may_change_rows:
+        if manifest.kind == "backfill":
+            # Each row is another, whichever version wrote it.
+            yield from (_Source(sst, manifest.version, None) for sst in manifest.ssts)
+        elif manifest.may_change_rows:
             seq = manifest.row_seq
             yield from (_Source(s, manifest.version, seq) for s in manifest.ssts if s.seq_min <= seq <= s.seq_max)
 

@@ -51,7 +51,8 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
         Corruption: what is stored of an app on the way is damaged.
         Unavailable: a store did not answer.
     """
-    if _first_name(one[1]) != _first_name(other[1]):
+    if _first_name(one[1]) != _first_name(other[1]) or one[1].backfills != other[1].backfills:
+        # A backfill gives rows of the same `_seq` other values.
         return Ancestry()
     if (one[0].url, one[1].app) == (other[0].url, other[1].app):
         lines: tuple[tuple[Stretch, ...], ...] = tuple(tuple(_names(*each)) for each in (one, other))

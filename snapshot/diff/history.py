@@ -142,8 +142,9 @@ def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[
     later: _Shown | None = None
     for span in _spans(versions, stored):
         for shown in _shown(versions, span, now_ms):
-            # A migration shows the same row in other columns.
+            # A migration shows the same row in other columns; a backfill, with other values.
             is_other = later is None or later.row is None or shown.row is None or later.seq != shown.seq
+            is_other = is_other or (later is not None and versions[later.place].kind == "backfill")
             if later is not None and is_other and not _same(shown.row, later.row):
                 yield _change(versions, later, shown)
             later = shown
@@ -186,7 +187,7 @@ def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
             first, seq = _forgot(versions, stored, last), None
         else:
             wrote = _wrote(versions, stored, row, last)
-            first = _in_same_columns(versions, wrote, last)
+            first = _as_it_is(versions, wrote, last)
             # What is known of right before it was written says nothing of any version earlier than that.
             seq = row.seq if first > wrote else None if versions.is_gap(first) else row.replaced
         yield _Span(first, last, row)
@@ -203,7 +204,9 @@ def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) 
     if seq:
         # Where it was written the SST with it is a batch's, and small.
         wrote = versions[min(versions.from_number(seq), place)]
-        row = stored.of_seq(wrote, seq, manifest.table) or stored.of_seq(manifest, seq, manifest.table)
+        # A backfill since has given it other values.
+        known = stored.of_seq(wrote, seq, manifest.table) if wrote.backfills == manifest.backfills else None
+        row = known or stored.of_seq(manifest, seq, manifest.table)
         # Without it: versions in between were collected, and here another one is the newest.
         if row is not None:
             return row
@@ -229,13 +232,18 @@ def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> 
     return last
 
 
-def _in_same_columns(versions: Versions, first: int, last: int) -> int:
-    """The first place, from `first` to `last`, from which on the table has the columns that it has at `last`."""
-    table = versions[last].table
-    if table is None or not table.schema:
+def _as_it_is(versions: Versions, first: int, last: int) -> int:
+    """The first place, from `first` to `last`, from which on the table has the columns and backfills that it has then.
+
+    Nothing else changes a row that is stored.
+    """
+    newest = versions[last]
+    if newest.table is None or not newest.table.schema:
         return first
-    number = table.schema
-    return versions.first_where(first, last, lambda each: each.table is not None and each.table.schema == number)
+    had = newest.table.schema, newest.backfills
+    return versions.first_where(
+        first, last, lambda each: each.table is not None and (each.table.schema, each.backfills) == had
+    )
 
 
 def _forgot(versions: Versions, stored: StoredKey, last: int) -> int:

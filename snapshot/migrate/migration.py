@@ -18,6 +18,7 @@ from ...store.versions.migrations import Migration, Step, newest
 from ..cut.graph import order
 from ..cut.moments import heads_of
 from . import rename
+from .plan import Plan
 from .step import applied
 
 
@@ -119,3 +120,16 @@ def _commit(
         if head is not None and is_through(head, migration):
             raise _Through from None
         raise
+
+
+def planned(heads: Mapping[str, Manifest], plan: Plan) -> dict[str, Manifest]:
+    """The newest versions as a plan would make them, of stages that keep their name. Pure. Raises as `applied`."""
+    found = dict(heads)
+    for stage, step in plan.steps.items() if plan.changes else ():
+        head = heads.get(stage)
+        if head is not None and not head.retired and not step.called:
+            draft = commit.successor(
+                head, kind="migration", epoch=head.epoch + 1, writer="", by="", now_ms=head.time_ms
+            )
+            found[stage] = applied(draft, step, plan.after + 1)
+    return found

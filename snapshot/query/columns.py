@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -27,7 +27,9 @@ class TableColumn:
     key: bool
     """Whether it is part of the key."""
     since: int = 0
-    """The version that added it; 0 for a column that the table was born with."""
+    """The version that added it; 0 for a column that the table was born with, or that has all of its past."""
+    complete_from: Mapping[str, tuple[int, ...]] | None = None
+    """Of one that has a part of its past, where that begins: by user's topic the offset of each partition."""
 
 
 def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
@@ -37,7 +39,10 @@ def columns(manifest: Manifest) -> tuple[TableColumn, ...]:
         return ()
     num_keys = len(table.key)
     visible = enumerate(_visible(table))
-    return tuple(TableColumn(each.name, each.type, at < num_keys, each.since) for at, each in visible)
+    starts = {number: each.starts for each in manifest.backfills if not each.whole for number in each.columns}
+    return tuple(
+        TableColumn(each.name, each.type, at < num_keys, each.since, starts.get(each.id)) for at, each in visible
+    )
 
 
 def visible_schema(table: Table) -> pa.Schema:

@@ -49,6 +49,8 @@ class Entry:
     another name, what it was called before."""
     watermark_ms: int | None = None
     """The stage's watermark at this version; None where it has none."""
+    backfilled: tuple[str, ...] = ()
+    """Of a backfill, the columns that have the values of the past from this version on."""
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
@@ -105,8 +107,17 @@ def _entry(
         renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, since in added.items() if since == manifest.version),
         watermark_ms=manifest.watermark_ms,
+        backfilled=_backfilled(manifest),
         replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
     )
+
+
+def _backfilled(manifest: Manifest) -> tuple[str, ...]:
+    table = manifest.table
+    if table is None or manifest.kind != "backfill":
+        return ()
+    ids = {number for each in manifest.backfills if each.version == manifest.version for number in each.columns}
+    return tuple(each.name for each in table.values if each.id in ids and not each.name.startswith("_"))
 
 
 def _thinned(manifest: Manifest, limits: Boundary) -> tuple[int, int] | None:

@@ -42,6 +42,7 @@ def rebase(before: Manifest, manifest: Manifest, onto: Manifest, merges: Sequenc
         seq=0 if manifest.row_seq == version else manifest.row_seq,
         time_ms=max(manifest.time_ms, onto.time_ms + 1),
         table=onto.table,
+        backfills=onto.backfills,
         ssts=apply((*onto.ssts, *added), merges),
         recorded={
             snapshot: version if at == manifest.version else onto.recorded.get(snapshot, at)

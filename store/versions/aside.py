@@ -51,7 +51,13 @@ def beside(manifest: Manifest) -> tuple[Manifest, ...]:
     """As `tables_of`, without the stage's own."""
     return tuple(
         replace(
-            manifest, stage=table_name(manifest.stage, name), table=each.table, ssts=each.ssts, clock_ms=0, aside={}
+            manifest,
+            stage=table_name(manifest.stage, name),
+            table=each.table,
+            ssts=each.ssts,
+            clock_ms=0,
+            aside={},
+            backfills=(),
         )
         for name, each in manifest.aside.items()
     )

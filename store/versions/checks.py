@@ -56,6 +56,7 @@ def _(value: Manifest) -> Iterator[Wrong]:
         if aside.total < max(aside.rows, aside.waiting):
             yield Wrong(f"{at}.total", aside.total, f"at least its rows, {aside.rows}, and those waiting")
     yield from _recorded(value)
+    yield from _backfills(value)
 
 
 @relations.register
@@ -231,6 +232,17 @@ def _recorded(value: Manifest) -> Iterator[Wrong]:
     for snapshot, spans in value.captured.items():
         for channel, span in spans.items():
             yield from _span(f"captured[{snapshot!r}][{channel!r}]", span)
+
+
+def _backfills(value: Manifest) -> Iterator[Wrong]:
+    for number, one in enumerate(value.backfills):
+        at = f"backfills[{number}]"
+        if one.version > value.version:
+            yield Wrong(f"{at}.version", one.version, f"at most the version, {value.version}")
+        if one.since >= one.version:
+            yield Wrong(f"{at}.since", one.since, f"less than its version, {one.version}")
+        if one.app == value.app:
+            yield Wrong(f"{at}.app", one.app, "another app than its own")
 
 
 def _span(at: str, span: Span) -> Iterator[Wrong]:

@@ -12,10 +12,11 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename"]
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename", "backfill"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, or it is
-the first under the name that a stage has from then on."""
+partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, it is
+the first under the name that a stage has from then on, or columns that were added got values for what was read before.
+"""
 
 
 class Column(Struct, frozen=True):
@@ -271,6 +272,28 @@ class Former(Struct, frozen=True):
     """Of the version that retired it under this name, and of the first that it has under the next one."""
 
 
+class Backfill(Struct, frozen=True):
+    """Columns that a migration added, and that have got their values for what the stage had read before it."""
+
+    version: fits.Version
+    """The version that brought them in. It rewrote every SST, and no row's `_seq`."""
+    since: fits.Version
+    """The version of the migration."""
+    columns: Annotated[tuple[fits.Seq, ...], fits.COLUMNS]
+    """Their ids, internal ones included."""
+    app: fits.Name
+    """The app that computed the values, in its stage of the same name. It may be gone: nobody needs it but a batch that
+    was under way when they were brought in (`snapshot.backfill.fill`)."""
+    at: fits.Version
+    """The version of that stage which has them."""
+    writer: fits.Line
+    """Who committed that version: under the same name and number there may be another one since."""
+    starts: dict[fits.Topic, fits.Offsets] = {}
+    """From where on the values are complete: by user's topic as declared, the first offset that was read."""
+    whole: bool = False
+    """Whether the stage itself began there, so that nothing is missing."""
+
+
 class Manifest(Struct, frozen=True):
     """One committed version of one stage."""
 
@@ -326,6 +349,9 @@ class Manifest(Struct, frozen=True):
     """The names that the stage had before, the first one first. Its SSTs may lie under these."""
     event_time: EventTime | None = None
     """None of a stage that knows no event time."""
+    backfills: Annotated[tuple[Backfill, ...], fits.COLUMNS] = ()
+    """What was brought into the table so far, oldest first. Two versions with others have no rows in common, whatever
+    their `_seq`."""
 
     @property
     def watermark_ms(self) -> int | None:

@@ -10,6 +10,7 @@ from slackwater.store.versions import keys
 from slackwater.store.versions.manifest import (
     AppInfo,
     Aside,
+    Backfill,
     Column,
     Former,
     Input,
@@ -70,6 +71,17 @@ def _that_can_be(value: Manifest) -> Manifest:
         aside={name: _aside(each, value.stage, version) for name, each in value.aside.items()},
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
+        backfills=tuple(_backfill(each, value) for each in value.backfills if version > 1),
+    )
+
+
+def _backfill(value: Backfill, of: Manifest) -> Backfill:
+    at = max(2, min(value.version, of.version))
+    return replace(
+        value,
+        version=at,
+        since=min(value.since, at - 1),
+        app=f"b{value.app[:60]}" if value.app == of.app else value.app,
     )
 
 

@@ -85,6 +85,15 @@ def test_no_batch_has_more_than_its_limit(topic: Topic) -> None:
     until(topic.planner(max_records=5), Position("t", (0, 1, 0, 1)), Position("t", (5, 1, 0, 1)))
 
 
+def test_a_reader_that_ends_somewhere_goes_no_further(topic: Topic) -> None:
+    planner = topic.planner()
+    planner.until = (1, 0, 9)  # of the partition that came later, nothing
+    first = Position("t", (1, 0, 0, 0))
+    until(planner, START, first)
+    topic.send(0, 1, 2)
+    until(planner, first, Position("t", (1, 0, 1, 0)))
+
+
 def test_the_position_that_a_snapshot_ended_names_it_and_the_next_one_does_not(topic: Topic) -> None:
     until(topic.planner(), Position("t", (0, 0, 0, 0), snapshots=("s1",)), Position("t", (2, 1, 0, 1)))
 

@@ -1,0 +1,60 @@
+"""An app for tests whose tables get columns that can be computed over the past.
+
+entries   reads the topic, JSON
+  | by-branch
+branches  (aggregate)
+
+latest    (upsert) reads the topic, too
+"""
+
+import os
+
+import slackwater as sw
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+MORE = os.environ.get("LEDGER_VARIANT", "") == "more"
+ENTRY = "seq long, account string, branch int, amount long"
+
+app = sw.App("counts")
+
+
+def parsed(raw: DataFrame) -> DataFrame:
+    return raw.select(F.from_json(F.col("value").cast("string"), ENTRY).alias("e")).select("e.*")
+
+
+@app.stage(
+    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
+    writes=sw.repartition("by-branch", key="branch", partitions=2),
+)
+def entries(raw: DataFrame) -> DataFrame:
+    return parsed(raw).where("branch is not null")
+
+
+TOTALS = {"n": sw.count(), "total": sw.sum("amount")}
+ADDED = {
+    "high": sw.max("account"),
+    "average": sw.mean("amount"),
+    "opened_by": sw.first("account", by="seq"),
+    "touched_by": sw.last("account", by="seq"),
+    "entries": sw.count("amount"),
+}
+
+
+@app.stage(
+    reads="by-branch",
+    state=sw.aggregate(**TOTALS, **(ADDED if MORE else {})),
+    table=sw.table(partitions=2, defaults={"entries": 0} if MORE else None),
+)
+def branches(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+@app.stage(
+    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
+    key="account",
+    state=sw.upsert(by="seq"),
+    table=sw.table(partitions=2),
+)
+def latest(raw: DataFrame) -> DataFrame:
+    return parsed(raw).where("account is not null").select("seq", "account", "amount", *(["branch"] if MORE else []))

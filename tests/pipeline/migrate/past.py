@@ -1,0 +1,257 @@
+"""A stage run by hand before and after its program was changed, and a backfill of what is new."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import slackwater as sw
+from msgspec.structs import replace
+from slackwater.pipeline.batch.committer import Change, Committer
+from slackwater.pipeline.state.aggregate import narrowed
+from slackwater.pipeline.state.merge import Base, group, merge
+from slackwater.pipeline.state.protocol import BoundState, State
+from slackwater.snapshot.backfill.fill import fill_changes
+from slackwater.snapshot.backfill.swap import swap
+from slackwater.snapshot.backfill.targets import Target, backfillable
+from slackwater.snapshot.maintain.stage_compactor import StageCompactor
+from slackwater.snapshot.migrate.columns import evolve
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.migrate.step import applied
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.multi_get import multi_get
+from slackwater.store.read.read_stats import Reads
+from slackwater.store.sst import writer
+from slackwater.store.sst.arrow_types import from_arrow
+from slackwater.store.sst.hashing import hash_keys, partition_of
+from slackwater.store.sst.sorted_runs import touching
+from slackwater.store.versions import apps, commit, history
+from slackwater.store.versions.manifest import AppInfo, Backfill, Column, Input, Manifest, Sst, Table
+from slackwater.store.versions.migrations import Step
+
+from tests.support.collecting import AgingStore
+
+NAMES = ("app", "stage")
+RECORDS = pa.schema([("k", pa.int64()), ("by", pa.int64()), ("amount", pa.int64()), ("name", pa.string())])
+OLD = {"n": sw.count(), "total": sw.sum("amount")}
+NEW = {
+    "amounts": sw.count("amount"),
+    "sum": sw.sum("amount"),
+    "low": sw.min("name"),
+    "high": sw.max("amount"),
+    "average": sw.mean("amount"),
+    "opened": sw.first("name", by="by"),
+    "touched": sw.last("name", by="by"),
+}
+DEFAULTS = {"amounts": 0, "opened": "nobody"}
+
+
+def bound(state: State) -> BoundState:
+    return state.bind([RECORDS], ("k",))
+
+
+def table_of(state: State) -> Table:
+    values = (
+        Column(each.name, from_arrow(each.type), default=str(DEFAULTS[each.name]) if each.name in DEFAULTS else None)
+        for each in bound(state).values
+    )
+    return Table((Column("k", "int64"),), tuple(values), 2, state.describe())
+
+
+@dataclass
+class App:
+    """A stage of a topic with one partition, run by hand: before and after its program was changed."""
+
+    folder: Path
+    records: pa.Table
+    state: State
+    then: State
+    store: AgingStore = field(default_factory=AgingStore)
+    max_unflushed: int = 0
+
+    def __post_init__(self) -> None:
+        self.cache = SstCache(self.folder, 1 << 30)
+        self.under_way: list[Change] = []
+        self.claim(NAMES[0], table_of(self.state))
+
+    def claim(self, app: str, table: Table | None = None) -> None:
+        apps.ensure_app(self.store, AppInfo(app, 1))
+
+        def build(draft: Manifest) -> Manifest:
+            if draft.version > 1:
+                return draft
+            return replace(draft, table=table, inputs={"t": Input("t", (0,))})
+
+        claimed = commit.claim(self.store, app, "stage", writer=app, by="host:1", now_ms=1, build=build)
+        self.committer = Committer(
+            self.store,
+            claimed,
+            max_unflushed=self.max_unflushed if app == NAMES[0] else 0,
+            fill=partial(fill_changes, self.store, self.cache),
+        )
+
+    def migrate(self) -> Target:
+        """The changed program, and what is to be computed for it."""
+        stored = self.head.table
+        assert stored is not None
+        table, _ = evolve("stage", stored, table_of(self.then), {})
+        step = Step(table=table, schema=stored.schema)
+        commit.claim(
+            self.store,
+            *NAMES,
+            writer="m",
+            by="me",
+            now_ms=1,
+            kind="migration",
+            build=lambda draft: applied(draft, step, 1),
+        )
+        self.state = self.then
+        declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, table_of(self.state))})
+        found = backfillable(self.store, {"stage": self.head}, declared)
+        assert found.left == ()
+        self.claim(NAMES[0])
+        return found.targets[0]
+
+    @property
+    def head(self) -> Manifest:
+        found = history.head(self.store, *NAMES)
+        assert found is not None
+        return found
+
+    def begin(self, count: int, state: State | None = None) -> Change:
+        """What a batch of so many records makes of what it finds when it begins."""
+        base = self.committer.tip
+        (start,) = base.inputs["t"].offsets
+        rows = self.records.slice(start, count)
+        draft = commit.successor(base, kind="batch", epoch=base.epoch, writer=base.writer, by="host:1", now_ms=1)
+        ssts = self._ssts(base, rows, state or self.state) if rows.num_rows else ()
+        read = Input("t", (start + rows.num_rows,), rows=rows.num_rows)
+        made = replace(draft, inputs={"t": read}, ssts=(*base.ssts, *ssts))
+        return Change(base, made, (), time.monotonic(), lambda _committed: None)
+
+    def _ssts(self, base: Manifest, rows: pa.Table, state: State) -> tuple[Sst, ...]:
+        assert base.table is not None
+        hashes = hash_keys(rows, ["k"])
+        rows = rows.append_column("_hash", pa.array(hashes))
+        partitions = partition_of(hashes, base.table.partitions)
+        made = []
+        for partition in np.unique(partitions).tolist():
+            some = Base(base.table, touching(base.ssts, partition, base.table.partitions), 0)
+            mine = rows.filter(pa.array(partitions == partition))
+            new, _ = merge(mine, some, bound(state), base.version + 1, self.store, self.cache, Reads())
+            if new.num_rows:
+                made.append(
+                    writer.write(
+                        self.store,
+                        self.cache,
+                        app=base.app,
+                        stage="stage",
+                        table=base.table,
+                        partition=partition,
+                        rows=new,
+                    )
+                )
+        return tuple(made)
+
+    def batch(self, count: int) -> None:
+        self.committer.submit(self.begin(count))
+
+    def compact(self) -> None:
+        compactor = StageCompactor(
+            self.store,
+            self.cache,
+            self.head,
+            by="c",
+            threads=1,
+            now_ms=lambda: 1,
+            stop=threading.Event(),
+        )
+        tuple(compactor.until_done(full=True))
+
+    def compute(self, target: Target, batches: Sequence[int]) -> Backfill:
+        """The past in an app of its own, in batches of its own."""
+        runner, state = self.committer, narrowed(self.state, target.columns)
+        self.claim(target.scratch, table_of(state))
+        (end,) = target.ends["t"]
+        for count in (*batches, end):
+            (start,) = self.committer.tip.inputs["t"].offsets
+            self.committer.submit(self.begin(min(count, end - start), state))
+        source, self.committer = self.committer.head, runner
+        assert source.inputs["t"].offsets == (end,)
+        return Backfill(
+            target.since + 1,
+            target.since,
+            target.ids,
+            target.scratch,
+            source.version,
+            source.writer,
+            dict(target.starts),
+            whole=True,
+        )
+
+    def swap(self, backfill: Backfill) -> None:
+        swap(self.store, self.cache, NAMES, backfill, writer="b", by="me", now_ms=lambda: 1)
+
+    def rows(self, at: Manifest | None = None) -> dict[int, dict[str, object]]:
+        """The visible rows of a version, by key."""
+        at = at or self.head
+        assert at.table is not None
+        keys = pa.table({"k": np.unique(self.records["k"].to_numpy())})
+        values, there = multi_get(self.store, self.cache, at.ssts, at.table, hash_keys(keys, ["k"]), keys)
+        found = zip(keys["k"].to_pylist(), values.to_pylist(), there.tolist(), strict=True)
+        return {key: seen(row) for key, row, is_there in found if is_there}
+
+    def expected(self, count: int) -> dict[int, dict[str, object]]:
+        """What the declaration makes of the first so many records, all at once."""
+        rows = self.records.slice(0, count)
+        if not rows.num_rows:
+            return {}
+        state, table = bound(self.state), table_of(self.state)
+        sorted_rows, groups = group(rows.append_column("_hash", pa.array(hash_keys(rows, ["k"]))), ["k"])
+        keys = sorted_rows.select(["k"]).take(pa.array(groups.starts))
+        nothing = pa.table([pa.nulls(groups.num, each.type) for each in state.values], schema=state.values)
+        made = state.merge(sorted_rows, groups, keys, nothing).values
+        assert made.column_names == [each.name for each in table.values]
+        return {key: seen(row) for key, row in zip(keys["k"].to_pylist(), made.to_pylist(), strict=True)}
+
+
+def seen(row: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in row.items() if not name.startswith("_")}
+
+
+def records(num: int, seed: int) -> pa.Table:
+    random = np.random.default_rng(seed)
+    amounts = random.integers(-50, 50, num)
+    return pa.table(
+        {
+            "k": random.integers(0, 8, num),
+            "by": random.permutation(num),
+            "amount": pa.array(amounts, pa.int64(), mask=amounts % 5 == 0),
+            "name": pa.array([f"n{number}" for number in random.integers(0, 99, num)]),
+        },
+        schema=RECORDS,
+    )
+
+
+AGGREGATES = sw.aggregate(**OLD), sw.aggregate(**OLD, **NEW)
+UPSERT = sw.upsert(by="by")
+
+
+class _Narrow:
+    """An upsert of fewer columns."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+
+    def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
+        return UPSERT.bind([pa.schema([each for each in rows[0] if each.name in self._columns])], key)
+
+    def describe(self) -> str:
+        return UPSERT.describe()
+
+
+UPSERTS = _Narrow(["k", "by", "amount"]), UPSERT

@@ -1,0 +1,247 @@
+"""A backfill is there as a whole or not at all, and every verb knows that rows are others since."""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from msgspec.structs import replace
+from slackwater.errors import Refused
+from slackwater.pipeline.state.protocol import State
+from slackwater.snapshot.backfill.scratch import discard, is_needed, sweep
+from slackwater.snapshot.backfill.targets import Target, backfillable, nothing
+from slackwater.snapshot.bisect.flips import scan
+from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.moments import StoredCut, diff
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.status.roster import Beat, beat
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import Wrapper
+from slackwater.store.versions import apps, history
+from slackwater.store.versions.manifest import Ttl
+from ulid import ULID
+
+from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, records, table_of
+from tests.support.collecting import Killed
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    app = App(tmp_path, records(100, 7), *AGGREGATES)
+    app.batch(20)
+    app.batch(15)
+    return app
+
+
+class Mortal(Wrapper):
+    """A store whose user is killed at some request."""
+
+    def __init__(self, inner: ObjectStore, requests: int) -> None:
+        super().__init__(inner)
+        self.left = requests
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return request()
+
+
+def test_a_batch_that_was_under_way_gets_the_values_too(app: App) -> None:
+    target = app.migrate()
+    backfill = app.compute(target, [])
+    app.batch(10)
+    late = app.begin(12)
+    app.swap(backfill)
+    swapped = app.head
+    assert swapped.kind == "backfill"
+    assert app.rows() == app.expected(45)
+    app.committer.submit(late)
+    assert (app.head.version, app.head.row_seq) == (swapped.version + 1, swapped.version)
+    assert app.rows() == app.expected(57)
+    app.batch(3)
+    assert app.rows() == app.expected(60)
+
+
+@pytest.mark.parametrize("programs", [AGGREGATES, UPSERTS])
+def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_goes_on(
+    tmp_path: Path, programs: tuple[State, State]
+) -> None:
+    """From the first request of computing it to the last of removing what computed it."""
+
+    def whole(app: App, target: Target) -> None:
+        if not app.head.backfills:
+            app.swap(app.compute(target, [9, 4]))
+        assert tuple(sweep(app.store, app.head, 1)) == ()
+
+    killed = [0]
+    for requests in count():
+        app = App(tmp_path / str(requests), records(60, 3), *programs)
+        app.batch(20)
+        target = app.migrate()
+        app.batch(10)
+        before, expected, store = app.rows(), app.expected(30), app.store
+        app.store = Mortal(store, requests)  # type: ignore[assignment]
+        runner = app.committer
+        ended = False
+        with suppress(Killed):
+            whole(app, target)
+            ended = True
+        app.store, app.committer = store, runner
+        assert app.rows() == (expected if app.head.backfills else before)
+        if ended:
+            break
+        killed.append(len(app.head.backfills))
+        whole(app, target)
+        assert app.rows() == expected
+        assert len(app.head.backfills) == 1
+        assert [info.key for info in store.list("") if not info.key.startswith("app/")] == []
+    assert killed.count(0) > 10
+    assert killed.count(1) > 5, "also after the commit"
+
+
+def test_what_computed_it_goes_when_no_batch_may_need_it_and_whoever_is_killed(app: App) -> None:
+    backfill = app.compute(app.migrate(), [])
+    runner = Beat(str(ULID()), "host:1", {"stage": app.head.epoch})
+    beat(app.store, "app", runner)
+    late = app.begin(5)
+    app.swap(backfill)
+    (done,) = app.head.backfills
+    now_ms = app.store.clock_ms
+    assert tuple(sweep(app.store, app.head, now_ms)) == (backfill.app,)
+    app.committer.submit(late)
+    assert is_needed(app.store, app.head, done, now_ms), "more such batches may be waiting"
+    app.batch(5)
+    assert not is_needed(app.store, app.head, done, now_ms)
+    requests = 0
+    while True:
+        with suppress(Killed):
+            discard(Mortal(app.store, requests), backfill.app)
+            break
+        assert requests == 0 or backfill.app not in apps.list_apps(app.store)
+        requests += 1
+    assert not list(app.store.list(f"{backfill.app}/"))
+    app.batch(5)
+    assert app.rows() == app.expected(50)
+
+
+def test_a_batch_whose_values_are_gone_is_not_committed(app: App) -> None:
+    backfill = app.compute(app.migrate(), [])
+    late = app.begin(5)
+    app.swap(backfill)
+    discard(app.store, backfill.app)
+    with pytest.raises(Refused, match=r"what was computed for stage in .* is gone"):
+        app.committer.submit(late)
+    assert app.rows() == app.expected(35)
+
+
+def test_diff_history_bisect_and_verify_know_of_it(app: App) -> None:
+    backfill = app.compute(app.migrate(), [])
+    app.batch(10)
+    before = app.head
+    app.swap(backfill)
+    app.batch(5)
+    app.compact()
+    then, now = (resolve(app.store, f"app/stage@v{v}", now_ms=2) for v in (before.version, before.version + 1))
+    (found,) = diff(app.cache, StoredCut(app.store, then), StoredCut(app.store, now))
+    rows = app.rows(history.read(app.store, *NAMES, before.version + 1))
+    changed = {key for key, row in app.rows(before).items() if row != rows[key]}
+    assert found.changed == len(changed) > 0
+    key = min(changed)
+    told = key_history(app.store, app.cache, "app", "stage", [key], now_ms=2).changes
+    (filled,) = [each for each in told if each.version == before.version + 1]
+    assert (filled.kind, filled.windows) == ("changed", ())
+    assert filled.after is not None
+    assert filled.before is not None
+    assert filled.after["amounts"] == rows[key]["amounts"] != filled.before["amounts"]
+    assert {name for name in filled.after if filled.after[name] != filled.before[name]} <= {
+        *("amounts", "sum", "low", "high", "average", "opened", "touched")
+    }
+    assert verify(app.store, "app", now_ms=2, deep=True).differences == ()
+    # The first version at which no key lacks a value.
+    flips = scan(
+        app.store, app.cache, "app", Where("SELECT * FROM stage WHERE touched IS NULL"), good="app/stage@v3", now_ms=2
+    )
+    assert flips.flips[-1].version == before.version + 1
+    assert flips.flips[-1].keys == 0
+    with closing(connect(app.store, app.cache, resolve(app.store, "app", now_ms=2))) as con:
+        assert run_query(con, "SELECT sum(amounts) FROM stage").to_pylist() == [
+            {"sum(amounts)": sum(int(str(row["amounts"])) for row in app.expected(50).values())}
+        ]
+
+
+def test_what_cannot_be_computed_says_why(app: App) -> None:
+    app.migrate()
+    head = app.head
+    assert head.table is not None
+    declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, head.table)})
+
+    def why(**changes: object) -> str:
+        table = replace(head.table, **changes)  # type: ignore[type-var]
+        found = backfillable(app.store, {"stage": replace(head, table=table)}, declared)
+        refused = nothing(found.left, "app")
+        assert refused is not None
+        return refused.message
+
+    assert "its state is update" in why(state="update")
+    assert "its rows expire" in why(ttl=Ttl(1_000))
+    values = tuple(replace(each, default="3") if each.name == "high" else each for each in head.table.values)
+    assert "rows from before the migration have 3 in high" in why(values=values)
+    upstream = Declared(
+        "app",
+        {
+            "first": DeclaredStage("first", {"t": ""}, {"c": "k long"}, table_of(AGGREGATES[0])),
+            "stage": DeclaredStage("stage", {"c": "first"}, {}, head.table),
+        },
+    )
+    (left,) = backfillable(app.store, {"stage": head}, upstream).left
+    assert "first sends, which keeps state" in left.why
+    later = resolve(app.store, "app", now_ms=2)
+    app.batch(5)
+    assert backfillable(app.store, {"stage": app.head}, declared, since=later).left == ()
+    after = resolve(app.store, "app", now_ms=2)
+    (left,) = backfillable(app.store, {"stage": app.head}, declared, since=after).left
+    assert "is later than the migration" in left.why
+
+
+def test_from_a_moment_on_only_later_records_count(app: App) -> None:
+    """Beside a stage that itself began somewhere: then nothing is missing."""
+    target = app.migrate()
+    assert (target.starts, target.ends, target.begins, target.records) == ({"t": (0,)}, {"t": (35,)}, True, 35)
+    declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, table_of(app.state))})
+    moment = resolve(app.store, "app/stage@v2", now_ms=2)
+    (later,) = backfillable(app.store, {"stage": app.head}, declared, since=moment).targets
+    assert (later.starts, later.begins, later.records) == ({"t": (20,)}, False, 15)
+
+
+def test_a_long_name_still_names_the_app_that_computes(app: App) -> None:
+    target = app.migrate()
+    assert target.scratch == "app-backfill-stage-v4"
+    long = type(target)("a" * 63, "s" * 63, 4, (), (), {}, {}, begins=True)
+    assert len(long.scratch) == 63
+    assert long.scratch != type(target)("a" * 63, "s" * 63, 5, (), (), {}, {}, begins=True).scratch
+
+
+def test_sums_without_room_are_refused_and_nothing_is_committed(tmp_path: Path) -> None:
+    """What does not fit is an error, as it is in a batch."""
+    most = (1 << 63) - 1
+    rows = records(2, 1).set_column(2, "amount", pa.array([most, most], pa.int64()))
+    rows = rows.set_column(0, "k", pa.array([1, 1], pa.int64()))
+    app = App(tmp_path, rows, sw.aggregate(n=sw.count()), sw.aggregate(n=sw.count(), sum=sw.sum("amount")))
+    app.batch(1)
+    backfill = app.compute(app.migrate(), [])
+    app.batch(1)
+    head = app.head
+    with pytest.raises(Refused, match="sum of stage cannot be computed over the past: overflow"):
+        app.swap(backfill)
+    assert app.head == head
