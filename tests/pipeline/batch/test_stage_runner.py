@@ -49,7 +49,7 @@ class Looped(StageRunner):
     jobs = 0
 
     def _compute(  # type: ignore[override]
-        self, rows: list[int], base: Manifest, clock_ms: int, bound_ms: int
+        self, rows: list[int], base: Manifest, clock_ms: int, bound_ms: int, falling: object
     ) -> tuple[Result, ...]:
         self.jobs += 1
         (channel,) = self.stage.writes
