@@ -17,6 +17,7 @@ __all__ = [
     "decode",
     "errors",
     "first",
+    "foreach_version",
     "last",
     "leveled",
     "max",
@@ -24,6 +25,7 @@ __all__ = [
     "min",
     "open",
     "repartition",
+    "sink",
     "sum",
     "table",
     "topic",
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
+    from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import table
     from .pipeline.messages.decode import decode
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
@@ -45,9 +48,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "App": "pipeline.api.app",
     "decode": "pipeline.messages.decode",
+    "foreach_version": "pipeline.api.sink",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.app",
+    "sink": "pipeline.api.sink",
     "table": "pipeline.api.table",
     "topic": "pipeline.api.app",
     "universal": "pipeline.api.compaction_policy",

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit
-from ...store.versions.manifest import Input, Manifest, Output
+from ...store.versions.manifest import Input, Manifest, Output, Sink
 from ..source.planner import Position
 from .snapshot_events import Outcome
 from .task import Result
@@ -53,6 +53,7 @@ def next_manifest(
         draft,
         inputs=draft.inputs | {name: _read(base.inputs[name], end) for name, end in positions.items()},
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
+        sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),
         recorded=outcome.recorded,
@@ -98,6 +99,19 @@ def _sent(
         rows=sum(sent) - sum(before.sent),
         markers=mine,
         sent=tuple(sent),
+    )
+
+
+def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
+    """The sink with the rows that the tasks wrote for it."""
+    mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
+    rows = sum(part.rows for _, part in mine)
+    return replace(
+        before,
+        end=max([before.end, *(part.end for _, part in mine)]),
+        attempts=tuple(sorted(attempt for attempt, _ in mine)),
+        rows=rows,
+        sent=before.sent + rows,
     )
 
 

@@ -40,7 +40,7 @@ from .places import Places
 from .prefetcher import Delivery, Prefetcher
 from .schemas import Shape, apply
 from .snapshot_events import arrive
-from .task import Result, StateTask, WriteTask
+from .task import Result, StateTask, WriteTask, target_of
 from .write_stall import Stall, Triggers
 
 if TYPE_CHECKING:
@@ -311,8 +311,7 @@ class StageRunner:
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
     def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int) -> tuple[Result, ...]:
-        outputs = [(channel, base.outputs[channel.name]) for channel in self.stage.writes]
-        targets = tuple((channel, output.topic, len(output.ends)) for channel, output in outputs)
+        targets = tuple(target_of(one, base) for one in self.stage.writes)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         if self._shape.bound is None or base.table is None:

@@ -24,10 +24,12 @@ from ...store.read.version_stats import looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
-from ...store.versions.manifest import Sst, Table
+from ...store.versions.manifest import Manifest, Sst, Table
 from ..api.app import Repartition
+from ..api.sink import Encoding, Sink
 from ..kafka.messages import split
 from ..kafka.records import send
+from ..messages import outgoing
 from ..source.worker import configure_worker
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
@@ -61,8 +63,25 @@ class Result(msgspec.Struct, frozen=True):
     """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
 
 
-Outputs = tuple[tuple[Repartition, str, int], ...]
-"""Each channel, its Kafka topic and that topic's number of partitions."""
+@dataclass(frozen=True, slots=True)
+class ToSink:
+    """A sink as tasks know it; without `encoding`, its rows stay as they are, for a function."""
+
+    name: str
+    encoding: Encoding | None
+
+
+Outputs = tuple[tuple[Repartition | ToSink, str, int], ...]
+"""Each channel or sink, its Kafka topic and that topic's number of partitions. No topic for what is not written."""
+
+
+def target_of(one: Repartition | Sink, base: Manifest) -> tuple[Repartition | ToSink, str, int]:
+    """Where a batch on this version writes what is for a channel or a sink."""
+    if isinstance(one, Repartition):
+        return one, base.outputs[one.name].topic, len(base.outputs[one.name].ends)
+    # A clone has no sinks but those that it was told to publish.
+    topic = base.sinks[one.name].topic if one.name in base.sinks else ""
+    return ToSink(one.name, one.encoding), topic, 1
 
 
 def _send(
@@ -71,12 +90,23 @@ def _send(
     """Send each output, in their order, its rows, to the partition of each."""
     sent = {}
     for (channel, topic, count), (rows, targets) in zip(outputs, parts, strict=True):
+        if not topic:
+            continue
+        if isinstance(channel, ToSink) and channel.encoding is not None:
+            rows = outgoing.records(rows, channel.encoding, places.patience_s)
         messages = list(split(rows, targets))
         if messages:
             ends = send(places.kafka, topic, messages, attempt.encode(), patience_s=places.patience_s)
             counts = np.bincount(targets, minlength=count).tolist()
             sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
     return sent
+
+
+def _targets(rows: pa.Table, channel: Repartition | ToSink, count: int) -> npt.NDArray[np.integer]:
+    """The partition of each row. A sink has one: its records keep the order in which a task wrote them."""
+    if isinstance(channel, ToSink):
+        return np.zeros(rows.num_rows, np.int32)
+    return partition_of(hash_keys(rows, channel.key), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +188,7 @@ class StateTask(Task):
             # One table is for all outputs.
             each = tables if len(tables) > 1 else tables * len(self.outputs)
             targets = [
-                partition_of(hash_keys(rows, channel.key), count)
-                for rows, (channel, _, count) in zip(each, self.outputs, strict=True)
+                _targets(rows, channel, count) for rows, (channel, _, count) in zip(each, self.outputs, strict=True)
             ]
             sent = _send(self.places, self.outputs, list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)

@@ -22,6 +22,7 @@ from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
+from ..publish.publishers import Publishers
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
@@ -79,10 +80,20 @@ def run(
             known = shapes(app, spark)
         with stop.at_once():
             claimed = _claim(start, known, news)
-            runners = _build(start, known, claimed, spark, on_commit, stack)
+            publishers = _publishers(start, claimed)
+            stack.callback(publishers.close)
+            runners = _build(start, known, claimed, spark, on_commit, stack, publishers)
+            publishers.start()
         claimer = start.claimer
         reporter = LagReporter(
-            start.heartbeats, options.kafka, app.name, writer=claimer.writer, by=claimer.by, runners=runners, news=news
+            start.heartbeats,
+            options.kafka,
+            app.name,
+            writer=claimer.writer,
+            by=claimer.by,
+            runners=runners,
+            news=news,
+            places=publishers.places,
         )
         stack.callback(reporter.close)
         reporter.start()
@@ -92,9 +103,25 @@ def run(
         catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
-        supervisor = Supervisor(spark, runners, completer, Announcer(options.kafka, app.name), catch_up, stop, news)
+        announcer = Announcer(options.kafka, app.name)
+        supervisor = Supervisor(spark, runners, completer, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
+
+
+def _publishers(start: Start, claimed: Mapping[str, Manifest]) -> Publishers:
+    """Who publishes what the stages write for their sinks."""
+    options, store, app = start.options, start.store, start.app.name
+    info = apps.read_app(store, app)
+    return Publishers(
+        store,
+        info,
+        options.kafka,
+        start.stages,
+        claimed,
+        accept_loss=options.accept_loss,
+        patience_s=options.patience_s,
+    )
 
 
 def _collector(start: Start, runners: tuple[StageRunner, ...], news: News) -> Collector | None:
@@ -138,6 +165,7 @@ def _build(
     spark: SparkSession,
     on_commit: Callable[[BatchReport], None],
     stack: ExitStack,
+    publishers: Publishers,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     options, stages = start.options, start.stages
@@ -154,6 +182,10 @@ def _build(
 
     def report(batch: BatchReport) -> None:
         on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots, names)))
+
+    def move(head: Manifest, tip: Manifest) -> None:
+        backpressure.move(head, tip)
+        publishers.move(head)
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
@@ -187,7 +219,7 @@ def _build(
             meter=StageMeter(scratch / "counts" / stage.name, store, *shared),
             access=start.access,
             on_commit=report,
-            on_move=backpressure.move,
+            on_move=move,
         )
         stack.callback(runner.close)
         backpressure.move(runner.head, runner.tip)

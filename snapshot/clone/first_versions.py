@@ -134,6 +134,8 @@ def _first_version(
             for name, output in source.outputs.items()
             for copied in [carried[name]]
         },
+        # What the source has not published yet, it publishes itself.
+        sinks={},
         ssts=tuple(_from(sst, store.url, target.url) for sst in source.ssts),
         # Snapshots under way are the source's.
         recorded={},

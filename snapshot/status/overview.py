@@ -9,13 +9,13 @@ from ... import instants
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
-from ...store.versions import apps, history
+from ...store.versions import apps, history, published
 from ...store.versions.manifest import Manifest, Origin
 from ...store.versions.usage import recent
 from ..cut.graph import order
 from ..cut.requests import open_requests
 from . import roster
-from .lag import EndOffsets, InputLag, input_lag
+from .lag import EndOffsets, InputLag, SinkLag, input_lag, sink_lags
 
 _RECENT = 100
 """Versions that figures of a table are told of."""
@@ -68,6 +68,8 @@ class StageOverview:
     """Whether it has no part in the app any more; then it has no lag."""
     figures: TableFigures | None
     """Only in detail, and of a stage with a table."""
+    sinks: tuple[SinkLag, ...] = ()
+    """As far as the store knows: publishers note where they are every few seconds."""
     since: dict[str, int] = field(default_factory=dict)
     """Columns that migrations added to the table, and the version that each is there since."""
 
@@ -117,7 +119,14 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
         created_ms=info.created_ms,
         origin=info.origin,
         stages=tuple(
-            _stage(heads[stage], heads, ends_of, alive, _figures(store, heads[stage]) if in_detail else None)
+            _stage(
+                heads[stage],
+                heads,
+                ends_of,
+                alive,
+                _figures(store, heads[stage]) if in_detail else None,
+                sink_lags(heads[stage], published.places(store, heads[stage])),
+            )
             for stage in order(heads)
         ),
         requested=tuple(request.name for request in open_requests(store, app)),
@@ -156,6 +165,7 @@ def _stage(
     ends_of: EndOffsets,
     alive: tuple[roster.Beat, ...] | None,
     figures: TableFigures | None,
+    sinks: tuple[SinkLag, ...],
 ) -> StageOverview:
     return StageOverview(
         stage=head.stage,
@@ -173,6 +183,7 @@ def _stage(
         inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
         retired=head.retired,
         figures=figures,
+        sinks=sinks,
         since=head.table.added if head.table is not None else {},
     )
 

@@ -25,11 +25,11 @@ from ..objects.protocol import ObjectStore
 from . import checks, unreadable
 from .limits import MAX_OBJECT_BYTES, MAX_OBJECT_VALUES
 
-FORMAT = 3
+FORMAT = 4
 """The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
 which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
 SSTs are read that were written under other columns, and with versions by which a table begins with rows from
-elsewhere."""
+elsewhere; 4 with sinks, whose rows who does not carry them on would never publish."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

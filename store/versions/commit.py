@@ -31,8 +31,8 @@ def successor(
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
     State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
-    have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, `lost` is empty and
-    `stats` None. `time_ms` is `now_ms`, or one more than `head`'s when the clock is behind it.
+    have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, and so do sinks,
+    `lost` is empty and `stats` None. `time_ms` is `now_ms`, or one more than `head`'s when the clock is behind it.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
@@ -52,6 +52,7 @@ def successor(
         kind=kind,
         inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
         outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
+        sinks={name: replace(sink, attempts=(), rows=0) for name, sink in head.sinks.items()},
         lost={},
         duration_ms=duration_ms,
         seq=0,
