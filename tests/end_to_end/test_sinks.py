@@ -24,7 +24,7 @@ from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 
-from tests.support.published import committed
+from tests.pipeline.publish.reader import committed
 from tests.support.running import APPS, Ledger, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

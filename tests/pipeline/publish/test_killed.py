@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 
-from tests.support.published import committed
+from tests.pipeline.publish.reader import committed
 
 pytestmark = pytest.mark.kafka
 
