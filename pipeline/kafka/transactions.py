@@ -26,7 +26,6 @@ _OVERTAKEN = (
 _NEVER = (
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.INVALID_TRANSACTION_TIMEOUT,
 )
 
 
@@ -187,6 +186,11 @@ class Transactions:
             return Refused(
                 f"{where} in transactions of {self._id!r}: {error.str()}",
                 hint="a sink needs the rights Write and Describe on its TransactionalId, and Read on the stage's group",
+            )
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return Refused(
+                f"{where} in transactions of up to {_TIMEOUT_S} s",
+                hint=f"the broker's transaction.max.timeout.ms is less than {_TIMEOUT_S * 1000}: raise it",
             )
         if code in _OVERTAKEN:
             return Fenced(error.str())

@@ -15,13 +15,14 @@ from itertools import islice
 from typing import Protocol
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ...errors import Corruption, SlackwaterError
 from ...store.versions.manifest import Manifest, Sink
 from ...store.versions.published import Place
 
 _AHEAD = 1_000
-"""Committed versions that are remembered; further ones are read again from the store."""
+"""Committed versions that are remembered; further ones are read from the store."""
 _READ = 100
 """Versions that are read from the store at once."""
 
@@ -102,31 +103,28 @@ class Backlog:
     def __init__(self, sink: str, after: Callable[[int], Iterable[Manifest]]) -> None:
         self._sink = sink
         self._after = after
+        self._heard: deque[tuple[int, Sink | None]] = deque(maxlen=_AHEAD)
         self._known: deque[tuple[int, Sink]] = deque()
-        self._from = self._up_to = self._newest = 0
-        """All versions after the first and up to the second are known, or have no rows."""
+        self._up_to = self._newest = 0
+        """All versions up to the first are known, published, or without rows; there are some up to the second."""
 
     def restart(self, version: int) -> None:
         """Go on behind this version."""
-        if version < self._from:
-            self._known.clear()
-            self._up_to = version
-        self._from = version
-        self._up_to = max(self._up_to, version)
+        self._known.clear()
+        self._up_to = version
 
     def offer(self, committed: Manifest) -> None:
-        """A version was committed. May be called from another thread."""
-        if committed.version == self._up_to + 1 and len(self._known) < _AHEAD:
-            self._add(committed)
-        self._newest = max(self._newest, committed.version)
+        """A version was committed. May be called from another thread; one that is missed is read from the store."""
+        self._heard.append((committed.version, committed.sinks.get(self._sink)))
 
     def share(self, place: Place, max_rows: int) -> Share | None:
         """What is published next behind a place; None when all that is committed is."""
+        self._listen()
         while self._known and self._known[0][0] <= place.version:
             self._known.popleft()
         while not self._known and self._up_to < self._newest:
             for manifest in islice(self._after(self._up_to), _READ):
-                self._add(manifest)
+                self._add(manifest.version, manifest.sinks.get(self._sink))
         if not self._known:
             return None
         taken = [self._known[0]]
@@ -140,11 +138,21 @@ class Backlog:
         attempts = frozenset(attempt for _, sink in taken for attempt in sink.attempts)
         return Share(place.offset, last.end, attempts, Place(version, last.end, last.sent))
 
-    def _add(self, manifest: Manifest) -> None:
-        sink = manifest.sinks.get(self._sink)
+    def passed(self, place: Place) -> Place:
+        """The place, where there is nothing to publish, behind the versions without rows that came since."""
+        return place if self._known else replace(place, version=max(place.version, self._up_to))
+
+    def _listen(self) -> None:
+        while self._heard:
+            version, sink = self._heard.popleft()
+            self._newest = max(self._newest, version)
+            if version == self._up_to + 1 and len(self._known) < _AHEAD:
+                self._add(version, sink)
+
+    def _add(self, version: int, sink: Sink | None) -> None:
         if sink is not None and sink.rows:
-            self._known.append((manifest.version, sink))
-        self._up_to = manifest.version
+            self._known.append((version, sink))
+        self._up_to = version
 
 
 class Publisher:
@@ -176,6 +184,7 @@ class Publisher:
         """
         share = self._backlog.share(self.place, self._target.max_rows)
         if share is None:
+            self.place = self._backlog.passed(self.place)
             return False
         self._target.begin(share.place.version)
         rows, most = self.place.rows, max(1, self._target.max_rows)

@@ -51,7 +51,6 @@ class SinkThread:
         claimed: The claim's version, which has the sink.
         name: The sink's.
         make: Makes the target, from what says the store's place, and what notes one.
-        notes: Whether the target itself notes each place in the store; else it is noted here, now and then.
         check_epoch: Raises `Fenced` where somebody took the stage over.
         accept_loss: Go on without rows that Kafka has lost.
         patience_s: How long Kafka, or a function, may fail.
@@ -65,7 +64,6 @@ class SinkThread:
         name: str,
         make: Callable[[Callable[[], Place | None], Callable[[Place], None]], Target],
         *,
-        notes: bool,
         check_epoch: Callable[[], None],
         accept_loss: bool,
         patience_s: float,
@@ -76,7 +74,6 @@ class SinkThread:
         """Why nothing is published any more."""
         self._store, self._kafka, self._claimed = store, kafka, claimed
         self._topic = claimed.sinks[name].topic
-        self._notes = notes
         self._check_epoch = check_epoch
         self._accept_loss, self._patience_s = accept_loss, patience_s
         self._noted: Place | None = None
@@ -113,12 +110,17 @@ class SinkThread:
         place = self.place
         return place is not None and place.rows >= self._head.sinks[self.sink].sent
 
-    def close(self) -> None:
-        """End after what is under way; what takes long is left, and published by the next runner."""
+    def stop(self) -> None:
+        """End after what is under way."""
         with self._news:
             self._over = True
             self._news.notify()
-        self._thread.join(_END_S)
+
+    def close(self) -> None:
+        """Wait for the end; what takes long is left, and published by the next runner."""
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
 
     def _go_on(self) -> None:
         patience = Patience(f"what {self.name} publishes to", self._patience_s)
@@ -196,7 +198,7 @@ class SinkThread:
     def _keep_up(self) -> None:
         """Note the place, and have Kafka delete what is published, now and then."""
         now = time.monotonic()
-        if now >= self._note_due and not self._notes:
+        if now >= self._note_due:
             self._note_due = now + _NOTE_S
             self._note_now()
         if now >= self._purge_due:
@@ -207,8 +209,8 @@ class SinkThread:
 
     def _note_now(self) -> None:
         place = self.place
-        if not self._notes and place is not None and place != self._noted:
-            # It is no more than a help: the next one is as good.
+        if place is not None and place != self._noted:
+            # What must be noted the target notes itself; the next one of these is as good.
             with suppress(Unavailable):
                 self._note(place)
 

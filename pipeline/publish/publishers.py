@@ -25,7 +25,7 @@ class Publishers:
 
     Args:
         store: Of the app.
-        info: Who the app is.
+        info: Who the app is; None where no stage has sinks.
         kafka: Client properties.
         stages: As declared.
         claimed: The claims, by stage.
@@ -36,7 +36,7 @@ class Publishers:
     def __init__(
         self,
         store: ObjectStore,
-        info: AppInfo,
+        info: AppInfo | None,
         kafka: Kafka,
         stages: Sequence[Stage],
         claimed: Mapping[str, Manifest],
@@ -52,7 +52,6 @@ class Publishers:
                 claimed[stage.name],
                 sink.name,
                 self._maker(store, claimed[stage.name], sink),
-                notes=sink.kind == "function",
                 check_epoch=partial(_check_epoch, store, claimed[stage.name]),
                 accept_loss=accept_loss,
                 patience_s=patience_s,
@@ -91,6 +90,8 @@ class Publishers:
     def close(self) -> None:
         """End all, after what is under way."""
         for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
             thread.close()
 
     def _maker(
@@ -119,7 +120,7 @@ class Publishers:
             return ToTopic(
                 name,
                 transactions,
-                app_id=self._info.created_ms,
+                app_id=self._info.created_ms if self._info is not None else 0,
                 first=begun.since,
                 since=since,
                 stored=stored,

@@ -61,12 +61,13 @@ class ToTopic:
         """See the Protocol. Raises `Broken`, and `Refused` where nobody knows any more what was published."""
         try:
             found = self._transactions.open()
-            place = self._place(*found) if found else None
+            place, stored = self._place(*found) if found else None, self._stored()
             if place is None:
-                place = self._begin(self._stored())
+                place = self._begin(stored)
         except (Aborted, Fenced) as error:
             raise Broken(str(error)) from error
-        return place
+        # Versions without rows bring no transaction; the store's place passes over them.
+        return max(place, stored) if stored is not None and stored.rows == place.rows else place
 
     def begin(self, version: int) -> None:
         """See the Protocol."""

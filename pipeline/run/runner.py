@@ -112,7 +112,7 @@ def run(
 def _publishers(start: Start, claimed: Mapping[str, Manifest]) -> Publishers:
     """Who publishes what the stages write for their sinks."""
     options, store, app = start.options, start.store, start.app.name
-    info = apps.read_app(store, app)
+    info = apps.read_app(store, app) if any(one.sinks for one in claimed.values()) else None
     return Publishers(
         store,
         info,

@@ -79,7 +79,7 @@ def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_
         program.run(store=ledger.store, kafka=kafka.bootstrap, until_caught_up=True, max_records=700)
 
     ledger.send(500)
-    with pytest.raises(NotFound, match=f"Kafka topic '{alerts}'"):
+    with pytest.raises(NotFound, match=f"no Kafka topic named '{alerts}'"):
         run(app)
     store = open_store(ledger.store)
     assert not list(store.list(""))

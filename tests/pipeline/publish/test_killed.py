@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.consumer_groups import delete_groups, group_of
 
 from tests.pipeline.publish.reader import committed
 
@@ -86,6 +87,28 @@ def test_each_row_is_published_once_whatever_is_killed(kafka: EmbeddedKafka, tmp
         kill_after(app.start(), versions, chance.random() / 20)
     app.finish()
     app.check()
+
+
+def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    app = App(tmp_path, kafka, 1_000)
+    app.finish()
+    forget(app)
+    # All that was committed was published, as the store knows: it goes on behind that.
+    app.rows = 2_000
+    app.finish()
+    app.check()
+    app.rows = 1_000_000
+    kill_after(app.start(), 20, 0)
+    forget(app)
+    process = app.start()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert f"Kafka has forgotten how far sink '{app.topic}' of stage 'numbers' was published" in errors
+
+
+def forget(app: App) -> None:
+    """The broker loses the group's offsets, as it does after a week."""
+    delete_groups({"bootstrap.servers": app.broker.bootstrap}, [group_of(app.name, "numbers")])
 
 
 @pytest.mark.soak
