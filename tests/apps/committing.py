@@ -100,6 +100,7 @@ def main() -> None:
         head = replace(draft, sinks=sinks)
         commit.commit(store, head)
         publishers.move(head)
+        publishers.check()
         sys.stdout.write(f"{head.version}\n")
         sys.stdout.flush()
     while not publishers.done:

@@ -160,3 +160,16 @@ def test_versions_that_it_did_not_hear_of_are_read_from_the_store() -> None:
     backlog.offer(replace(stage.versions[-1]))
     assert backlog.share(Place(6, 5, 10), 1_000).place == Place(8, 7, 14)  # type: ignore[union-attr]
     assert reads == [6]
+
+
+def test_a_sink_that_is_seldom_written_holds_nothing_back() -> None:
+    stage, broker = Stage(), Broker()
+    stage.commit([2], 0)
+    runner = Runner(stage, Topic(broker, lambda: "", 10))
+    for _ in range(50):
+        stage.commit([], 0)
+    runner.hear()
+    while runner.step():
+        pass
+    assert runner.publisher.place == Place(52, 1, 2)
+    assert broker.place == Place(2, 1, 2)

@@ -82,7 +82,7 @@ def kill_after(process: "subprocess.Popen[str]", versions: int, pause_s: float) 
 
 
 def test_each_row_is_published_once_whatever_is_killed(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    app, chance = App(tmp_path, kafka, 6_000), random.Random(1)
+    app, chance = App(tmp_path, kafka, 5_000), random.Random(1)
     for versions in (1, 4, 3):
         kill_after(app.start(), versions, chance.random() / 20)
     app.finish()
@@ -98,7 +98,7 @@ def test_a_place_that_kafka_forgot_is_not_guessed(kafka: EmbeddedKafka, tmp_path
     app.finish()
     app.check()
     app.rows = 1_000_000
-    kill_after(app.start(), 20, 0)
+    kill_after(app.start(), 8, 0)
     forget(app)
     process = app.start()
     _, errors = process.communicate(timeout=120)
