@@ -46,7 +46,7 @@ def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
         Row.at_least(
             f"publishing {records:,} records of a sink, exactly once",
             f"{records / ours:,.0f} records/s",
-            f"a plain producer, whole lists at a time: {records / plain:,.0f} records/s",
+            f"a plain producer: {records / plain:,.0f} records/s",
             plain / ours,
             0.8,
         ),
@@ -123,7 +123,7 @@ def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> f
 
 
 def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str) -> float:
-    """Seconds that a producer of the same properties takes, without transactions, from lists that are there."""
+    """Seconds that a producer of the same properties takes, without transactions, from lists that are in memory."""
     from slackwater.pipeline.kafka import topics
 
     topics.create_topics({"bootstrap.servers": bootstrap}, {topic: PARTITIONS})
@@ -137,10 +137,10 @@ def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str
     }
     producer = Producer(properties)
     began = time.perf_counter()
-    for at in range(0, len(keys), 10_000):
-        pairs = zip(keys[at : at + 10_000], values[at : at + 10_000], strict=True)
-        producer.produce_batch(topic, [{"key": key, "value": value} for key, value in pairs])
-        producer.poll(0)
+    for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+        producer.produce(topic, value, key)
+        if number % 10_000 == 0:
+            producer.poll(0)
     assert producer.flush(120) == 0
     return time.perf_counter() - began
 
