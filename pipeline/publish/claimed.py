@@ -79,7 +79,8 @@ def _check_published(store: ObjectStore, draft: Manifest, gone: Mapping[str, Sin
         left = published.behind(sink, published.newest(store, draft, name))
         if left:
             raise Refused(
-                f"stage {draft.stage!r} no longer has the sink {name!r}, of which {left:,} rows are not published yet",
+                f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
+                f"{left:,} to go",
                 hint="run the program that has it until `slackwater status` shows that all is published, or give "
                 "these rows up by --accept-loss",
             )

@@ -75,7 +75,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     for name, place in published.places(store, head).items():
         if left := published.behind(head.sinks[name], place):
             raise Refused(
-                f"stage {app}/{stage} has {left:,} rows for its sink {name!r} that are not published yet",
+                f"not all that stage {app}/{stage} wrote for its sink {name!r} is published yet: {left:,} rows to go",
                 hint=f"run the program that has it until `slackwater status {app}` shows none",
             )
     unread = {

@@ -358,7 +358,7 @@ def test_a_stage_with_rows_to_be_published_is_not_retired(app: FlightsApp) -> No
     head = app.heads["carriers"]
     draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
     head = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
-    with pytest.raises(Refused, match="flights/carriers has 2 rows for its sink 'alerts' that are not published yet"):
+    with pytest.raises(Refused, match="flights/carriers wrote for its sink 'alerts' is published yet: 2 rows to go"):
         gone(app)
     published.note(app.store, head, "alerts", Place(head.version, 1, 2), None)
     assert not gone(app).already
