@@ -114,6 +114,13 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
     except Corruption as error:
         alive = None
         damaged.append(f"{app}: which stages run is not known: {error.message} ({error.hint})")
+    sinks: dict[str, tuple[SinkLag, ...]] = {}
+    for stage, head in heads.items():
+        try:
+            sinks[stage] = sink_lags(head, published.places(store, head))
+        except Corruption as error:
+            sinks[stage] = ()
+            damaged.append(f"{app}/{stage}: how far its sinks are is not known: {error.message} ({error.hint})")
     return AppOverview(
         app=app,
         created_ms=info.created_ms,
@@ -125,7 +132,7 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
                 ends_of,
                 alive,
                 _figures(store, heads[stage]) if in_detail else None,
-                sink_lags(heads[stage], published.places(store, heads[stage])),
+                sinks[stage],
             )
             for stage in order(heads)
         ),
