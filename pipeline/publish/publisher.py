@@ -79,7 +79,7 @@ class SinkThread:
         self._noted: Place | None = None
         self._purged = 0
         self._note_due = self._purge_due = 0.0
-        self._target = make(lambda: published.newest(store, claimed, name), self._note)
+        self._target = make(self._stored, self._note)
         self._backlog = Backlog(name, lambda version: history.after(store, claimed.app, claimed.stage, version))
         self._publisher = Publisher(self.name, self._backlog, self._target, self._read)
         self._opened = self._over = False
@@ -213,6 +213,10 @@ class SinkThread:
             # What must be noted the target notes itself; the next one of these is as good.
             with suppress(Unavailable):
                 self._note(place)
+
+    def _stored(self) -> Place | None:
+        self._noted = published.newest(self._store, self._claimed, self.sink)
+        return self._noted
 
     def _note(self, place: Place) -> None:
         published.note(self._store, self._claimed, self.sink, place, self._noted)

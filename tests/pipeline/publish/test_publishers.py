@@ -21,7 +21,7 @@ from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
 from slackwater.store.objects.memory import MemoryStore
-from slackwater.store.versions import apps, commit, published
+from slackwater.store.versions import apps, commit, keys, published
 from slackwater.store.versions.manifest import AppInfo, Manifest
 
 from tests.pipeline.publish.reader import committed
@@ -128,6 +128,7 @@ def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_interna
     with writer.publishing() as publishers:
         eventually(lambda: topics.offsets(writer.kafka, writer.internal)[0][0] > 0, "published records are deleted")
     assert len(writer.found()) == 40
+    assert len(list(writer.store.list(keys.published(writer.name, "s", writer.topic)))) == 1
 
 
 def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(kafka: EmbeddedKafka) -> None:
