@@ -87,6 +87,10 @@ class Target(Protocol):
         """Publish what was added, and that this is where to go on. Raises `Overtaken` or `Broken`."""
         ...
 
+    def close(self) -> None:
+        """Give up what is open."""
+        ...
+
 
 Read = Callable[[int, int, frozenset[str]], Iterator[tuple[int, pa.Table]]]
 """The rows of these attempts' messages from one offset to before another, each with the offset behind it."""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -34,12 +33,8 @@ _PURGE_S = 60.0
 _END_S = 5.0
 
 
-class Closing(Protocol):
-    """A target that has something open."""
-
-    def close(self) -> None:
-        """Give up what is open."""
-        ...
+Make = Callable[[Callable[[], Place | None], Callable[[Place], None]], Target]
+"""Makes a target, from what says the store's place, and what notes one."""
 
 
 class SinkThread:
@@ -50,7 +45,7 @@ class SinkThread:
         kafka: Where the internal topic is.
         claimed: The claim's version, which has the sink.
         name: The sink's.
-        make: Makes the target, from what says the store's place, and what notes one.
+        make: Makes the target.
         check_epoch: Raises `Fenced` where somebody took the stage over.
         accept_loss: Go on without rows that Kafka has lost.
         patience_s: How long Kafka, or a function, may fail.
@@ -62,7 +57,7 @@ class SinkThread:
         kafka: Kafka,
         claimed: Manifest,
         name: str,
-        make: Callable[[Callable[[], Place | None], Callable[[Place], None]], Target],
+        make: Make,
         *,
         check_epoch: Callable[[], None],
         accept_loss: bool,
@@ -148,8 +143,7 @@ class SinkThread:
         except BaseException as error:
             self.error = error
         finally:
-            if hasattr(self._target, "close"):
-                self._target.close()
+            self._target.close()
 
     def _publish(self, patience: Patience) -> None:
         while not self._over:

@@ -15,7 +15,7 @@ from ..kafka.clients import Kafka
 from ..kafka.consumer_groups import group_of
 from ..kafka.transactions import Transactions
 from .core import Target
-from .publisher import SinkThread
+from .publisher import Make, SinkThread
 from .to_function import ToFunction
 from .to_topic import ToTopic
 
@@ -94,9 +94,7 @@ class Publishers:
         for thread in self._threads:
             thread.close()
 
-    def _maker(
-        self, store: ObjectStore, claimed: Manifest, sink: Sink
-    ) -> Callable[[Callable[[], Place | None], Callable[[Place], None]], Target]:
+    def _maker(self, store: ObjectStore, claimed: Manifest, sink: Sink) -> Make:
         app, stage, begun = claimed.app, claimed.stage, claimed.sinks[sink.name]
         # Until all is published, no collection takes the version that began the sink; after that, nobody asks.
         first = claimed if begun.since == claimed.version else None

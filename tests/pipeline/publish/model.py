@@ -110,6 +110,9 @@ class Topic:
         self.held = None
         self._after()
 
+    def close(self) -> None:
+        self.held = None
+
     def _check(self) -> None:
         if self.broker.owner != self.mine:
             raise Overtaken("fenced")
@@ -168,6 +171,9 @@ class Function:
         self._maybe()
         self.store.append(place)
         self._maybe()
+
+    def close(self) -> None:
+        self.held = []
 
     def _maybe(self) -> None:
         match self.happens():
