@@ -185,6 +185,6 @@ class Transactions:
                 f"{where} in transactions of up to {_TIMEOUT_S} s",
                 hint=f"the broker's transaction.max.timeout.ms is less than {_TIMEOUT_S * 1000}: raise it",
             )
-        if code in _OVERTAKEN:
+        if code in _OVERTAKEN or error.fatal():
             return Fenced(error.str())
         return Aborted(error.str())

@@ -210,8 +210,8 @@ class Publisher:
         return True
 
     def pass_over(self) -> int:
-        """Go on behind what is next without it, as Kafka has lost it; the rows that are given up. Raises as `step`."""
-        share = self._backlog.share(self.place, self._target.max_rows)
+        """Go on behind the next version without it, as Kafka has lost it; the rows given up. Raises as `step`."""
+        share = self._backlog.share(self.place, 0)
         if share is None:
             return 0
         lost = share.place.rows - self.place.rows

@@ -136,6 +136,8 @@ class SinkThread:
                         _log.warning("%s", error.error.message)
                     self._bear(patience, error)
                     self._wait(pause_s)
+                    # To open it again fences whoever has it: that must not be the stage's next runner.
+                    self._check_epoch()
                     pause_s = min(2 * pause_s, _AGAIN_S[1])
                 else:
                     pause_s = _AGAIN_S[0]
