@@ -173,3 +173,17 @@ def test_a_sink_that_is_seldom_written_holds_nothing_back() -> None:
         pass
     assert runner.publisher.place == Place(52, 1, 2)
     assert broker.place == Place(2, 1, 2)
+
+
+def test_of_what_is_lost_a_version_at_a_time_is_passed_over() -> None:
+    stage, broker = Stage(), Broker()
+    for count in (2, 3, 4):
+        stage.commit([count], 0)
+    runner = Runner(stage, Topic(broker, lambda: "", 1_000))
+    runner.hear()
+    runner.step()
+    assert [runner.publisher.pass_over(), runner.publisher.pass_over()] == [2, 3]
+    while runner.step():
+        pass
+    assert broker.published == list(range(5, 9))
+    assert runner.publisher.pass_over() == 0
