@@ -16,6 +16,7 @@ __all__ = [
     "count",
     "decode",
     "errors",
+    "event_time",
     "first",
     "foreach_version",
     "last",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .client import open
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
+    from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import table
     from .pipeline.messages.decode import decode
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "App": "pipeline.api.app",
     "decode": "pipeline.messages.decode",
+    "event_time": "pipeline.api.event_time",
     "foreach_version": "pipeline.api.sink",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",

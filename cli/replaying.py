@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SlackwaterError
+from ..errors import SlackwaterError, Usage
 from .output import Progress
 from .session import Session
 
@@ -28,6 +28,21 @@ class Code:
 def program_file(session: Session, app_name: str, code: Path | None) -> str | None:
     """The program to replay an app with: what was said, else what the settings name; None where neither does."""
     return str(code) if code is not None else session.settings.programs.get(app_name)
+
+
+def needed_program(session: Session, app_name: str, code: Path | None, what_for: str, ran: str = "FILE.py") -> str:
+    """The same, for what cannot be done without: `what_for` goes on from "which program", `ran` is the file to name.
+
+    Raises:
+        Usage: neither says which program.
+    """
+    file = program_file(session, app_name, code)
+    if file is None:
+        raise Usage(
+            f"nothing says which program {what_for}",
+            hint=f"add --code {ran}, or write under [programs] in slackwater.toml: {app_name} = …",
+        )
+    return file
 
 
 @contextmanager

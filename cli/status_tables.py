@@ -42,6 +42,11 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
                 for stage in each.stages
                 if stage.since
             )
+            yield from (
+                _event_time(stage)
+                for stage in each.stages
+                if stage.watermark_ms is not None or stage.ahead or stage.late
+            )
             yield ""
             yield Grid.of(("stage", "reads", ">next offset", ">end", ">lag"), _partitions(each))
 
@@ -68,8 +73,19 @@ def _row(stage: "StageOverview") -> tuple[str, ...]:
         keys,
         str(stage.ssts) if has_table else "-",
         formats.size(stage.bytes) if has_table else "-",
-        "retired" if stage.retired else "; ".join(map(_lag, stage.inputs)),
+        f"called {stage.called} since"
+        if stage.called
+        else "retired"
+        if stage.retired
+        else "; ".join(map(_lag, stage.inputs)),
     )
+
+
+def _event_time(stage: "StageOverview") -> str:
+    watermark = "none yet" if stage.watermark_ms is None else instants.when(stage.watermark_ms)
+    ahead = f"; {formats.plural(stage.ahead, 'row')} came too far ahead of the clock" if stage.ahead else ""
+    late = f"; {formats.plural(stage.late, 'row')} left out of the table as late" if stage.late else ""
+    return f"{stage.stage}: watermark {watermark}{ahead}{late}"
 
 
 def _lag(source: "InputLag") -> str:

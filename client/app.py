@@ -1,6 +1,6 @@
 """An app as it is stored: its moments, its history, and what can be done to it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from ..snapshot.clone.clone import clone as make_clone
 from ..snapshot.cut.resolve import resolve
 from ..snapshot.cut.stored import Snapshot, list_snapshots
 from ..snapshot.diff.history import key_history
+from ..snapshot.migrate.migrate import Migrated
 from ..snapshot.query.log import entries
 from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
@@ -236,6 +237,63 @@ class StoredApp(Shown):
             self._predicate(where, check, table, None, ""),
             good=self._ref(good) if good is not None else None,
             bad=self._ref(bad) if bad is not None else None,
+        )
+
+    def migrate(
+        self,
+        code: str | Path,
+        *,
+        rename: Mapping[str, str] | None = None,
+        rename_stage: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+    ) -> Migrated:
+        """Have the app go on with a changed program: all of its stages, or none. No data is rewritten.
+
+        Starts Spark, unless a session runs here already, to see which columns the program declares.
+
+        Args:
+            code: the file of the changed program.
+            rename: stored columns that have another name in it, old to new; `table.old` for one table.
+            rename_stage: stored stages that do.
+            dry_run: only look: `plan` says what would change.
+            master: Spark's master URL; default one thread of this machine.
+            spark_conf: further settings of Spark.
+            py_files: Python files and zips that the program imports.
+
+        Returns:
+            What was changed (`plan.changes`), by which versions, and the snapshot of the moment before.
+
+        Raises:
+            Usage: an argument is not one that could work, or the program declares something that cannot be.
+            NotFound: a rename names a column or stage that is not there, or a new input needs Kafka and nothing says
+                where that is.
+            Refused: what is stored cannot be kept under the program, or somebody else migrates the app. Nothing was
+                changed.
+            Unavailable: the store or Kafka did not answer; the same call again finishes what was begun.
+        """
+        # Spark's Python side takes a second or two.
+        from ..pipeline.migrate.program import migrate_app
+        from ..pipeline.run.options import Options
+        from ..pipeline.run.program import load_app
+        from ..pipeline.spark.conf import check_py_files, check_settings
+        from ..pipeline.spark.shipping import on_path
+
+        client = self._client
+        channels = client.channels()
+        options = Options(
+            store=client.root,
+            kafka=channels.kafka if channels is not None else {},
+            master=master,
+            spark_conf=check_settings(spark_conf or {}, "spark_conf"),
+            py_files=check_py_files(py_files, "py_files"),
+        )
+        on_path(options.py_files)
+        program = load_app(str(code), name=self._name)
+        return migrate_app(
+            program, client.store, options, renames=rename or {}, stages=rename_stage or {}, dry_run=dry_run
         )
 
     def clone(

@@ -8,7 +8,6 @@ from typing import Protocol, Self
 
 import msgspec
 
-from .. import instants
 from ..errors import Usage
 from ..settings import load
 from ..snapshot.clone.channels import Channels
@@ -133,24 +132,15 @@ class Client(Shown):
             Unavailable: the store or Kafka did not answer; the same call again finishes it.
         """
         # Spark's Python side takes a second or two.
-        from ..pipeline.api.starting_offsets import starting_at, starting_offsets_in
-        from ..pipeline.maintain.first_version import first_version
-        from ..pipeline.run.program import load_app
+        from ..pipeline.maintain.first_version import first_version_of
 
         channels = self.known_channels("from which the app goes on")
         app, _, name = stage.partition("/")
         if not name:
             raise Usage(f"{stage!r} names no stage; expected 'app/stage'")
         text = at.isoformat() if isinstance(at, datetime) else at
-        first = first_version(
-            load_app(str(code), name=app),
-            name,
-            self.store,
-            channels.kafka,
-            offsets=starting_offsets_in([f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]),
-            at=starting_at(instants.parse("at", text)) if text else None,
-            by=whoami(),
-        )
+        words = [f"{topic}={_said(where)}" for topic, where in (offsets or {}).items()]
+        first = first_version_of(str(code), app, name, self.store, channels.kafka, offsets=words, at=text, by=whoami())
         return initialise(
             self.store,
             first.manifest,

@@ -57,7 +57,7 @@ class Workers:
         """Whether this is a worker of an executor of ours, or the daemon that forks them."""
         if process not in self._known:
             try:
-                self._known[process] = "pysource.worker" in process.cmdline() and PEER not in process.environ()
+                self._known[process] = "pyspark.worker" in process.cmdline() and PEER not in process.environ()
             except psutil.Error:
                 return False
         return self._known[process]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
@@ -10,6 +12,7 @@ from slackwater.store.compaction.picker import pick_for
 from slackwater.store.compaction.plan import apply
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Input, Kind, Manifest, Sst, Table
@@ -18,25 +21,38 @@ from tests.support.histories import write_parts
 
 
 def ssts(
-    store: ObjectStore, cache: SstCache | None, app: str, stage: str, table: Table, rows: pa.Table, seq: int, level: int
+    store: ObjectStore,
+    cache: SstCache | None,
+    app: str,
+    stage: str,
+    table: Table,
+    rows: pa.Table,
+    seq: int,
+    level: int,
+    base: Sequence[Sst] = (),
 ) -> tuple[Sst, ...]:
     """Write rows as one SST for each state partition that has some.
 
     Args:
         store: where to.
-        cache: that of the writer, None for none.
+        cache: that of the writer; None for none, where nothing is merged into `base`.
         app: whose stage it is.
         stage: the stage.
         table: the table.
         rows: its visible columns, each key once.
         seq: the version that writes them.
         level: of the SSTs.
+        base: the SSTs that they are merged into.
     """
-    hashes = hash_keys(rows, [column.name for column in table.key])
+    keys = rows.select([column.name for column in table.key])
+    hashes, before = hash_keys(keys, keys.schema.names), np.zeros(rows.num_rows, np.int64)
+    if base and cache is not None:
+        multi_get(store, cache, base, table, hashes, keys, seqs=before)
     rows = (
         rows.append_column("_hash", pa.array(hashes))
         .append_column("_seq", pa.array(np.full(rows.num_rows, seq)))
         .append_column("_op", pa.array(np.zeros(rows.num_rows, np.uint8)))
+        .append_column("_prev_seq", pa.array(before))
     )
     return tuple(write_parts(store, app, stage, table, rows, level, cache))
 
@@ -60,7 +76,9 @@ class Stage:
     def put(self, rows: pa.Table, inputs: dict[str, Input] | None = None) -> None:
         """A batch that writes these rows (visible columns, each key once), read up to `inputs`."""
         head = self.head
-        new = ssts(self._store, self._cache, head.app, head.stage, self._table, rows, head.version + 1, 0)
+        new = ssts(
+            self._store, self._cache, head.app, head.stage, self._table, rows, head.version + 1, 0, base=head.ssts
+        )
         self._commit("batch", (*new, *head.ssts), inputs)
 
     def compact(self, *, full: bool = False) -> None:

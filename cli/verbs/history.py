@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ... import instants
-from ...errors import Usage
 from .. import formats, options
-from ..replaying import program_file, program_here
+from ..replaying import needed_program, program_here
 from ..session import Session, verb
 from ..tables import Grid
 from ..terminal import Part
@@ -64,12 +63,7 @@ def history(
 
 def _behind(session: Session, found: "KeyHistory", cache: "SstCache", code: Path | None) -> "tuple[Guilty | None, ...]":
     """The record behind each change; None for a change that no batch made, or nobody knows which."""
-    file = program_file(session, found.app, code)
-    if file is None:
-        raise Usage(
-            "--why replays the batches, and nothing says by which program",
-            hint="add --code FILE, the program that ran, or name it under [programs] in slackwater.toml",
-        )
+    file = needed_program(session, found.app, code, "to replay the batches with (--why)", "FILE, the program that ran")
     with (
         session.output.progress() as progress,
         program_here(session, found.app, file, cache, progress) as program,
@@ -100,6 +94,7 @@ def _data(found: "KeyHistory", behind: "tuple[Guilty | None, ...] | None") -> di
             "change": each.kind,
             "expired": each.expired,
             "inherited": each.inherited or None,
+            "formerly": each.formerly or None,
             "gap": each.gap,
             "windows": each.windows,
             "before": each.before,
@@ -148,6 +143,11 @@ def _notes(found: "KeyHistory", limit: int) -> Iterator[str]:
     for change in found.changes:
         if change.inherited == "clone":
             yield f"* {found.app} is a clone: the row was there when it was made, and its history is the source's"
+        elif change.inherited == "renamed":
+            yield (
+                f"* {found.table} was called {change.formerly} until v{change.version}, and the row was there: "
+                f"slackwater history {found.app} {change.formerly} KEY goes on"
+            )
         elif change.inherited:
             yield f"* the row was there at v{change.version}, and what was before that gc has collected"
     if any(change.gap for change in found.changes):

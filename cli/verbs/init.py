@@ -6,15 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ... import instants
-from ...errors import Usage
 from .. import formats, options
 from ..output import Progress
-from ..replaying import program_file
+from ..replaying import needed_program
 from ..session import Session, verb
 
 if TYPE_CHECKING:
-    from ...pipeline.api.starting_offsets import StartingOffsets
     from ...pipeline.maintain.first_version import FirstVersion
     from ...snapshot.init.initialise import Initialised
     from ...snapshot.init.load import Loaded
@@ -59,12 +56,7 @@ def init(
 
     app, name = options.names_of_stage(stage)
     source = Source(file, sql)
-    program = program_file(session, app, code)
-    if program is None:
-        raise Usage(
-            "nothing says which program declares the table",
-            hint=f"add --code FILE.py, or write under [programs] in slackwater.toml: {app} = …",
-        )
+    program = needed_program(session, app, code, "declares the table")
     with session.output.progress() as progress:
         first = _first_version(session, app, name, program, offsets, at, progress)
         done = initialise(
@@ -86,17 +78,12 @@ def _first_version(
     session: Session, app: str, name: str, program: str, offsets: list[str], at: str, progress: Progress
 ) -> "FirstVersion":
     kafka, store = session.settings.kafka(), session.store
-    at_ms = instants.parse("--at", at) if at else None
     progress("starting Spark, which knows the program's columns")
     # Spark's Python side takes a second or two.
-    from ...pipeline.api.starting_offsets import starting_at, starting_offsets_in
-    from ...pipeline.maintain.first_version import first_version
-    from ...pipeline.run.program import load_app
+    from ...pipeline.maintain.first_version import first_version_of
     from ...snapshot.take.audit_log import whoami
 
-    begin: StartingOffsets | None = None if at_ms is None else starting_at(at_ms)
-    declared = load_app(program, name=app)
-    return first_version(declared, name, store, kafka, offsets=starting_offsets_in(offsets), at=begin, by=whoami())
+    return first_version_of(program, app, name, store, kafka, offsets=offsets, at=at, by=whoami())
 
 
 def _drawn(progress: Progress) -> "Callable[[Loaded], None]":

@@ -61,12 +61,20 @@ def log(
 def _commits(commits: "tuple[Entry, ...]", app_name: str, *, asked_kafka: bool) -> Part:
     if not commits:
         return f"{app_name} has no commit yet; `slackwater run FILE` makes them"
-    headings = (*_HEADINGS, *(["can be"] if asked_kafka else []), "read")
-    return Grid.of(headings, (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka)))
+    timed = any(entry.watermark_ms is not None for entry in commits)
+    headings = (
+        *_HEADINGS,
+        *(["watermark"] if timed else []),
+        *(["can be"] if asked_kafka else []),
+        "read",
+    )
+    lines = (line for entry in commits for line in _lines(entry, asked_kafka=asked_kafka, timed=timed))
+    return Grid.of(headings, lines)
 
 
-def _lines(entry: "Entry", *, asked_kafka: bool) -> "Iterator[tuple[str, ...]]":
+def _lines(entry: "Entry", *, asked_kafka: bool, timed: bool) -> "Iterator[tuple[str, ...]]":
     """The version, and those right before it that are gone."""
+    watermark = "-" if entry.watermark_ms is None else instants.iso(entry.watermark_ms)
     yield (
         instants.when(entry.time_ms),
         entry.stage,
@@ -74,13 +82,25 @@ def _lines(entry: "Entry", *, asked_kafka: bool) -> "Iterator[tuple[str, ...]]":
         entry.kind,
         *_work(entry),
         ", ".join(entry.snapshots),
+        *([watermark] if timed else []),
         *(["restored, replayed" if entry.replayable else "restored"] if asked_kafka else []),
-        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry))),
+        formats.windows(map(str, entry.windows)) or "; ".join((*_lost(entry), *_added(entry), *_renamed(entry))),
     )
     if entry.thinned is not None:
         first, last = entry.thinned
         versions = f"v{first}..v{last}" if first < last else f"v{first}"
-        yield ("", entry.stage, versions, "gone", "-", "-", "", *(["-"] if asked_kafka else []), "thinned out by gc")
+        yield (
+            "",
+            entry.stage,
+            versions,
+            "gone",
+            "-",
+            "-",
+            "",
+            *(["-"] if timed else []),
+            *(["-"] if asked_kafka else []),
+            "thinned out by gc",
+        )
 
 
 def _lost(entry: "Entry") -> "Iterator[str]":
@@ -97,9 +117,15 @@ def _added(entry: "Entry") -> "Iterator[str]":
         yield f"since here: {', '.join(entry.added)}"
 
 
+def _renamed(entry: "Entry") -> "Iterator[str]":
+    """What the stage is called after this version, or was called before."""
+    if entry.renamed:
+        yield f"{'was called' if entry.kind == 'rename' else 'is called'} {entry.renamed}"
+
+
 def _work(entry: "Entry") -> tuple[str, str]:
     """The rows that it read, and how long that took; of versions that are there for something else, neither."""
-    if entry.kind in ("compaction", "rescale", "retire", "init", "migration"):
+    if entry.kind in ("compaction", "rescale", "retire", "init", "migration", "rename"):
         return "-", "-"
     return formats.count(entry.rows_in), formats.duration(entry.duration_ms)
 

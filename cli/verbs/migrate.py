@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 @verb(
     "slackwater migrate flights.py --dry-run",
     "slackwater migrate flights.py --rename delay=delay_min",
+    "slackwater migrate flights.py --rename-stage carriers=airlines",
     "slackwater migrate flights.py --app flights-staging   # a clone first",
     kafka=True,
 )
@@ -27,6 +28,12 @@ def migrate(
     rename: list[str] | None = options.option(
         "OLD=NEW", "A stored column has this name in the program; TABLE.OLD=NEW for one table. May be repeated."
     ),
+    rename_stage: list[str] | None = options.option(
+        "OLD=NEW", "A stored stage has this name in the program: its table goes on under that. May be repeated."
+    ),
+    master: str = options.option("URL", "Spark master, which says what columns the program declares.", "local[1]"),
+    conf: options.Conf = None,
+    py_files: options.PyFiles = None,
     dry_run: options.DryRun = False,
 ) -> None:
     """Have an app go on with a changed program, with all that it has stored.
@@ -34,28 +41,29 @@ def migrate(
     Says what changes, table by table, pins a snapshot of the moment before, and commits one version a stage: all of
     them or none. No data is rewritten; what has another meaning now is refused. A runner of the old program stops.
     """
-    renames = _renames(rename or [])
+    renames, stages = _renames("--rename", "column", rename), _renames("--rename-stage", "stage", rename_stage)
     settings = session.settings
-    run_options = settings.run_options(None if settings.brokers else {})
+    by_settings = settings.run_options(None if settings.brokers else {})
+    run_options = options.with_spark(session, by_settings, master, conf, py_files)
     with reporting(session.output, quiet=session.as_json) as reporter:
         reporter.doing(f"loading {file}")
         # Spark's Python side takes a second or two.
         from ...pipeline.migrate.program import migrate_file
 
         done = migrate_file(
-            str(file), app=app_name, options=run_options, renames=renames, dry_run=dry_run, news=reporter
+            str(file), app=app_name, options=run_options, renames=renames, stages=stages, dry_run=dry_run, news=reporter
         )
     session.show(_data(done, dry_run), *_words(done, str(file), dry_run, session.flags))
 
 
-def _renames(said: list[str]) -> dict[str, str]:
+def _renames(option: str, what: str, said: list[str] | None) -> dict[str, str]:
     found: dict[str, str] = {}
-    for each in said:
+    for each in said or ():
         old, equals, new = each.partition("=")
         if not (old and equals and new):
-            raise Usage(f"--rename {each!r} names no column and what it is called; expected OLD=NEW")
+            raise Usage(f"{option} {each!r} names no {what} and what it is called; expected OLD=NEW")
         if old in found:
-            raise Usage(f"--rename names {old!r} twice")
+            raise Usage(f"{option} names {old!r} twice")
         found[old] = new
     return found
 

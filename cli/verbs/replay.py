@@ -9,7 +9,7 @@ import typer
 
 from ...errors import Refused, Usage
 from .. import formats, options
-from ..replaying import program_file
+from ..replaying import needed_program
 from ..session import Session, verb
 from ..tables import Grid, Title
 from ..terminal import Part
@@ -125,13 +125,8 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
         if after.table is None:
             raise Usage(f"stage {stage!r} keeps no table, and so has no keys", hint="leave --key out")
         only = parse_key(stage, after.table, [None if each == r"\N" else each for each in key])
-    file = program_file(session, app, code)
-    if file is None:
-        ran = after.program.path if after.program is not None else "FILE"
-        raise Usage(
-            "nothing says which program to replay with",
-            hint=f"add --code {ran}, the program that ran, or write under [programs] in slackwater.toml: {app} = …",
-        )
+    ran = after.program.path if after.program is not None else "FILE"
+    file = needed_program(session, app, code, "to replay with", f"{ran}, the program that ran")
     kafka = session.settings.kafka()
     # Spark's Python side takes a second or two.
     from ...pipeline.batch.claim import program_of

@@ -46,10 +46,8 @@ def run(
     ),
     accept_loss: bool = options.flag("--accept-loss", "Go on when offsets not read yet are gone from Kafka."),
     master: str = options.option("URL", "Spark master.", "local[*]"),
-    conf: list[str] | None = options.option("KEY=VALUE", "A setting of Spark, before all others; may be repeated."),
-    py_files: list[str] | None = options.option(
-        "FILES", "Python files and zips for the tasks, comma between; may be repeated."
-    ),
+    conf: options.Conf = None,
+    py_files: options.PyFiles = None,
     patience: int = options.span(
         "How long to wait for a broker or store that is away. Default: 2m.", 120000, bare_seconds=True
     ),
@@ -72,36 +70,20 @@ def run(
     """
     by_settings = session.settings.run_options()  # first says what is missing
     from ...pipeline.run.options import gc_every_ms
-    from ...pipeline.spark.conf import check_py_files, settings_of
 
-    spark_conf = settings_of(conf or ())
-    _warn_of_secrets(session, spark_conf)
-    options = replace(
-        by_settings,
+    chosen = replace(
+        options.with_spark(session, by_settings, master, conf, py_files),
         stages=tuple(stage or ()),
         until_caught_up=until_caught_up,
         max_records=max_records,
         trigger_ms=trigger,
         max_unflushed=max_unflushed,
         accept_loss=accept_loss,
-        master=master,
-        spark_conf=spark_conf,
-        py_files=check_py_files(file for files in py_files or () for file in files.split(",")),
         patience_s=patience / 1_000,
         compaction_threads=compaction_threads if compaction is Compaction.inline else 0,
         gc_every_ms=gc_every_ms("--gc", gc),
     )
-    _run(session, str(file), app=app_name, options=options, metrics=metrics)
-
-
-def _warn_of_secrets(session: Session, spark_conf: dict[str, str]) -> None:
-    from ...pipeline.spark.conf import secrets_in
-
-    if secrets := secrets_in(spark_conf):
-        session.note(
-            f"{', '.join(secrets)}: a secret on the command line can be read by everybody on this machine (`ps`); "
-            "slackwater needs none there, and for other uses it can stand in spark-defaults.conf"
-        )
+    _run(session, str(file), app=app_name, options=chosen, metrics=metrics)
 
 
 def _run(session: Session, file: str, *, app: str | None, options: "Options", metrics: int | None) -> None:

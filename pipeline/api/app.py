@@ -14,6 +14,7 @@ from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
 from ..state.protocol import State
+from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .sink import FunctionSink, Sink, TopicSink, internal_topic
 from .starting_offsets import StartingOffsets, starting_offsets_of
 from .table import DEFAULT_TABLE, TableOptions
@@ -114,6 +115,7 @@ class Stage:
     max_records: int | None = None
     trigger: str | None = None
     max_unflushed: int | None = None
+    event_time: EventTimeOptions = DEFAULT_EVENT_TIME
 
     @property
     def inputs(self) -> dict[str, Topic | str]:
@@ -129,6 +131,17 @@ class Stage:
     def sinks(self) -> tuple[Sink, ...]:
         """The sinks among what it writes."""
         return tuple(one for one in self.writes if not isinstance(one, Repartition))
+
+    @property
+    def late(self) -> Repartition | None:
+        """Where rows go that come too late; None for nowhere."""
+        late = self.event_time.late
+        return late if isinstance(late, Repartition) else None
+
+    @property
+    def emits_to(self) -> tuple[Repartition | Sink, ...]:
+        """Where its rows go, or those that its state emits: all that it writes but the late ones."""
+        return tuple(one for one in self.writes if one != self.late)
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -165,6 +178,7 @@ class App:
         max_records: int | None = None,
         trigger: str | None = None,
         max_unflushed: int | None = None,
+        event_time: EventTimeOptions | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
         """Declare the decorated function, DataFrame in, DataFrame out, as a stage of this app.
@@ -184,6 +198,7 @@ class App:
                 wins.
             max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
                 machine only (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` wins.
+            event_time: `event_time(...)`: what `withWatermark` in the function does not say.
             name: Default the function's name.
 
         Raises:
@@ -192,6 +207,7 @@ class App:
         """
         inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
         outputs = (writes,) if isinstance(writes, Repartition | TopicSink | FunctionSink) else tuple(writes)
+        times = event_time or DEFAULT_EVENT_TIME
         columns = (key,) if isinstance(key, str) else tuple(key or ())
 
         def declare(transform: Transform) -> Transform:
@@ -202,20 +218,25 @@ class App:
 
             if table is not None and state is None:
                 raise Usage(f"stage {stage_name!r} has table= and keeps no state, so it has no table")
+            late = _late_rows(stage_name, columns, state) if times.late == "table" else times.late
             self._add(
                 Stage(
                     name=stage_name,
                     transform=transform,
                     reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
-                    writes=outputs,
+                    writes=(*outputs, late) if isinstance(late, Repartition) else outputs,
                     state=state,
                     key=columns,
                     table=table or DEFAULT_TABLE,
                     max_records=count("max_records", max_records, 1),
                     trigger=trigger,
                     max_unflushed=count("max_unflushed", max_unflushed, 0),
+                    event_time=replace(times, late=late),
                 )
             )
+            if times.late == "table" and isinstance(late, Repartition):
+                kept = replace(times, late="keep")
+                self.stage(reads=late, state=state, table=table, event_time=kept, name=f"{stage_name}_late")(_same)
             return transform
 
         return declare
@@ -426,6 +447,21 @@ def _check_sinks(app: App, stage: Stage) -> None:
             f"app {app.name!r} reads the topic {name!r}, and its sink publishes there: records would go round for ever",
             hint="what goes from stage to stage is a slackwater.repartition(...)",
         )
+
+
+def _same(rows: DataFrame) -> DataFrame:
+    """The function of a stage of late rows: another stage's has made them."""
+    return rows
+
+
+def _late_rows(stage: str, key: tuple[str, ...], state: State | None) -> Repartition:
+    """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
+    if not key or state is None:
+        raise Usage(
+            f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",
+            hint="the table has the stage's own state= and key=[...], a window among the columns",
+        )
+    return repartition(f"{stage}-late", key)
 
 
 def _check_inputs(stage: Stage) -> None:

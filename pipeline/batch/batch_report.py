@@ -67,6 +67,9 @@ class BatchReport:
         commit_seconds: What the put of the manifest took.
         stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
         unflushed: Versions behind it that were acknowledged and not yet committed.
+        watermark_ms: The stage's watermark; None where it has none.
+        ahead: Rows whose event time was too far ahead of the clock.
+        late: Rows that were left out of the table, because they came too late.
         epoch: The writer's.
         state: Figures of the table's SSTs.
         stats: What this version took of the store.
@@ -88,6 +91,9 @@ class BatchReport:
     stats: Stats
     stall_seconds: float = 0.0
     unflushed: int = 0
+    watermark_ms: int | None = None
+    ahead: int = 0
+    late: int = 0
 
     @classmethod
     def of(
@@ -124,4 +130,7 @@ class BatchReport:
             stats=manifest.stats or Stats(),
             stall_seconds=stall_seconds,
             unflushed=committed.unflushed,
+            watermark_ms=manifest.watermark_ms,
+            ahead=manifest.event_time.ahead if manifest.event_time is not None else 0,
+            late=manifest.event_time.late if manifest.event_time is not None else 0,
         )

@@ -84,6 +84,8 @@ class Claimer:
             NotFound: An input topic does not exist.
         """
         head = history.head(self.store, self.app.name, stage.name)
+        if head is not None and head.called:
+            raise commit.is_retired(head)
         if head is not None:
             _check_declared(self.app, stage, head.table)
         offsets: dict[str, Bounds] = {}
@@ -186,6 +188,16 @@ class Claimer:
                 f"stage {stage.name!r} reads {declared}, but its stored state comes from {stored}",
                 hint=_keep(self.app),
             )
+
+        for name, one in stage.inputs.items() if head is not None else ():
+            writer = "" if isinstance(one, Topic) else self.app.writer_of(one).name
+            if head is not None and head.inputs[name].upstream not in ("", writer):
+                raise Refused(
+                    f"stage {stage.name!r}: its input {name!r} is written by {writer!r} now, and was by "
+                    f"{head.inputs[name].upstream!r}",
+                    hint=f"where that is the same stage under another name: {migrate_command(self.app)} "
+                    f"--rename-stage {head.inputs[name].upstream}={writer}",
+                )
 
         def bounds(topic: str) -> Bounds:
             if topic not in asked:

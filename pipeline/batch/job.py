@@ -50,7 +50,9 @@ def _to(channel: Repartition | ToSink, column: Callable[[str], Column], count: i
 def run_state(rows: DataFrame, task: StateTask, homes: Homes | None = None) -> tuple[Result, ...]:
     """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines."""
     key = [column.name for column in task.table.key]
-    hashed = rows.select(*(F.col(f"`{name}`") for name in (*key, *task.state.needs)), F.xxhash64(*key).alias("_hash"))
+    late = task.late_to[1] if task.late_to is not None else ()
+    names = dict.fromkeys((*key, *task.state.needs, *task.times.names, *late))
+    hashed = rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
     count = task.table.partitions
     partition = _partition(F.col("_hash"), count)
     return _run(homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition), task)

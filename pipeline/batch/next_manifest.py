@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
 from msgspec.structs import replace
@@ -11,6 +11,8 @@ from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit
 from ...store.versions.manifest import Input, Manifest, Output, Sink
+from ..event_time import progress
+from ..event_time.watermarks import Watermark
 from ..source.planner import Position
 from .snapshot_events import Outcome
 from .task import Result
@@ -24,6 +26,9 @@ def next_manifest(
     *,
     markers: Mapping[tuple[str, str], Sequence[int]],
     merges: Sequence[Done],
+    watermarks: Sequence[Watermark] = (),
+    timed: Collection[str] = (),
+    bound_ms: int | None = None,
     clock_ms: int,
     now_ms: int,
     duration_ms: int,
@@ -38,6 +43,9 @@ def next_manifest(
         markers: The offsets, by Kafka partition, of the markers that were written behind the rows, by snapshot and
             channel, in the order in which they were written.
         merges: Finished compactions, to be put in the place of their inputs; those that do not fit are left out.
+        watermarks: Those of the stage's own.
+        timed: The inputs that have one.
+        bound_ms: Later event times were too far ahead of the clock for the tasks; None where there were none.
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
         duration_ms: From the batch's start until now.
@@ -49,9 +57,17 @@ def next_manifest(
         base, kind="batch", epoch=base.epoch, writer=base.writer, by=base.by, now_ms=now_ms, duration_ms=duration_ms
     )
     ssts = (*base.ssts, *(sst for result in results for sst in result.ssts))
+    seen = [result.seen for result in results]
+    own = {name for one in watermarks for name in one.inputs}
+    read = {name: _read(base.inputs[name], end, own=name in own) for name, end in positions.items()}
+    inputs = progress.advanced(draft.inputs | read, watermarks, seen)
+    at_ms = progress.watermark_ms(inputs, timed, base.watermark_ms)
     return replace(
         draft,
-        inputs=draft.inputs | {name: _read(base.inputs[name], end) for name, end in positions.items()},
+        inputs=inputs,
+        event_time=progress.after(
+            base.event_time, at_ms, seen, late=sum(result.late for result in results), bound_ms=bound_ms
+        ),
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
         sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
@@ -70,14 +86,17 @@ def has_rows(at: Input, end: Position) -> bool:
     return _count(at.offsets, end.offsets) > 0
 
 
-def _read(at: Input, end: Position) -> Input:
-    """The input after a batch that ended there."""
+def _read(at: Input, end: Position, *, own: bool) -> Input:
+    """The input after a batch that ended there; with a watermark of the stage's `own`, upstream's does not count."""
     if not at.upstream:
         return replace(at, offsets=end.offsets, rows=_count(at.offsets, end.offsets))
     # Where the reader began in the middle of the channel, nobody knows what was before.
     rows = _count(at.passed, end.consumed) if at.passed else 0
     consumed = tuple(passed - lost for passed, lost in zip_longest(end.consumed, at.lost, fillvalue=0))
-    return replace(at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed)
+    watermark_ms = at.watermark_ms if own else progress.later(at.watermark_ms, end.watermark_ms)
+    return replace(
+        at, offsets=end.offsets, version=end.version, rows=rows, consumed=consumed, watermark_ms=watermark_ms
+    )
 
 
 def _sent(

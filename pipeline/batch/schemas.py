@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,6 +26,8 @@ from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.sink import Sink
+from ..event_time.late import window_of
+from ..event_time.watermarks import Declared, Watermark, declared
 from ..messages import outgoing
 from ..messages.decode import reading
 from ..messages.registry import forget_latest
@@ -34,7 +36,7 @@ from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
-from ..state.multi_input import tag
+from ..state.multi_input import name_of, tag
 from ..state.protocol import BoundState
 
 if TYPE_CHECKING:
@@ -55,6 +57,10 @@ _STATEFUL = {
 }
 
 
+_SESSION = "spark.sessionWindow"
+"""Spark's mark on a column that is a session window."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The schemas of one stage.
@@ -66,6 +72,10 @@ class Shape:
         table: The stage's table; None without state.
         bound: The state, bound to the rows that the function gives.
         rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
+        watermarks: Those that the function says.
+        timed: The inputs that have a watermark, so or from the stage that writes them.
+        window: The key column by which rows are late; None where none can be.
+        late: The columns of late rows, where these go somewhere.
     """
 
     inputs: dict[str, StructType]
@@ -74,6 +84,10 @@ class Shape:
     table: Table | None
     bound: BoundState | None
     rows: tuple[pa.Schema, ...] = ()
+    watermarks: tuple[Watermark, ...] = ()
+    timed: frozenset[str] = frozenset()
+    window: str | None = None
+    late: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +98,12 @@ class Applied:
         frames: As returned: one DataFrame, or one for each input (with state) or output (without). Those for outputs
             read each stream once between them.
         sources: The inputs' names in the order in which Spark numbers the sources of the query.
+        declared: Of each DataFrame, its watermark.
     """
 
     frames: tuple[DataFrame, ...]
     sources: tuple[str, ...]
+    declared: tuple[Declared | None, ...] = ()
 
     def rows(self, key: Sequence[str]) -> DataFrame:
         """All rows in one DataFrame, for a micro-batch is one job. `key` are columns that all frames have."""
@@ -116,8 +132,54 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             }
             applied = apply(stage, streams)
             key = app.key_of(stage) if stage.state is not None else ()
-            known[stage.name] = _shape(stage, key, inputs, applied)
+            watermarks = _watermarks(stage, key, applied)
+            own = {name for one in watermarks for name in one.inputs}
+            passed_on = {name for name in stage.channels if known[app.writer_of(name).name].timed}
+            shape = _shape(stage, key, inputs, applied)
+            timed = frozenset(own | passed_on)
+            closes = timed and stage.event_time.late != "keep"
+            shape = replace(shape, watermarks=watermarks, timed=timed, window=_window(shape) if closes else None)
+            known[stage.name] = _with_late(stage, shape, applied)
     return known
+
+
+def _window(shape: Shape) -> str | None:
+    """The key column of the table that is a window."""
+    if shape.table is None:
+        return None
+    return window_of(pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key]))
+
+
+def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
+    """The schemas with that of late rows, where these go somewhere. Raises `Refused` where no row is ever late."""
+    if stage.late is None:
+        return shape
+    if shape.window is None:
+        lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
+        raise Refused(
+            f"stage {stage.name!r} says where late rows go, and has not {lacks}: no row is ever late",
+            hint="leave late= out of its event_time(...)",
+        )
+    if len(applied.frames) > 1:
+        raise Refused(
+            f"stage {stage.name!r} says where late rows go, and returns {len(applied.frames)} DataFrames",
+            hint="return their union, or leave late= out of its event_time(...)",
+        )
+    rows = applied.frames[0].schema
+    _check_output(stage.late, to_arrow_schema(rows, timezone="UTC"))
+    return replace(shape, emits=shape.emits | {stage.late.name: rows}, late=tuple(rows.names))
+
+
+def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
+    """The watermarks that a stage's function says, by the columns of its batches."""
+    found = {at: one for at, one in enumerate(applied.declared) if one is not None}
+    single = len(applied.frames) == 1
+    columns = {at: one.column if single or one.column in key else name_of(at, one.column) for at, one in found.items()}
+    if found and (single or _each_output(stage, applied.frames)):
+        # The same rows, or parts of them: what each input brought is not told apart.
+        return (Watermark(tuple(columns.values()), max(one.delay_ms for one in found.values()), tuple(stage.inputs)),)
+    names = tuple(stage.inputs)
+    return tuple(Watermark((columns[at],), one.delay_ms, (names[at],)) for at, one in found.items())
 
 
 @contextmanager
@@ -149,7 +211,8 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
             )
         _refuse_state(stage, plan_of(frame))
     sources = _sources(stage, inputs, frames)
-    return Applied(once(frames) if _each_output(stage, frames) else frames, sources)
+    times = declared(stage.name, frames)
+    return Applied(once(frames) if _each_output(stage, frames) else frames, sources, times)
 
 
 def _each_output(stage: Stage, frames: Sequence[object]) -> bool:
@@ -242,6 +305,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         return Shape(inputs, emits, (), None, None, tuple(arrow) if len(rows) > 1 else ())
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
+    _refuse_sessions(stage, key, rows)
     read = {name: to_arrow_schema(inputs[name], timezone="UTC") for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
@@ -261,6 +325,15 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     return Shape(inputs, emits, key, table, bound)
 
 
+def _refuse_sessions(stage: Stage, key: Sequence[str], rows: Sequence[StructType]) -> None:
+    """A session grows with its events, so it cannot be part of what identifies a row. Raises `Refused`."""
+    for name in (name for schema in rows for name in key if _SESSION in schema[name].metadata):
+        raise Refused(
+            f"stage {stage.name!r} has the session window {name!r} in its key: sessions that meet would not become one",
+            hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+        )
+
+
 def _check_defaults(stage: Stage, values: pa.Schema) -> None:
     visible = [name for name in values.names if not name.startswith("_")]
     for name in stage.table.defaults:
@@ -278,16 +351,16 @@ def _value(stage: Stage, field: pa.Field) -> Column:
 
 def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
     """What the state gives each output. Raises `Refused` where that is not one for all, or one for each."""
-    if len(bound.emits) > 1 and len(bound.emits) != len(stage.writes):
+    if len(bound.emits) > 1 and len(bound.emits) != len(stage.emits_to):
         raise Refused(
             f"stage {stage.name!r}: its state emits rows for {len(bound.emits)} outputs, and it writes "
-            f"{len(stage.writes)}",
+            f"{len(stage.emits_to)}",
             hint="emits= has one for each of writes=, in that order, or one for all of them",
         )
-    each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.writes)
-    for output, rows in zip(stage.writes, each, strict=True):
+    each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
+    for output, rows in zip(stage.emits_to, each, strict=True):
         _check_output(output, rows)
-    return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.writes, each, strict=True)}
+    return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.emits_to, each, strict=True)}
 
 
 def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.Schema]) -> None:

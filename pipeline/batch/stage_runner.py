@@ -25,6 +25,8 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Stage
+from ..event_time.late import Lateness
+from ..event_time.progress import Times
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
@@ -173,7 +175,10 @@ class StageRunner:
         streams = {name: self._source(spark, name, asks=name == asks) for name in self.stage.inputs}
         applied = apply(self.stage, streams)
         at = self.positions
-        positions = [Position(name, at[name].offsets, at[name].version, at[name].passed) for name in applied.sources]
+        positions = [
+            Position(name, at[name].offsets, at[name].version, at[name].passed, (), at[name].watermark_ms)
+            for name in applied.sources
+        ]
         self._config.checkpoint.write(self.head.version, positions)
         return (
             applied.rows(self._shape.key)
@@ -274,7 +279,8 @@ class StageRunner:
             return
         clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
-        results = self._compute(rows, merged, clock_ms) if with_rows else ()
+        bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
+        results = self._compute(rows, merged, clock_ms, bound_ms) if with_rows else ()
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
         merges = self._finished_merges()
         manifest = next_manifest(
@@ -284,6 +290,9 @@ class StageRunner:
             results,
             markers=markers,
             merges=merges,
+            watermarks=self._shape.watermarks,
+            timed=self._shape.timed,
+            bound_ms=bound_ms if with_rows else None,
             clock_ms=clock_ms,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
@@ -310,12 +319,27 @@ class StageRunner:
         places = self._places
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
-    def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int) -> tuple[Result, ...]:
-        targets = tuple(target_of(one, base) for one in self.stage.writes)
+    def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int, bound_ms: int) -> tuple[Result, ...]:
+        targets = tuple(target_of(one, base) for one in self.stage.emits_to)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
+        columns = tuple(one.columns for one in self._shape.watermarks)
+        times = Times(columns, bound_ms)
         if self._shape.bound is None or base.table is None:
-            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows))
+            return run_write(rows, WriteTask(self._places, writer, version, targets, self._shape.rows, times=times))
         places = dataclasses.replace(self._places, s3=self._access())
-        task = StateTask(places, writer, version, targets, self._shape.bound, base.table, base.ssts, clock_ms)
+        window, late = self._shape.window, self.stage.late
+        task = StateTask(
+            places,
+            writer,
+            version,
+            targets,
+            self._shape.bound,
+            base.table,
+            base.ssts,
+            clock_ms,
+            lateness=Lateness(window, base.watermark_ms, bound_ms) if window else None,
+            late_to=(target_of(late, base), self._shape.late) if late else None,
+            times=times,
+        )
         return run_state(rows, task, self._homes)

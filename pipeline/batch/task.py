@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ...store.objects.protocol import ObjectStore
@@ -27,6 +28,8 @@ from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..api.app import Repartition
 from ..api.sink import Encoding, Sink
+from ..event_time.late import Lateness
+from ..event_time.progress import Seen, Times
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..messages import outgoing
@@ -61,6 +64,10 @@ class Result(msgspec.Struct, frozen=True):
     """SST objects of which the worker reads byte ranges, as its machine does not have them."""
     event_ms: int | None = None
     """The largest event time of the rows that it wrote, for a table whose rows expire by event time."""
+    seen: Seen = Seen()
+    """What it saw of the event times that it was asked to look for."""
+    late: int = 0
+    """Rows that it left out of the table, since they were late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +78,12 @@ class ToSink:
     encoding: Encoding | None
 
 
-Outputs = tuple[tuple[Repartition | ToSink, str, int], ...]
-"""Each channel or sink, its Kafka topic and that topic's number of partitions. No topic for what is not written."""
+Target = tuple[Repartition | ToSink, str, int]
+"""A channel or sink, its Kafka topic and that topic's number of partitions. No topic for what is not written."""
+Outputs = tuple[Target, ...]
 
 
-def target_of(one: Repartition | Sink, base: Manifest) -> tuple[Repartition | ToSink, str, int]:
+def target_of(one: Repartition | Sink, base: Manifest) -> Target:
     """Where a batch on this version writes what is for a channel or a sink."""
     if isinstance(one, Repartition):
         return one, base.outputs[one.name].topic, len(base.outputs[one.name].ends)
@@ -117,6 +125,8 @@ class Task(ABC):
     writer: str
     version: int
     outputs: Outputs
+    times: Times = field(default_factory=Times, kw_only=True)
+    """The event times to look for."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do a task's work; one row with its report comes back, none when there were no rows."""
@@ -128,7 +138,8 @@ class Task(ABC):
         assert context is not None  # noqa: S101  only Spark's workers call this
         # Unique for ever: also a topic that outlived its app's store must not speak for the app made anew.
         attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
-        result = self._run(pa.Table.from_batches(filled), attempt)
+        rows = pa.Table.from_batches(filled)
+        result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
         yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
 
     @abstractmethod
@@ -167,8 +178,27 @@ class StateTask(Task):
     ssts: tuple[Sst, ...]
     clock_ms: int = 0
     """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
+    lateness: Lateness | None = None
+    """Which rows are late; None where none can be."""
+    late_to: tuple[Target, tuple[str, ...]] | None = None
+    """Where these go, with which columns; None for nowhere."""
 
     def _run(self, rows: pa.Table, attempt: str) -> Result:
+        if self.lateness is None or not (late := self.lateness.mask(rows)).any():
+            return self._taken(rows, attempt)
+        left_out = rows.filter(pa.array(late))
+        result = self._taken(rows.filter(pa.array(~late)), attempt)
+        sent = result.sent
+        if self.late_to is not None:
+            target, columns = self.late_to
+            partitions = _targets(left_out, target[0], target[2])
+            sent = sent | _send(self.places, (target,), [(left_out.select(columns), partitions)], attempt)
+        return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
+
+    def _taken(self, rows: pa.Table, attempt: str) -> Result:
+        """What becomes of the rows that are not late, if there are any."""
+        if not rows.num_rows:
+            return Result(attempt, 0)
         reads = Reads()
         counted, store, cache = self.places.open()
         partitions = partition_of(rows["_hash"].to_numpy(), self.table.partitions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ulid import ULID
@@ -14,11 +14,12 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, Manifest, Output
 from ..api.app import App, Stage
-from ..api.starting_offsets import StartingOffsets, stored_starts
+from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
 from ..batch.claim import Claimer, program_of
 from ..batch.schemas import Shape, shapes
 from ..kafka import topics
 from ..kafka.clients import Kafka
+from ..run.program import load_app
 from ..spark.session import spark_session
 
 _CONF = {
@@ -49,6 +50,27 @@ class FirstVersion:
         """Make the channels that the stage reads and writes, where there are none; the latter. Raises `Refused`."""
         self._claimer.create_channels((self._stage,))
         return self._claimer.outputs(self._stage, self.manifest, self._shape)
+
+
+def first_version_of(
+    path: str,
+    app: str,
+    stage: str,
+    store: ObjectStore,
+    kafka: Kafka,
+    *,
+    offsets: Sequence[str] = (),
+    at: str = "",
+    by: str,
+) -> FirstVersion:
+    """The same from a program's file, and from words: `offsets` are `topic=where`, `at` a time, both empty for none.
+
+    Raises:
+        Usage: A word says no offset or no time. Others as `load_app` and `first_version`.
+    """
+    begin = starting_at(instants.parse("at", at)) if at else None
+    where = starting_offsets_in(offsets)
+    return first_version(load_app(path, name=app), stage, store, kafka, offsets=where, at=begin, by=by)
 
 
 def first_version(

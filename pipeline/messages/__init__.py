@@ -3,4 +3,15 @@
 Whole Arrow arrays in, whole Arrow arrays out; `decode.py` makes a Spark column of it. Needs `slackwater[registry]`.
 """
 
-__all__ = ["avro", "batches", "conform", "decode", "json_schema", "protobuf", "registry", "schema", "wire"]
+__all__ = [
+    "avro",
+    "avro_shape",
+    "batches",
+    "conform",
+    "decode",
+    "json_schema",
+    "protobuf",
+    "registry",
+    "schema",
+    "wire",
+]

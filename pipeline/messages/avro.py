@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Refused
+from . import avro_shape
 from .conform import Node, conform, plain
 from .schema import HEAD_BYTES, BadMessage, Schema
 from .wire import parts, varint
@@ -55,6 +57,13 @@ class AvroReader:
             raise BadMessage("not of the Avro schema that it names: it has bytes too many or too few")
         values = table["value"].combine_chunks()
         return conform(_whole(values), self._node, self._named, self.type).slice(0, count)
+
+    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+        """See `schema.Reader`."""
+        skip = _skipper(writer)
+        return np.fromiter(
+            (avro_shape.fits(skip, one, HEAD_BYTES) for one in messages.to_pylist()), bool, len(messages)
+        )
 
 
 def _whole(values: pa.Array) -> pa.Array:
@@ -146,6 +155,11 @@ def _parsed(schema: Schema) -> tuple[Node, dict[str, Node]]:
         raise Refused(f"an Avro schema that is no JSON: {error}") from None
     named: dict[str, Node] = {}
     return _walk(node, "", named, referenced), named
+
+
+@lru_cache(maxsize=256)
+def _skipper(schema: Schema) -> avro_shape.Skip:
+    return avro_shape.skipper(*_parsed(schema))
 
 
 def _walk(node: Node, namespace: str, named: dict[str, Node], referenced: dict[str, Node]) -> Node:

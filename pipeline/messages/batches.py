@@ -88,7 +88,7 @@ def read_batch(
             continue
         try:
             some = messages if len(mine) == len(ids) else messages.take(pa.array(mine))
-            good, read, others = _read(reader, writer, some, mine, every)
+            good, read, others = _read_likely(reader, writer, some, mine, every)
         except Refused as error:
             bad += [Bad(row, f"schema id {number}: {error.sentence}") for row in mine.tolist()]
             continue
@@ -101,6 +101,24 @@ def read_batch(
 def _no_message(data: bytes) -> str:
     shown = data[:8].hex(" ")
     return f"no magic byte 0 and schema id before it (it begins with {shown})" if data else "it is empty"
+
+
+def _read_likely(
+    reader: Reader, writer: Schema, messages: pa.BinaryArray, rows: npt.NDArray[np.int64], every: bool
+) -> tuple[npt.NDArray[np.int64], pa.Array, tuple[Bad, ...]]:
+    """As `_read`; where some are bad, those first that can be told at a glance."""
+    try:
+        return rows, reader.read(writer, messages), ()
+    except BadMessage:
+        likely = reader.likely(writer, messages)
+        if likely.all():
+            return _read(reader, writer, messages, rows, every)
+        kind = writer.kind.capitalize()
+        bad = tuple(Bad(row, f"not of the {kind} schema that it names") for row in rows[~likely].tolist())
+        if not every or not likely.any():
+            return rows[:0], pa.nulls(0, reader.type), bad if every else bad[:1]
+        good, read, others = _read(reader, writer, messages.filter(pa.array(likely)), rows[likely], every)
+        return good, read, (*bad, *others)
 
 
 def _read(

@@ -209,6 +209,12 @@ def _one_branch(values: pa.UnionArray, node: Node, named: Mapping[str, Node], to
 
 
 def _cast(values: pa.Array, to: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal(values.type):
+        try:
+            # A writer may put any number of bytes there: more digits than its schema has.
+            values.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise BadMessage(str(error)) from None
     if values.type == to:
         return values
     if pa.types.is_null(values.type):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import SlackwaterError
@@ -48,4 +50,8 @@ class Reader(Protocol):
             BadMessage: One of them is none.
             Refused: The writer's schema cannot be read as the reader's.
         """
+        ...
+
+    def likely(self, writer: Schema, messages: pa.BinaryArray) -> npt.NDArray[np.bool_]:
+        """Which of such messages may be what they say: the others are none. For a batch that has bad ones."""
         ...

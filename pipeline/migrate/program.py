@@ -30,6 +30,7 @@ from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
 from ..spark.session import spark_session
+from ..spark.shipping import on_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Changed:
     store: ObjectStore
     shapes: Mapping[str, Shape]
 
-    def plan(self, renames: Mapping[str, str]) -> Plan:
+    def plan(self, renames: Mapping[str, str], stages: Mapping[str, str]) -> Plan:
         """What it changes. Raises as `find_plan`."""
-        return find_plan(self.store, declared(self.app, self.shapes), renames)
+        return find_plan(self.store, declared(self.app, self.shapes), renames, stages=stages)
 
 
 def declared(app: App, known: Mapping[str, Shape]) -> Declared:
@@ -67,6 +68,7 @@ def migrate_file(
     app: str | None,
     options: Options,
     renames: Mapping[str, str],
+    stages: Mapping[str, str] | None = None,
     dry_run: bool = False,
     news: News | None = None,
 ) -> Migrated:
@@ -75,23 +77,40 @@ def migrate_file(
     Args:
         path: The file.
         app: The app, where it is not the one that the file names.
-        options: Where the store and Kafka are. Without brokers, nothing can be read that was not read before.
+        options: Where the store and Kafka are, and how Spark is started. Without brokers, nothing can be read that was
+            not read before.
         renames: Columns that have another name in the program, old to new.
+        stages: Stages that do.
         dry_run: Only look; nothing is changed.
         news: Told what goes on.
 
     Raises:
-        NotFound: There is no such app, or a rename names a column that is not there.
+        NotFound: There is no such app, or a rename names a column or stage that is not there.
         Refused: What is stored cannot be kept; or somebody else migrates the app. Others as `load_app` and `shapes`.
     """
-    news = news or News()
-    program = load_app(path, name=app)
+    on_path(options.py_files)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
+    program = load_app(path, name=app)
+    return migrate_app(program, store, options, renames=renames, stages=stages, dry_run=dry_run, news=news)
+
+
+def migrate_app(
+    program: App,
+    store: ObjectStore,
+    options: Options,
+    *,
+    renames: Mapping[str, str],
+    stages: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    news: News | None = None,
+) -> Migrated:
+    """The same for a program that is loaded, and a store that is open. Raises as `migrate_file`."""
+    news = news or News()
     info = apps.read_app(store, program.name)
     check_finished(store, info)
     now_ms = instants.now_ms()
     finished = 0 if dry_run else finish_earlier(store, program.name, now_ms=now_ms)
-    found = _with_spark(program, store, options, news).plan(renames)
+    found = _with_spark(program, store, options, news).plan(renames, stages or {})
     if dry_run or not found.changes:
         return Migrated(found, 0, "", {}, finished)
     starts = _starts(program, store, options, found, info.origin.topics if info.origin else {}) if found.unread else {}
@@ -106,7 +125,7 @@ def _with_spark(program: App, store: ObjectStore, options: Options, news: News) 
     running = SparkSession.getActiveSession()
     with spark_session(
         f"slackwater migrate {program.name}",
-        master=None if running is not None else "local[1]",
+        master=None if running is not None else options.master or "local[1]",
         conf=options.spark_conf,
         py_files=options.py_files,
     ) as spark:

@@ -37,7 +37,7 @@ def _each_alone(replay: StageReplay) -> pa.Table:
     bound, table, program = replay.shape.bound, replay.table, replay.program
     assert bound is not None  # noqa: S101  a stage with a table has one
     key = [column.name for column in table.key]
-    rows = normalise_keys(replay.rows(), key)
+    rows = normalise_keys(replay.in_time(replay.rows()), key)
     order = np.lexsort((rows["_hash"].to_numpy(), rows[RECORD].to_numpy()))
     rows = rows.take(pa.array(order)).combine_chunks()
     records, hashes = rows[RECORD].to_numpy(), rows["_hash"].to_numpy()

@@ -13,9 +13,9 @@ import pyarrow as pa
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from ...store.sst.types import arrow_schema
+from ...store.sst.types import PREV, arrow_schema, sst_schema
 from ...store.versions import limits as fits
-from ...store.versions.manifest import Manifest, Table
+from ...store.versions.manifest import EventTime, Manifest, Table
 from .inputs import Records
 
 THERE = "_there"
@@ -64,6 +64,9 @@ class Index(Struct, frozen=True, kw_only=True):
     before_clock_ms: fits.SpanMs = 0
     clock_ms: fits.SpanMs = 0
     """By which rows of the table expire, at the version before it and at the version."""
+    before_watermark_ms: fits.EventMs | None = None
+    bound_ms: fits.EventMs | None = None
+    """By which rows are late: the watermark of the version before it, and what was too far ahead of the clock."""
     some_keys: bool = False
     """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""
 
@@ -81,6 +84,7 @@ class Index(Struct, frozen=True, kw_only=True):
             table=self.table,
             clock_ms=self.clock_ms,
             seq=self.seq,
+            event_time=EventTime(self.before_watermark_ms, bound_ms=self.bound_ms),
         )
 
     @property
@@ -99,7 +103,7 @@ class Bundle:
         records: What the batch read, by the input's declared name.
         before: The keys that were touched, the value columns of their rows before the batch as SSTs have them, and
             whether there was one (`THERE`); None without a table.
-        committed: The rows that the version wrote, as SSTs have them; None without a table.
+        committed: The rows that the version wrote, as SSTs have them but for `_prev_seq`; None without a table.
         sent: What it sent, by channel, where that is known.
     """
 
@@ -109,6 +113,12 @@ class Bundle:
     before: pa.Table | None
     committed: pa.Table | None
     sent: Mapping[str, pa.Table]
+
+
+def committed_schema(table: Table) -> pa.Schema:
+    """The columns of `Bundle.committed`."""
+    schema = sst_schema(table)
+    return schema.remove(schema.get_field_index(PREV))
 
 
 def before_schema(table: Table) -> pa.Schema:

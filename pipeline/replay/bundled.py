@@ -20,10 +20,19 @@ from ...store.read.cache import SstCache
 from ...store.read.multi_get import multi_get
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
-from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, sst_schema
+from ...store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
 from ...store.versions.manifest import Sst, Table
 from ..run.program import load_app
-from .bundle import FILE_NAME, THERE, Bundle, BundledInput, BundledOutput, Index, before_schema
+from .bundle import (
+    FILE_NAME,
+    THERE,
+    Bundle,
+    BundledInput,
+    BundledOutput,
+    Index,
+    before_schema,
+    committed_schema,
+)
 from .compare import Comparison, Sent, reaching
 from .inputs import Records
 from .program import open_program
@@ -91,6 +100,8 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
         seq=after.row_seq,
         before_clock_ms=replay.before.clock_ms,
         clock_ms=after.clock_ms,
+        before_watermark_ms=replay.before.watermark_ms,
+        bound_ms=after.event_time.bound_ms if after.event_time is not None else None,
         some_keys=only is not None,
     )
     return Bundle(
@@ -159,11 +170,10 @@ def _as_sst(bundle: Bundle, table: Table) -> pa.Table:
         HASH: pa.array(hash_keys(rows, [column.name for column in table.key])),
         SEQ: pa.repeat(pa.scalar(0, pa.int64()), rows.num_rows),
         OP: pa.repeat(pa.scalar(PUT, pa.uint8()), rows.num_rows),
-        EXPIRES: pa.nulls(rows.num_rows, pa.int64()),
     }
     for name, column in internal.items():
         rows = rows.append_column(name, column)
-    return rows.select(sst_schema(table).names)
+    return completed(rows, sst_schema(table))
 
 
 def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> tuple[Sst, ...]:
@@ -175,7 +185,7 @@ def _stored(store: ObjectStore, index: Index, table: Table, rows: pa.Table) -> t
 
 
 def _stored_form(rows: pa.Table, table: Table) -> pa.Table:
-    schema = sst_schema(table)
+    schema = committed_schema(table)
     return rows.select(schema.names).cast(schema)
 
 

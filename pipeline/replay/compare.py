@@ -112,10 +112,13 @@ def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None
         new, emitted = replay.merged(every)
     stored = reaching(replay.written(), only)
     keys = _keys(replay, stored, every, new)
-    writes = replay.stage.writes if only is None else ()
+    writes = replay.stage.emits_to if only is None else ()
     # One table is for all outputs.
     each = emitted if len(emitted) > 1 else emitted * len(writes)
-    channels = tuple(_channel(one.name, sent[one.name], rows) for one, rows in zip(writes, each, strict=False))
+    outputs = list(zip(writes, each, strict=False))
+    if (late := replay.stage.late) is not None and only is None:
+        outputs.append((late, replay.late(every)))
+    channels = tuple(_channel(one.name, sent[one.name], rows) for one, rows in outputs)
     return Comparison(*batch, stored, new.num_rows, keys, _hidden(replay, stored, new, keys), channels)
 
 

@@ -57,8 +57,8 @@ def function_rows(
         output: Of a stage without state, the output whose rows are wanted.
 
     Returns:
-        For a stage with state, `_hash`, the key and the columns that the state needs; for one without, the rows that go
-        to `output`. With the column `RECORD` if each row comes of one record, and whether that is so.
+        For a stage with state, `_hash`, the key and the columns that the state and late rows need; for one without, the
+        rows that go to `output`. With the column `RECORD` if each row comes of one record, and whether that is so.
 
     Raises:
         Refused: The function fails. Spark's own errors where it fails in a task.
@@ -84,7 +84,7 @@ def _wanted(frames: Sequence[DataFrame], shape: Shape, *more: str) -> DataFrame:
     if shape.bound is None:
         return frames[0]
     rows = tag(frames, (*shape.key, *more))
-    wanted = (*shape.key, *shape.bound.needs, *more)
+    wanted = dict.fromkeys((*shape.key, *shape.bound.needs, *shape.late, *more))
     return rows.select(*(F.col(f"`{name}`") for name in wanted), F.xxhash64(*shape.key).alias("_hash"))
 
 

@@ -25,6 +25,7 @@ from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.app import Stage
 from ..batch.schemas import Shape
+from ..event_time.late import Lateness
 from ..spark.provenance import RECORD
 from ..state.merge import Base, merge
 from .function import function_rows
@@ -226,6 +227,7 @@ class StageReplay:
         """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
         bound, table, program = self.shape.bound, self.table, self.program
         assert bound is not None  # noqa: S101  a stage with a table has one
+        rows = self.in_time(rows)
         if not rows.num_rows:
             return sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
         base = Base(table, self.before.ssts, self.clock_ms)
@@ -242,9 +244,25 @@ class StageReplay:
         """What the stage sends on `output` with these rows of its function."""
         if self.shape.bound is None:
             return rows
+        if self.stage.late is not None and self.output == self.stage.late.name:
+            return self.late(rows)
         emitted = self.merged(rows)[1]
-        names = [one.name for one in self.stage.writes]
+        names = [one.name for one in self.stage.emits_to]
         return emitted[names.index(self.output)] if len(emitted) > 1 else emitted[0]
+
+    def in_time(self, rows: pa.Table) -> pa.Table:
+        """Those of the function's rows that were not left out of the table because they were late."""
+        return rows.filter(pa.array(~self._is_late(rows)))
+
+    def late(self, rows: pa.Table) -> pa.Table:
+        """The others, as they went where the program says; it says so."""
+        return rows.filter(pa.array(self._is_late(rows))).select(self.shape.late)
+
+    def _is_late(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        event_time = self.after.event_time
+        if self.shape.window is None or event_time is None or event_time.bound_ms is None:
+            return np.zeros(rows.num_rows, bool)
+        return Lateness(self.shape.window, self.before.watermark_ms, event_time.bound_ms).mask(rows)
 
     @property
     def clock_ms(self) -> int:

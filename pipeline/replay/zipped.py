@@ -19,10 +19,9 @@ import pyarrow as pa
 from msgspec import Struct
 
 from ...errors import Refused
-from ...store.sst.types import sst_schema
 from ...store.versions import checks
 from ...whole_file import whole_file
-from .bundle import Bundle, BundledInput, Index, before_schema
+from .bundle import Bundle, BundledInput, Index, before_schema, committed_schema
 from .inputs import PLACE, Records
 
 FORMAT = 1
@@ -151,7 +150,7 @@ class _Members:
         before = committed = None
         if index.table is not None:
             before = self._table(_BEFORE, before_schema(index.table))
-            committed = self._table(_COMMITTED, sst_schema(index.table))
+            committed = self._table(_COMMITTED, committed_schema(index.table))
         return Bundle(index, self._member(_PROGRAM, MAX_BYTES), records, before, committed, sent)
 
     def _expected(self, index: Index) -> set[str]:

@@ -8,6 +8,7 @@ from itertools import islice, zip_longest
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Input, Manifest
+from ..event_time import progress
 
 
 class CatchUp:
@@ -49,6 +50,10 @@ class CatchUp:
             return False
         left = max(0, self._done[at.upstream] - at.version)
         versions = islice(history.after(self._store, self._app, at.upstream, at.version), left)
-        sent = (manifest.outputs.get(name) for manifest in versions)
-        # A version without rows and markers, such as a compaction, is no news to a reader.
-        return not any(output.rows or output.markers for output in sent if output is not None)
+        sent = ((manifest, manifest.outputs.get(name)) for manifest in versions)
+        # A version without rows, markers and a new watermark, such as a compaction, is no news to a reader.
+        return not any(
+            output.rows or output.markers or progress.later(at.watermark_ms, manifest.watermark_ms) != at.watermark_ms
+            for manifest, output in sent
+            if output is not None
+        )

@@ -11,10 +11,11 @@ from ...errors import Refused, SlackwaterError, Unavailable
 from ...snapshot.cut.graph import order
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.gc.collect import Collected, collect
+from ...snapshot.gc.inventory import last_collection
 from ...snapshot.gc.retention import Retention
 from ...snapshot.status import roster
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import history, keys
+from ...store.versions import history
 from ..batch.stage_runner import StageRunner
 from .news import News
 
@@ -22,6 +23,8 @@ _log = logging.getLogger("slackwater")
 
 _LOOK_S = 300.0
 _END_S = 2.0
+_AGAIN_MS = 600_000
+"""After a collection that did not end: it broke off, unless it is still under way."""
 
 
 class Collector:
@@ -73,17 +76,13 @@ class Collector:
             Unavailable: The store did not answer.
         """
         self._since_ms = self._since_ms or now_ms
-        last_ms = self._last_ms()
+        last_ms, ended = last_collection(self._store, self._app)
+        wait_ms = self.every_ms if ended else min(self.every_ms, _AGAIN_MS)
         # Whose turn it is may not collect: it was told so, or has no rules.
         passed = now_ms - max(last_ms, self._since_ms) >= 2 * self.every_ms
-        if now_ms - last_ms < self.every_ms or not (passed or self._leads(now_ms)):
+        if now_ms - last_ms < wait_ms or not (passed or self._leads(now_ms)):
             return None
         return collect(self._store, self._app, self._retention, by=self._by)
-
-    def _last_ms(self) -> int:
-        """When a collection began last, by storage's clock; 0 for never."""
-        key = keys.collection(self._app)
-        return max((info.modified_ms for info in self._store.list(key) if info.key == key), default=0)
 
     def _leads(self, now_ms: int) -> bool:
         """Whether the first stage that runs is this runner's."""

@@ -27,6 +27,8 @@ _COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "write_stall_seconds": ("Waited by batches because compaction had fallen behind.", lambda b: b.stall_seconds),
     "rows_read": ("Records read from topics and channels.", lambda b: b.rows_in),
     "rows_written": ("Rows written to channels.", lambda b: b.rows_out),
+    "rows_ahead": ("Records whose event time was too far ahead of the clock.", lambda b: b.ahead),
+    "rows_late": ("Rows left out of the table, because they came too late.", lambda b: b.late),
     "state_keys_written": ("State rows written by batches.", lambda b: b.keys),
     "flushed_bytes": ("SST bytes written by batches (L0).", lambda b: b.state.flushed_bytes),
     "compaction_written_bytes": ("SST bytes written by compactions.", lambda b: b.state.compacted_bytes),
@@ -68,6 +70,7 @@ class Metrics:
         self._gauges = {name: self._gauge(name, text) for name, (text, _) in _GAUGES.items()}
         self._requests = self._counter("store_requests", "Requests to the store, of all processes.", (*_STAGE, "verb"))
         self._running = self._gauge("stage_running", "1 when a runner has the stage, here or elsewhere, else 0.")
+        self._watermark = self._gauge("watermark_timestamp_seconds", "Watermark of the newest version, if it has one.")
         self._lag = {
             "records": self._gauge("lag_records", "Records of a topic, rows of a channel, not read yet.", _INPUT),
             "versions": self._gauge("lag_versions", "Versions of a channel's writer that are not read yet.", _INPUT),
@@ -87,6 +90,8 @@ class Metrics:
             self._counters[name].labels(*labels).inc(value(batch))
         for name, (_, value) in _GAUGES.items():
             self._gauges[name].labels(*labels).set(value(batch))
+        if batch.watermark_ms is not None:
+            self._watermark.labels(*labels).set(batch.watermark_ms / 1000)
         for verb in ("get", "put", "list", "delete"):
             self._requests.labels(*labels, verb).inc(getattr(batch.stats, f"{verb}s"))
 

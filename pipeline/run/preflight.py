@@ -16,6 +16,7 @@ from ... import instants
 from ...durations import parse_ms
 from ...errors import Refused
 from ...snapshot.clone.first_versions import check_finished
+from ...snapshot.cut.moments import heads_of
 from ...snapshot.init.initialise import waits_for_rows
 from ...snapshot.maintain.retire import absent
 from ...snapshot.migrate.migration import finish_newest
@@ -23,10 +24,11 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import access_to, open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
-from ...store.versions import apps
+from ...store.versions import apps, history
+from ...store.versions.manifest import Manifest
 from ..api.app import App, Stage
 from ..api.starting_offsets import stored_starts
-from ..batch.claim import Checked, Claimer
+from ..batch.claim import Checked, Claimer, migrate_command
 from ..batch.stage_runner import Limits
 from ..batch.write_stall import Triggers
 from ..kafka import topics
@@ -97,7 +99,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
                 hint="run the same `slackwater init` again; or, to begin without rows: slackwater app rm " + app.name,
             )
         migration = finish_newest(store, app.name, now_ms=instants.now_ms())
-        _tell_absent(store, app)
+        _check_absent(store, app)
         app = app.beginning(stored_starts(info.starts))
         stages = app.select(options.stages)
     claimer = Claimer(
@@ -141,9 +143,27 @@ def limits_of(stage: Stage, options: Options) -> Limits:
     )
 
 
-def _tell_absent(store: ObjectStore, app: App) -> None:
-    """Say which stages the app has and the program has not: snapshots and garbage collection wait for them."""
+def _check_absent(store: ObjectStore, app: App) -> None:
+    """Say which stages the app has and the program has not: snapshots and garbage collection wait for them.
+
+    Raises `Refused` where one of them seems to have another name in the program, under which it would begin empty.
+    """
     if names := absent(store, app.name, app.stages.keys()):
+        there = history.list_stages(store, app.name)
+        new = [stage for name, stage in app.stages.items() if name not in there]
+        pairs = []
+        for head in heads_of(store, app.name, names).values():
+            likely = [stage.name for stage in new if _is_like(app, stage, head)]
+            pairs += [(head.stage, likely[0])] if len(likely) == 1 else []
+        if pairs:
+            old, now = pairs[0]
+            said = " ".join(f"--rename-stage {one}={other}" for one, other in pairs)
+            raise Refused(
+                f"{app.name} has the stage {old!r}, which this program has not; {now!r}, which it has instead, reads "
+                "the same and has the same key",
+                hint=f"if it is called so from now on: {migrate_command(app)} {said}; if that is another one, which "
+                f"begins empty: slackwater retire {app.name}/{old}",
+            )
         verbs = ", ".join(f"slackwater retire {app.name}/{name}" for name in names)
         _log.warning(
             "%s has %s, which this program has not; snapshots wait for %s. If gone for good: %s",
@@ -152,6 +172,13 @@ def _tell_absent(store: ObjectStore, app: App) -> None:
             "it" if len(names) == 1 else "them",
             verbs,
         )
+
+
+def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
+    """Whether a stage of the program may be this one of the app, by what needs no Spark."""
+    if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
+        return False
+    return tuple(column.name for column in head.table.key) == app.key_of(stage)
 
 
 def _known_master(options: Options) -> str | None:

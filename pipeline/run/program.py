@@ -13,6 +13,7 @@ from types import ModuleType
 from ...errors import NotFound, Usage
 from ..api.app import App
 from ..batch.batch_report import BatchReport
+from ..spark.conf import check_py_files, check_settings
 from ..spark.shipping import on_path
 from ..spark.user_errors import as_user_error
 from .news import News
@@ -62,7 +63,12 @@ def load_app(path: str, *, name: str | None = None) -> App:
 
 
 def run_app(app: App, options: Options, on_commit: Callable[[BatchReport], None]) -> None:
-    """Run an app that this process declares. Raises as `runner.run` does."""
+    """Run an app that this process declares. Raises as `runner.run` does, and `Usage` for what is said to Spark."""
+    options = replace(
+        options,
+        spark_conf=check_settings(options.spark_conf, "spark_conf"),
+        py_files=check_py_files(options.py_files, "py_files"),
+    )
     on_path(options.py_files)
     for name in {stage.transform.__module__ for stage in app.stages.values()} - {"__main__"}:
         # A module that was loaded by hand need not be known by its name.

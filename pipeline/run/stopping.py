@@ -98,6 +98,10 @@ def stop_signals(on_ask: Callable[[Stop], None] = lambda _stop: None) -> Iterato
         tells.close()
         listener.join()
         hears.close()
+        if stop._asked and not threading.Event.is_set(stop):
+            # The signal came to another thread: this one heard of it and was done before that one wrote its byte.
+            stop.set()
+            on_ask(stop)
 
 
 def _listen(hears: socket.socket, stop: Stop, on_ask: Callable[[Stop], None]) -> None:

@@ -39,6 +39,7 @@ class Position:
         consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
             passed over, because they were gone, count as well (`Input.passed`).
         snapshots: Ids of the snapshots for which the batch that ended here ended.
+        watermark_ms: For a channel, the watermark of that upstream version; None where it has none.
     """
 
     input: str
@@ -46,6 +47,7 @@ class Position:
     version: int = 0
     consumed: tuple[int, ...] = ()
     snapshots: tuple[str, ...] = ()
+    watermark_ms: int | None = None
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> Position:
@@ -195,7 +197,7 @@ class ChannelPlanner:
             if end is not None and self.max_records is not None and rows + output.rows > self.max_records:
                 break
             rows += output.rows
-            if output.rows or output.markers:
+            if output.rows or output.markers or manifest.watermark_ms != start.watermark_ms:
                 end = manifest
             if output.markers:
                 snapshots = tuple(sorted(output.markers))
@@ -204,7 +206,7 @@ class ChannelPlanner:
             return start
         self.pace.started()
         output = end.outputs[self.channel]
-        return Position(self.channel, output.ends, end.version, output.sent, snapshots)
+        return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.watermark_ms)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ...errors import NotFound, Usage
@@ -13,7 +13,10 @@ SECRETS = r"(?i)secret|password|passwd|token|access[.]?key|credential|sasl[.]jaa
 """Settings whose values nobody may see have such names; Spark's UI and event log redact them."""
 
 _KEY = re.compile(r"spark\.[A-Za-z0-9_.$/-]+")
-_OTHERWISE = {"spark.master": "--master URL", "spark.submit.pyFiles": "--py-files FILES"}
+_OTHERWISE = {
+    "spark.master": ("--master URL", "master=URL"),
+    "spark.submit.pyFiles": ("--py-files FILES", "py_files=[…]"),
+}
 _DRIVER_HERE = "spark.submit.deployMode"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _KINDS = (".py", ".zip", ".egg")
@@ -32,15 +35,27 @@ def settings_of(words: Iterable[str]) -> dict[str, str]:
         if not equals:
             shown = f", not {key!r}" if _KEY.fullmatch(key) else "; one of them has no '='"
             raise Usage(f"--conf takes KEY=VALUE{shown}", hint="write --conf spark.executor.memory=2g")
+        settings[key] = value
+    return check_settings(settings, "--conf")
+
+
+def check_settings(said: Mapping[str, str], by: str) -> dict[str, str]:
+    """Settings of Spark, as `by` says them: `--conf`, or `spark_conf` in Python. Raises `Usage` as `settings_of`."""
+    settings: dict[str, str] = {}
+    in_python = not by.startswith("-")
+    for key, value in said.items():
         if not _KEY.fullmatch(key):
+            wrote = '{"spark.executor.memory": "2g"}' if in_python else "spark.executor.memory=2g"
             raise Usage(
-                f"--conf {key!r} is not a setting of Spark: their names begin with 'spark.'",
-                hint="write --conf spark.executor.memory=2g",
+                f"{by} {key!r} is not a setting of Spark: their names begin with 'spark.'", hint=f"write {by} {wrote}"
             )
+        if not isinstance(value, str):
+            raise Usage(f"{by} says {key} by a value of type {type(value).__name__}; expected text, as Spark takes it")
         if any(not char.isprintable() for char in value):
             raise Usage(f"Spark's setting {key} has a character in its value that cannot be printed")
         if key in _OTHERWISE:
-            raise Usage(f"{key} is not said by --conf", hint=f"write {_OTHERWISE[key]}")
+            option, argument = _OTHERWISE[key]
+            raise Usage(f"{key} is not said by {by}", hint=f"write {argument if in_python else option}")
         settings[key] = value
     if settings.get(_DRIVER_HERE, "client") != "client":
         raise Usage(
@@ -60,8 +75,8 @@ def secrets_in(settings: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in settings if re.search(SECRETS, name))
 
 
-def check_py_files(paths: Iterable[str]) -> tuple[str, ...]:
-    """The files, absolute.
+def check_py_files(paths: Iterable[str], by: str = "--py-files") -> tuple[str, ...]:
+    """The files, absolute, which `by` names: `--py-files`, or `py_files` in Python.
 
     Raises:
         NotFound: There is no such file.
@@ -70,25 +85,25 @@ def check_py_files(paths: Iterable[str]) -> tuple[str, ...]:
     files: dict[str, Path] = {}
     for path in paths:
         if not path.strip():
-            raise Usage("--py-files names a file of no name", hint="write --py-files parsing.py,rules.zip")
+            raise Usage(f"{by} names a file of no name", hint=f"name files: {by} parsing.py,rules.zip")
         if "://" in path:
             raise Usage(
-                f"--py-files {path}: expected a file of this machine, on which the program is read as well",
+                f"{by} {path}: expected a file of this machine, on which the program is read as well",
                 hint="fetch it first; Spark hands it on from here",
             )
         file = Path(path).expanduser().resolve()
         if file.is_dir():
-            raise Usage(f"--py-files {path} is a folder; expected {', '.join(_KINDS)}", hint="zip it, and name the zip")
+            raise Usage(f"{by} {path} is a folder; expected {', '.join(_KINDS)}", hint="zip it, and name the zip")
         if not file.exists():
             near = [one.name for one in file.parent.glob("*") if one.suffix in _KINDS] if file.parent.is_dir() else []
             raise NotFound("Python file", path, near)
         if file.suffix not in _KINDS:
-            raise Usage(f"--py-files {path}: expected a file that ends in {', '.join(_KINDS)}")
+            raise Usage(f"{by} {path}: expected a file that ends in {', '.join(_KINDS)}")
         if file.suffix != ".py" and not zipfile.is_zipfile(file):
-            raise Usage(f"--py-files {path} is not a zip, whatever its name says")
+            raise Usage(f"{by} {path} is not a zip, whatever its name says")
         if files.setdefault(file.name, file) != file:
             raise Usage(
-                f"--py-files has {files[file.name]} and {file}: Spark hands files on by their names",
+                f"{by} has {files[file.name]} and {file}: Spark hands files on by their names",
                 hint="rename one of them",
             )
     return tuple(map(str, files.values()))

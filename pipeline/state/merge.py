@@ -48,8 +48,8 @@ def merge(
         reads: Counts the look-ups.
 
     Returns:
-        `_hash`, key, values, `_seq` and `_op` of each key that changed, by `_hash`; and one table of emitted rows
-        for all outputs, or one for each.
+        `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed, by `_hash`; and one table of
+        emitted rows for all outputs, or one for each.
 
     Raises:
         Corruption: An SST is not what its manifest promises.
@@ -60,8 +60,9 @@ def merge(
     starts = pa.array(groups.starts)
     hashes = rows["_hash"].take(starts).combine_chunks()
     keys = rows.select(key).take(starts)
+    before = np.zeros(groups.num, np.int64)
     old, found = multi_get.multi_get(
-        store, cache, base.ssts, base.table, hashes.to_numpy(), keys, reads, clock_ms=base.clock_ms
+        store, cache, base.ssts, base.table, hashes.to_numpy(), keys, reads, clock_ms=base.clock_ms, seqs=before
     )
     merged = state.merge(rows.select([*key, *state.needs]), groups, keys, old)
     deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
@@ -74,8 +75,9 @@ def merge(
             *merged.values.columns,
             pa.repeat(pa.scalar(seq, pa.int64()), groups.num),
             pa.array(deleted.astype(np.uint8)),
+            pa.array(before),
         ],
-        names=["_hash", *key, *merged.values.column_names, "_seq", "_op"],
+        names=["_hash", *key, *merged.values.column_names, "_seq", "_op", "_prev_seq"],
     )
     return new if write.all() else new.filter(pa.array(write)), merged.emitted
 

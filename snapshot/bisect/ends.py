@@ -173,6 +173,7 @@ def find_ends(
     low = late or (line.within(asked[good]) if good and not early else begin)
     asks = predicate.channels
     watched = frozenset(line.heads.stages) if asks else predicate.tables(line.heads)
+    watched |= {former.stage for name in watched for former in line.heads.stages[name].formerly}
     _check_not_retired(predicate, high, bad or app)
     if lost and not late and not Between(line, begin, low, watched, asks).ordered():
         low = begin  # the prefix within a snapshot may lie where history is not whole

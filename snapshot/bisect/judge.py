@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -77,8 +77,12 @@ class Judge:
             )
 
     def rows(self, cut: Cut, max_rows: int) -> pa.Table:
-        """What is wrong at a cut. Tables without a version yet are empty. Raises as `Predicate.rows`."""
+        """What is wrong at a cut. Tables without a version yet are empty. Raises as `Predicate.rows`.
+
+        A table that had another name then is there under both.
+        """
         later, only = self.between.whole.heads.stages, self.between.watched
+        cut = replace(cut, stages={**_under_names_of_now(cut, later), **cut.stages})
         at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
@@ -112,6 +116,17 @@ class Judge:
         """What the tables that decide the predicate look like at a cut."""
         tables = (cut.tables[stage].table if stage in cut.tables else None for stage in sorted(self.between.watched))
         return tuple((table.key, table.values) if table else None for table in tables)
+
+
+def _under_names_of_now(cut: Cut, heads: Mapping[str, Manifest]) -> dict[str, Manifest]:
+    """The stages of a cut that got another name later, by that."""
+    return {
+        name: cut.stages[former.stage]
+        for name, head in heads.items()
+        if name not in cut.stages
+        for former in head.formerly
+        if former.stage in cut.stages
+    }
 
 
 def ref_of(commit: Manifest | None) -> str:

@@ -16,10 +16,10 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
-from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
+from ..query.export import new_file, write_empty, write_table
 from ..query.sql import connect
 from .predicate import At, Skip
 
@@ -96,8 +96,12 @@ class Run(_OfAllTables):
         """See `Predicate`. Raises `SlackwaterError` when the command ends the search."""
         with tempfile.TemporaryDirectory(prefix="slackwater-bisect-") as folder:
             path = Path(folder) / "moment.duckdb"
-            with telling_if_collected(at.store, at.cut), closing(_connect(at)) as con:
-                _export(con, path, sorted({*at.cut.tables, *_empty(at)}))
+            with telling_if_collected(at.store, at.cut), new_file(path) as con:
+                for table in at.cut.tables:
+                    write_table(con, at.store, at.cache, at.cut, table)
+                for table, declared in _empty(at).items():
+                    if table not in at.cut.tables:
+                        write_empty(con, table, declared)
             names = {"SLACKWATER_DB": str(path), "SLACKWATER_REF": at.ref, "SLACKWATER_APP": at.cut.app}
             command = ["/bin/sh", "-c", self.text]
             code = subprocess.run(command, env=os.environ | names, stdout=2, check=False).returncode
@@ -144,15 +148,6 @@ def _connect(at: At) -> duckdb.DuckDBPyConnection:
 
 def _empty(at: At) -> dict[str, Table]:
     return {name: each.table for name, each in at.later.items() if each.table is not None}
-
-
-def _export(con: duckdb.DuckDBPyConnection, path: Path, tables: list[str]) -> None:
-    """The tables of a connection as those of a new DuckDB file."""
-    with duckdb.connect(str(path)) as out:
-        for name in tables:
-            out.register("_rows", con.sql(f"FROM {quoted(name)}").to_arrow_reader())
-            out.execute(f"CREATE TABLE {quoted(name)} AS FROM _rows")
-            out.unregister("_rows")
 
 
 def _wrong(why: str) -> pa.Table:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import limits as fits
@@ -120,6 +121,8 @@ def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, c
         # The sender had no version at the cut: it starts afresh in the clone, and its receiver has read nothing.
         none = (0,) * len(source.offsets)
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
-    starts, sent = channel.starts[receiver], cut.stages[source.upstream].version
-    at = sent if starts == channel.ends else sent - 1
-    return Input(channel.topic, starts, source.upstream, at, consumed=source.consumed, lost=source.lost)
+    starts, sender = channel.starts[receiver], cut.stages[source.upstream]
+    # A watermark that was not read yet is in flight, too.
+    read_all = starts == channel.ends and source.watermark_ms == sender.watermark_ms
+    at = sender.version if read_all else sender.version - 1
+    return replace(source, topic=channel.topic, offsets=starts, version=at, rows=0)

@@ -98,7 +98,9 @@ class Line:
         Otherwise a history begins with nothing. Then it is the line's first commit, if that brings no rows, else empty.
         """
         firsts = [self.read(stage, self.first(stage)) for stage in self.heads.stages]
-        brought = [commit for commit in firsts if commit.begins_with_rows or commit.version > 1]
+        brought = [
+            commit for commit in firsts if commit.begins_with_rows or (commit.version > 1 and commit.kind != "rename")
+        ]
         if brought:
             return self.up_to(max(brought, key=self.place))
         earliest = min(firsts, key=self.place, default=None)

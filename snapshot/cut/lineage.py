@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.manifest import Manifest
-from .timeline import before
+from ...store.versions.manifest import Input, Manifest
+from .timeline import before, newest_where
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -114,8 +115,24 @@ def _sources(store: ObjectStore, low: Manifest, high: Manifest, lost: list[Windo
         if source.upstream and source.version > after:
             sent = history.read(store, high.app, source.upstream, source.version)
             sent_before = history.find(store, high.app, source.upstream, after) if after else None
-            found += _sources(store, sent_before or _first(store, sent), sent, lost)
+            found += _sources(store, sent_before or _sent_before(store, sent, name, earlier), sent, lost)
     return found
+
+
+def _sent_before(store: ObjectStore, sent: Manifest, channel: str, read: Input | None) -> Manifest:
+    """What a sender had sent of which a reader stands at `read`, where it had another name then; else its first."""
+    first = _first(store, sent)
+    if first.kind != "rename" or read is None:
+        return first
+    former, offsets = first.formerly[-1], read.offsets
+
+    def is_read(manifest: Manifest) -> bool:
+        output = manifest.outputs.get(channel)
+        return output is None or all(map(int.__le__, output.ends, offsets))
+
+    last = history.find(store, sent.app, former.stage, former.version)
+    begin = partial(history.first_version, store, sent.app)
+    return (newest_where(partial(history.read, store, sent.app), begin, last, is_read) if last else None) or first
 
 
 def _first(store: ObjectStore, manifest: Manifest) -> Manifest:

@@ -143,17 +143,22 @@ def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, 
     A migration's commits bring no rows, and nothing follows them before the last: what was before is as consistent.
     """
     newest = max((each.migration for each in found.values()), default=0)
+    nameless = any(each.called and each.called not in found and each.migration == newest for each in found.values())
     behind = [stage for stage, each in found.items() if each.migration < newest and not each.retired]
-    if not behind:
+    if not behind and not nameless:
         return found
     decided = migrations.find(store, next(iter(found.values())).app, newest)
-    if decided is None or decided.stages.keys().isdisjoint(behind):
+    if not nameless and (decided is None or decided.stages.keys().isdisjoint(behind)):
         return found  # those that are behind began since
-    return {stage: _before_migration(store, each, newest) for stage, each in found.items()}
+    earlier = {stage: _before_migration(store, each, newest) for stage, each in found.items()}
+    return {stage: manifest for stage, manifest in earlier.items() if manifest is not None}
 
 
-def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest:
+def _before_migration(store: ObjectStore, manifest: Manifest, number: int) -> Manifest | None:
+    """The last version that did not go through a migration; None of a stage that has its name from that."""
     while manifest.migration == number and manifest.version > 1:
+        if manifest.kind == "rename":
+            return None
         earlier = history.find(store, manifest.app, manifest.stage, manifest.version - 1)
         if earlier is None:
             return manifest

@@ -19,7 +19,7 @@ def list_manifests(store: ObjectStore, app: str, stage: str) -> dict[int, Object
 
 def before(store: ObjectStore, manifest: Manifest) -> Manifest | None:
     """The version before this one, or None where the stage's kept history begins."""
-    if manifest.version == 1 or manifest.kind == "clone":
+    if manifest.version == 1 or manifest.begins:
         return None
     return history.find(store, manifest.app, manifest.stage, manifest.version - 1)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
-from ...store.versions.manifest import Manifest
+from ...store.versions.manifest import Manifest, Table
 from ..cut.stored import find_snapshot
 
 
@@ -33,6 +33,13 @@ class Ancestry:
     All others were written later, by one of them. 0 when they have nothing in common."""
     ways: tuple[tuple[Stretch, ...], tuple[Stretch, ...]] = ((), ())
     """The versions from there to each of the two."""
+    table: Table | None = None
+    """As it was there: the ids that its columns have mean the same for both. None when they have nothing in common."""
+
+    @property
+    def next_id(self) -> int:
+        """Ids of columns below this mean the same for both; those from it on each has given by itself."""
+        return (self.table.next_id or len(self.table.columns) + 1) if self.table is not None else 0
 
 
 def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manifest]) -> Ancestry:
@@ -44,15 +51,15 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
         Corruption: what is stored of an app on the way is damaged.
         Unavailable: a store did not answer.
     """
-    if one[1].stage != other[1].stage:
+    if _first_name(one[1]) != _first_name(other[1]):
         return Ancestry()
     if (one[0].url, one[1].app) == (other[0].url, other[1].app):
-        lines: tuple[tuple[Stretch, ...], ...] = tuple((_stretch(*each),) for each in (one, other))
+        lines: tuple[tuple[Stretch, ...], ...] = tuple(tuple(_names(*each)) for each in (one, other))
     else:
         lines = tuple(tuple(_line(*each)) for each in (one, other))
     for number, mine in enumerate(lines[0]):
         for place, theirs in enumerate(lines[1]):
-            if (mine.store.url, mine.app) == (theirs.store.url, theirs.app):
+            if (mine.store.url, mine.app, mine.stage) == (theirs.store.url, theirs.app, theirs.stage):
                 parted = min(mine.up_to, theirs.up_to)
                 ends = (number, lines[0], one), (place, lines[1], other)
                 found = next((each for end in ends if (each := _read(*end, parted)) is not None), None)
@@ -60,7 +67,8 @@ def ancestry(one: tuple[ObjectStore, Manifest], other: tuple[ObjectStore, Manife
                     return Ancestry()
                 # Whoever writes on takes a `_seq` above that of every row that is there.
                 seq = max((sst.seq_max for sst in found.ssts), default=0)
-                return Ancestry(seq, (_way(lines[0], number, parted), _way(lines[1], place, parted)))
+                ways = _way(lines[0], number, parted), _way(lines[1], place, parted)
+                return Ancestry(seq, ways, found.table)
     return Ancestry()
 
 
@@ -68,13 +76,32 @@ def _stretch(store: ObjectStore, manifest: Manifest) -> Stretch:
     return Stretch(store, manifest.app, manifest.stage, 0, manifest.version)
 
 
+def _first_name(manifest: Manifest) -> str:
+    """What the stage was called first."""
+    return manifest.formerly[0].stage if manifest.formerly else manifest.stage
+
+
+def _names(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
+    """The stretches of versions of one app that a version follows from, under the names that its stage had."""
+    stretch = _stretch(store, manifest)
+    for former in reversed(manifest.formerly):
+        yield replace(stretch, after=former.version)
+        stretch = Stretch(store, manifest.app, former.stage, 0, former.version)
+    yield stretch
+
+
 def _line(store: ObjectStore, manifest: Manifest) -> Iterator[Stretch]:
     """The stretches of versions that a version follows from, its own app's first, then its source's."""
-    stretch = _stretch(store, manifest)
+    stretch, names = _stretch(store, manifest), list(manifest.formerly)
     while True:
         info = apps.find_app(stretch.store, stretch.app)
         origin = info.origin if info is not None else None
         born = origin.cut.get(stretch.stage, 0) if origin is not None else 0
+        if names and names[-1].version > born:
+            former = names.pop()
+            yield replace(stretch, after=former.version)
+            stretch = Stretch(stretch.store, stretch.app, former.stage, 0, former.version)
+            continue
         yield replace(stretch, after=born)
         if origin is None or not born:
             return

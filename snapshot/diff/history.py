@@ -1,9 +1,9 @@
 """The history of one key: each change of its row, newest first, found without a look at what did not write it.
 
 The newest stored row of the key at a version says by its `_seq` which version wrote it, and as long as it is stored,
-nothing has changed but the clock. So the search jumps from there to the version before, and does the same. Where
-nothing is stored of the key, versions are gone through backwards, by their manifests alone, to the first at which a
-merge can have forgotten something.
+nothing has changed but the clock. So the search jumps from there to the version before, whose row of the key is the
+one that this row replaced (`_prev_seq`), and does the same. Where nothing is stored of the key, versions are gone
+through backwards, by their manifests alone, to the first at which a merge can have forgotten something.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,12 +45,15 @@ class Change:
     kind: Literal["added", "removed", "changed"]
     expired: bool
     """Whether the row had its time: then no record made the change."""
-    inherited: Literal["", "clone", "collected"]
-    """For the row with which the history begins, why it does: an app was cloned, or older versions were collected."""
+    inherited: Literal["", "clone", "collected", "renamed"]
+    """For the row with which the history begins, why it does: an app was cloned, older versions were collected, or the
+    stage was called otherwise before."""
     windows: tuple[Window, ...]
     """What was read of each input partition after `after_version`, up to this version; empty ones left out."""
     before: Row
     after: Row
+    formerly: str = ""
+    """What the stage was called before, where it begins with another name: its history is under that."""
 
     @property
     def gap(self) -> bool:
@@ -143,7 +146,9 @@ def key_changes(versions: Versions, stored: StoredKey, now_ms: int) -> Iterator[
                 yield _change(versions, later, shown)
             later = shown
     if later is not None and later.row is not None:
-        yield replace(_change(versions, later, _Shown(0, None)), inherited=_inherited(versions))
+        formerly = versions[0].formerly[-1].stage if versions[0].kind == "rename" else ""
+        born = _change(versions, later, _Shown(0, None))
+        yield replace(born, inherited=_inherited(versions), formerly=formerly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +177,33 @@ class _Shown:
 def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
     """All versions, newest first."""
     last = len(versions) - 1
+    seq: int | None = None
     while last >= 0:
-        row = stored.newest(versions[last])
+        row = _newest(versions, stored, last, seq)
         if row is None:
-            first = _forgot(versions, stored, last)
+            first, seq = _forgot(versions, stored, last), None
         else:
-            first = _in_same_columns(versions, _wrote(versions, stored, row, last), last)
+            wrote = _wrote(versions, stored, row, last)
+            first = _in_same_columns(versions, wrote, last)
+            # What is known of right before it was written says nothing of any version earlier than that.
+            seq = row.seq if first > wrote else None if versions.is_gap(first) else row.replaced
         yield _Span(first, last, row)
         last = first - 1
+
+
+def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) -> StoredRow | None:
+    """The row that is stored at a place; `seq` is what is known of its `_seq`: 0 that there is none, None nothing."""
+    manifest = versions[place]
+    if seq == 0 or manifest.table is None:
+        return None
+    if seq is not None:
+        # Where it was written the SST with it is a batch's, and small.
+        wrote = versions[min(versions.from_number(seq), place)]
+        row = stored.of_seq(wrote, seq, manifest.table) or stored.of_seq(manifest, seq, manifest.table)
+        # Without it: versions in between were collected, and here another one is the newest.
+        if row is not None:
+            return row
+    return stored.newest(manifest)
 
 
 def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> int:
@@ -254,8 +278,14 @@ def _same(one: Row, other: Row) -> bool:
     return one == other or repr(one) == repr(other)
 
 
-def _inherited(versions: Versions) -> Literal["", "clone", "collected"]:
+def _inherited(versions: Versions) -> Literal["", "clone", "collected", "renamed"]:
     """Why the history begins with what it begins with."""
     if not versions.numbers or versions.numbers[0] == 1:
         return ""
-    return "clone" if versions[0].kind == "clone" else "collected"
+    match versions[0].kind:
+        case "clone":
+            return "clone"
+        case "rename":
+            return "renamed"
+        case _:
+            return "collected"

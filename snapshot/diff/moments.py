@@ -57,6 +57,8 @@ class TableDiff:
     nor one in which nothing changed."""
     unlike: tuple[str, ...]
     """In words, what is declared differently, so that it could not be compared."""
+    formerly: str = ""
+    """What it is called at the moment at which it has another name; empty where both have the same."""
 
     @property
     def equal(self) -> bool:
@@ -101,22 +103,43 @@ def diff(cache: SstCache, one: StoredCut, other: StoredCut, *, table: str = "") 
         for name, manifest in moment.cut.tables.items()
         if manifest.table is not None
     }
+    pairs = _renamed(one.cut, other.cut)
     # In the order of the one that has more: a stage that came later lies behind those that it reads.
     most, least = sorted((other.cut.tables, one.cut.tables), key=len, reverse=True)
-    names = tuple(dict.fromkeys((*most, *least)))
-    if table and table not in names:
+    names = tuple(dict.fromkeys(pairs.get(name, name) for name in (*most, *least)))
+    if table and table not in (*names, *pairs):
         raise NotFound(f"table at {one.cut.ref} or {other.cut.ref}", table, names)
+    former = {new: old for old, new in pairs.items()}
+
+    def side(moment: StoredCut, name: str) -> Side:
+        old = former.get(name, name)
+        return moment.side(cache, name if name in moment.cut.tables else old, declared[name])
+
     with telling_if_collected(one.store, one.cut), telling_if_collected(other.store, other.cut):
         return tuple(
-            table_diff(name, one.side(cache, name, declared[name]), other.side(cache, name, declared[name]))
-            for name in ((table,) if table else names)
+            replace(table_diff(name, side(one, name), side(other, name)), formerly=former.get(name, ""))
+            for name in ((pairs.get(table, table),) if table else names)
         )
+
+
+def _renamed(one: Cut, other: Cut) -> dict[str, str]:
+    """The tables that only one moment has, and that the other has under the name that they got: old name to new."""
+    found = {}
+    for mine, its in ((one, other), (other, one)):
+        for new, manifest in its.tables.items():
+            names = [former.stage for former in manifest.formerly if former.stage in mine.tables]
+            if new not in mine.tables and names and names[-1] not in its.tables:
+                found[names[-1]] = new
+    return found
 
 
 def table_diff(name: str, before: Side, after: Side) -> TableDiff:
     """How a table of this name differs between two sides. Errors as of `diff`."""
-    unlike = tuple(_unlike(before.table, after.table))
-    if _is_one_table(before, after):
+    shared = _shared(before, after)
+    known = _next_shared_id(before, after, shared)
+    unlike = tuple(_unlike(before.table, after.table, known))
+    apart = _added_apart(before.table, after.table, known) if shared.seq else frozenset()
+    if _is_one_table(before, after, shared):
         # Rows from before a migration have the columns of after it, too: then they are compared.
         newest = max(before.table, after.table, key=lambda table: table.schema)
         before, after = replace(before, table=newest), replace(after, table=newest)
@@ -128,8 +151,8 @@ def table_diff(name: str, before: Side, after: Side) -> TableDiff:
         keys = arrow_schema(before.table.key).empty_table()
         changes = KeyChanges.between(keys, pa.table({}), pa.table({}), nothing, nothing)
         return TableDiff(name, changes, 0, 0, 0, (), 0, True, (told, *unlike))
-    common = [field.name for field in mine if field in theirs]
-    changes = changes_between(before, after, _shared(before, after), common).changed().in_order()
+    common = [field.name for field in mine if field in theirs and field.name not in apart]
+    changes = changes_between(before, after, shared, common).changed().in_order()
     kinds = changes.kinds()
     added, removed, changed = (int((kinds == kind).sum()) for kind in ("added", "removed", "changed"))
     about = not changed or sum(sst.bytes for sst in before.ssts) > _COUNTED_BYTES
@@ -154,23 +177,44 @@ def _values(table: Table) -> pa.Schema:
     return pa.schema([field for field in visible_schema(table) if field.name not in keys])
 
 
-def _is_one_table(before: Side, after: Side) -> bool:
-    """Whether the columns of one side became those of the other by migrations, so that an id means one column."""
+def _is_one_app(before: Side, after: Side) -> bool:
     one, other = before.manifest, after.manifest
-    if one is None or other is None or one.table is None or other.table is None:
+    return one is not None and other is not None and one.app == other.app and before.store.url == after.store.url
+
+
+def _next_shared_id(before: Side, after: Side, shared: Ancestry) -> int:
+    """Below which number an id means one column on both sides; 0 for none."""
+    if _is_one_app(before, after):
+        return max(each.next_id or len(each.columns) + 1 for each in (before.table, after.table))
+    return shared.next_id
+
+
+def _is_one_table(before: Side, after: Side, shared: Ancestry) -> bool:
+    """Whether the columns of one side became those of the other by migrations, so that an id means one column."""
+    if before.table.schema == after.table.schema:
         return False
-    if one.app == other.app and before.store.url == after.store.url:
-        return one.table.schema != other.table.schema
-    # A clone migrates by itself: ids from after that are another column in each.
-    return min(one.table.schema, other.table.schema) == 0 < max(one.table.schema, other.table.schema) and bool(
-        _shared(before, after).seq
+    if _is_one_app(before, after):
+        return True
+    # A clone migrates by itself. Where one of the two has not since, the other's columns are those that became of its.
+    schemas = before.table.schema, after.table.schema
+    return bool(shared.seq) and shared.table is not None and shared.table.schema in schemas
+
+
+def _added_apart(before: Table, after: Table, known: int) -> frozenset[str]:
+    """Columns of one name that each of the two added by itself: rows that both have may differ in them, unseen."""
+    mine, its = (
+        {each.name for number, each in zip(table.ids, table.columns, strict=True) if number >= known}
+        for table in (before, after)
     )
+    return frozenset(mine & its)
 
 
-def _unlike(before: Table, after: Table) -> Iterator[str]:
-    """What is declared of columns by one side only, in words. A column that was renamed is one by its id."""
-    by_name = not (before.schema or after.schema)
-    had, has = _known(before, by_name=by_name), _known(after, by_name=by_name)
+def _unlike(before: Table, after: Table, known: int) -> Iterator[str]:
+    """What is declared of columns by one side only, in words. A column that was renamed is one by its id.
+
+    Ids below `known` mean the same on both sides; other columns are told apart by their names.
+    """
+    had, has = _known(before, known), _known(after, known)
     for number in dict.fromkeys((*had, *has)):
         was, now = had.get(number), has.get(number)
         if was is None or now is None:
@@ -181,10 +225,12 @@ def _unlike(before: Table, after: Table) -> Iterator[str]:
         if was.type != now.type:
             told = f"column {now.name} is {to_arrow(was.type)} before and {to_arrow(now.type)} after"
             yield told if before.schema != after.schema else f"{told}: it is not compared"
+        elif isinstance(number, str) and known:
+            yield f"column {number} came to each of the two by a migration of its own: it is not compared"
 
 
-def _known(table: Table, *, by_name: bool) -> dict[int | str, Column]:
-    """The value columns that users see, by id or by name."""
+def _known(table: Table, known: int) -> dict[int | str, Column]:
+    """The value columns that users see, by id where that is below `known`, else by name."""
     numbered = zip(table.ids, table.columns, strict=True)
     values = ((number, each) for number, each in numbered if each in table.values and not each.name.startswith("_"))
-    return {each.name if by_name else number: each for number, each in values}
+    return {number if number < known else each.name: each for number, each in values}

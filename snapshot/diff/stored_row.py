@@ -3,6 +3,9 @@
 An SST never changes, so each is looked into once, however many versions name it. One that cannot hold the key costs no
 request where its range of hashes says so, and one for its footer where its filters do; one that holds it one more, for
 the row group. SSTs that are small or on this machine are read whole.
+
+A row says which one it replaced (`_prev_seq`). Who comes from there asks for that one: of the SSTs of a version that
+may have the key one at most has rows of that time.
 """
 
 from collections.abc import Iterable
@@ -19,7 +22,7 @@ from ...store.read.remote_sst import RangedSst
 from ...store.sst.hashing import same_keys
 from ...store.sst.python_values import python_rows
 from ...store.sst.sorted_runs import overlapping
-from ...store.sst.types import EXPIRES, OP, SEQ, TOMBSTONE
+from ...store.sst.types import EXPIRES, OP, PREV, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
 from .side import SMALL_BYTES, identity
@@ -35,6 +38,8 @@ class StoredRow:
     """The visible value columns; None for a tombstone."""
     expires_ms: int | None
     """When it expires, milliseconds since 1970 UTC; None for never."""
+    replaced: int | None = None
+    """`_seq` of the row of the key that was stored when this one was made; 0 for none, None where nobody knows."""
 
 
 class StoredKey:
@@ -71,15 +76,27 @@ class StoredKey:
         """
         if manifest.table is None:
             return None
-        for sst in sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max):
-            place = (*identity(sst), manifest.table.schema)
+        return self._first(sorted(self.ssts(manifest), key=lambda sst: -sst.seq_max), manifest.table)
+
+    def of_seq(self, manifest: Manifest, seq: int, table: Table) -> StoredRow | None:
+        """The row with this `_seq`, read as one of the table, where it is the newest one in its SST at that version.
+
+        Raises as `newest`.
+        """
+        of_its_time = (sst for sst in self.ssts(manifest) if sst.seq_min <= seq <= sst.seq_max)
+        row = self._first(of_its_time, table, is_there=True)
+        return row if row is not None and row.seq == seq else None
+
+    def _first(self, ssts: Iterable[Sst], table: Table, *, is_there: bool = False) -> StoredRow | None:
+        for sst in ssts:
+            place = (*identity(sst), table.schema)
             if place not in self._found:
-                self._found[place] = self._look_in(sst, manifest.table)
+                self._found[place] = self._look_in(sst, table, is_there=is_there)
             if (row := self._found[place]) is not None:
                 return row
         return None
 
-    def _look_in(self, sst: Sst, table: Table) -> StoredRow | None:
+    def _look_in(self, sst: Sst, table: Table, *, is_there: bool) -> StoredRow | None:
         mapped = self._cache.peek(sst, table)
         if mapped is None and sst.bytes <= SMALL_BYTES:
             mapped = self._cache.bring(self._store, sst, table, self.reads)
@@ -88,7 +105,8 @@ class StoredKey:
             blocks = mapped.blocks
         else:
             ranged = RangedSst(self._store, sst, table, self.reads)
-            wanted = self._hashes[ranged.passing(self._hashes)]
+            # A filter would only say that it may be there.
+            wanted = self._hashes if is_there else self._hashes[ranged.passing(self._hashes)]
             groups = ranged.needed(wanted)
             blocks = ranged.read(groups) if groups.size else ()
         return next((row for block in blocks if (row := self._in_block(block, table)) is not None), None)
@@ -97,18 +115,18 @@ class StoredKey:
         low, high = (int(np.searchsorted(block.hashes, self._hashes[0], side)) for side in ("left", "right"))
         key = [column.name for column in table.key]
         shown = [name for name in visible_schema(table).names if name not in key]
-        expires = [EXPIRES] if EXPIRES in block.stored.schema.names else []
+        own = [name for name in (PREV, EXPIRES) if name in block.stored.schema.names]
         # Different keys may share a hash.
-        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, *expires], low, high - low)])
+        rows = pa.Table.from_batches([block.rows([*key, *shown, SEQ, OP, *own], low, high - low)])
         keys = self.key.take(pa.array(np.zeros(rows.num_rows, np.int64)))
         # Its columns may have been called otherwise.
         theirs = rows.select(key).rename_columns(self.key.column_names)
         for place in np.flatnonzero(same_keys(keys, theirs, self.key.column_names)).tolist():
             row = rows.slice(place, 1)
             values = row.select(shown)
-            expires_ms = row.column(EXPIRES)[0].as_py() if EXPIRES in row.column_names else None
+            replaced, expires_ms = (row.column(name)[0].as_py() if name in own else None for name in (PREV, EXPIRES))
             deleted = row.column(OP)[0].as_py() == TOMBSTONE
             # A table may have no columns beside its key; then these have no rows either.
             (visible,) = python_rows(values) or ({},)
-            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else visible, expires_ms)
+            return StoredRow(row.column(SEQ)[0].as_py(), None if deleted else visible, expires_ms, replaced)
         return None

@@ -24,7 +24,7 @@ from ...store.objects.protocol import ObjectInfo, ObjectStore
 from ...store.versions import horizon, keys
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ..take.audit_log import record
-from .inventory import Inventory, do_all, named, take_inventory
+from .inventory import Inventory, do_all, named, note_end, take_inventory
 from .orphans import abandoned, orphans, unnamed_records
 from .reachable import Absent, Reachable, reachable
 from .retention import Retention
@@ -145,6 +145,7 @@ def collect(
     if not dry_run:
         versions = sum(each.versions for each in stages)
         record(store, app, "gc", f"{versions} versions, {done.objects - versions} other objects", by)
+        note_end(store, app)
     return done
 
 

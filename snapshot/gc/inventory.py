@@ -28,6 +28,8 @@ from .known import Known, StageKnown
 _BATCH = 256
 """Requests handed out at once, to `_WORKERS` threads."""
 _WORKERS = 16
+_BEGUN, _ENDED = b'{"format":1}', b'{"format":1,"ended":true}'
+"""What a collection leaves where the time of its object tells when that was; their sizes tell them apart."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -85,8 +87,20 @@ def take_inventory(store: ObjectStore, app: str, *, dry_run: bool) -> Inventory:
 def storage_clock_ms(store: ObjectStore, app: str) -> int:
     """Storage's time. This machine's may be wrong by years, and would take everything for old."""
     key = keys.collection(app)
-    store.put(key, b'{"format":1}')
+    store.put(key, _BEGUN)
     return next(info.modified_ms for info in store.list(key))
+
+
+def note_end(store: ObjectStore, app: str) -> None:
+    """Say that a collection has come to its end. One request."""
+    store.put(keys.collection(app), _ENDED)
+
+
+def last_collection(store: ObjectStore, app: str) -> tuple[int, bool]:
+    """When a collection began last, or ended, by storage's clock, 0 for never; and whether it ended. One listing."""
+    key = keys.collection(app)
+    found = [info for info in store.list(key) if info.key == key]
+    return (found[0].modified_ms, found[0].size_bytes == len(_ENDED)) if found else (0, True)
 
 
 def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
@@ -174,7 +188,7 @@ def _first(store: ObjectStore, app: str, stage: str, versions: dict[int, ObjectI
     first = last.first.get(stage, 0) if last is not None else 0
     if not first:
         first = min(versions)
-        if first > 1 and _there(store, app, stage, first).kind != "clone":
+        if first > 1 and not _there(store, app, stage, first).begins:
             raise _missing(app, stage, range(1, first))
     whole = [version for version in versions if version >= first]
     if not whole or whole[0] != first:

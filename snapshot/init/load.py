@@ -15,7 +15,7 @@ from ...errors import Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.expiry import latest_event_ms, with_expiry
 from ...store.sst.hashing import normalise_keys, sort_keys
-from ...store.sst.types import HASH, OP, PUT, SEQ, arrow_schema, sst_schema
+from ...store.sst.types import HASH, OP, PREV, PUT, SEQ, arrow_schema, sst_schema
 from ...store.sst.writer import SstWriter
 from ...store.versions.manifest import Sst, Table
 from .columns import check, examples, fit
@@ -190,7 +190,8 @@ class _Loading:
 
     def _stamped(self, rows: pa.Table) -> pa.Table:
         """The rows as an SST has them."""
-        schema = sst_schema(self._table)
         rows = rows.append_column(SEQ, pa.array(np.full(rows.num_rows, _SEQ, np.int64)))
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, PUT, np.uint8)))
+        rows = rows.append_column(PREV, pa.array(np.zeros(rows.num_rows, np.int64)))
+        schema = sst_schema(self._table)
         return with_expiry(rows, self._table, self._clock_ms).select(schema.names).cast(schema)

@@ -72,12 +72,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     readers = [name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name])]
     if readers:
         raise _still_read(app, stage, readers)
-    for name, place in published.places(store, head).items():
-        if left := published.behind(head.sinks[name], place):
-            raise Refused(
-                f"not all that stage {app}/{stage} wrote for its sink {name!r} is published yet: {left:,} rows to go",
-                hint=f"run the program that has it until `slackwater status {app}` shows none",
-            )
+    published.check(store, head)
     unread = {
         sender: heads[sender].version - version
         for sender, version in consumed(head).items()

@@ -182,7 +182,7 @@ def _renamed_ttl(stored: Ttl | None, renamed: Mapping[str, str], declared: Table
         return stored
     name = renamed.get(stored.column, stored.column)
     gone = name not in {column.name for column in declared.values} and declared.ttl is None
-    return replace(stored, column="" if gone else name)
+    return Ttl(0, gone=True) if gone else replace(stored, column=name)
 
 
 def likely_renames(found: tuple[ColumnChange, ...]) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ from ulid import ULID
 from ... import instants
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
+from ...store.versions import published
 from ...store.versions.manifest import Input
 from ...store.versions.migrations import Migration, newest
 from ..cut.moments import heads_of, newest_cut, stages_of
@@ -39,22 +40,33 @@ class Migrated:
     """The number of an earlier migration that had been left half done, and was finished first; 0 for none."""
 
 
-def find_plan(store: ObjectStore, declared: Declared, renames: Mapping[str, str]) -> Plan:
-    """What the program changes of the app that is stored.
+def find_plan(
+    store: ObjectStore, declared: Declared, renames: Mapping[str, str], *, stages: Mapping[str, str] | None = None
+) -> Plan:
+    """What the program changes of the app that is stored; `renames` are of columns and `stages` of stages, old to new.
 
     Raises as `plan`; also `NotFound` when there is no such app, and `Refused` while an earlier migration is half done.
     """
     last = newest(store, declared.app)
     heads = heads_of(store, declared.app, stages_of(store, declared.app))
     if last is not None and (
-        behind := [name for name in last.stages if name in heads and not is_through(heads[name], last)]
+        behind := [
+            name
+            for name, step in last.stages.items()
+            if name in heads and not (is_through(heads[name], last) and (not step.called or step.called in heads))
+        ]
     ):
         raise Refused(
             f"migration {last.number} of {declared.app}, by {last.by}, is not done yet: {', '.join(behind)} did not go "
             "through it",
             hint="the next `slackwater migrate` or `run` finishes it",
         )
-    return plan(heads, declared, renames, after=last.number if last is not None else 0)
+    found = plan(heads, declared, renames, stages=stages or {}, after=last.number if last is not None else 0)
+    for name in heads.keys() - declared.stages.keys():
+        # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
+        if not heads[name].retired:
+            published.check(store, heads[name])
+    return found
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:
@@ -111,7 +123,10 @@ def migrate(
             remove(store, found.app, snapshot.name)
         raise
     done = finish(store, migration, now_ms=now_ms)
-    told = ", ".join(f"{each.stage} {each.kind}" for each in found.changes)
+    told = ", ".join(
+        f"{each.stage} {each.kind}" + (f", until now {each.formerly}" if each.formerly else "")
+        for each in found.changes
+    )
     record(store, found.app, "migrate", f"{number}: {told}; before it {found.app}@{snapshot.name}", by)
     return Migrated(found, number, snapshot.name, done.versions, finished)
 

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from msgspec.structs import replace
 from ulid import ULID
 
 from ...errors import ObjectExists, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.sst import ttl
 from ...store.versions import codec, commit, history, keys
 from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import Migration, Step, newest
 from ..cut.graph import order
 from ..cut.moments import heads_of
+from . import rename
+from .step import applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ def prepare(store: ObjectStore, migration: Migration) -> None:
 def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
     """Commit what is left of a migration: a version for each stage that does not name it. Done again, it does nothing.
 
-    Receivers first: a stage that is retired is read by none that has not gone through it.
+    Stages that get another name come first, so that who reads them finds them under it; of the others receivers: a
+    stage that is retired is read by none that has not gone through it.
 
     Raises:
         CommitConflict: others kept winning the race for the next version of a stage.
@@ -60,11 +61,13 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
     """
     # Also stages that began while it was decided: they name it with nothing else changed.
     heads = heads_of(store, migration.app, history.list_stages(store, migration.app))
-    versions = {}
+    ended, versions = rename.rename(store, migration, heads, now_ms=now_ms)
+    # Who reads one of them under its new name is later than its first version under that.
+    now_ms = max((now_ms, *(each.time_ms + 1 for each in ended.values())))
     for stage in reversed(order(heads)):
-        if not is_through(heads[stage], migration):
+        if stage not in ended and not is_through(heads[stage], migration):
             with suppress(_Through):  # somebody else finishes it, too
-                versions[stage] = _commit(store, migration, stage, now_ms, heads[stage].version).version
+                versions[stage] = _commit(store, migration, stage, now_ms, heads[stage].version, ended).version
     return Done(migration, versions)
 
 
@@ -86,13 +89,15 @@ def finish_newest(store: ObjectStore, app: str, *, now_ms: int) -> int:
     return migration.number
 
 
-def _commit(store: ObjectStore, migration: Migration, stage: str, now_ms: int, known: int) -> Manifest:
+def _commit(
+    store: ObjectStore, migration: Migration, stage: str, now_ms: int, known: int, ended: Mapping[str, Manifest]
+) -> Manifest:
     step = migration.stages.get(stage, Step())
 
     def build(draft: Manifest) -> Manifest:
         if draft.migration >= migration.number:
             raise _Through
-        return applied(draft, step, migration.number)
+        return applied(rename.reading(draft, ended), step, migration.number)
 
     head = history.head(store, migration.app, stage, known=known)
     if head is None or is_through(head, migration):
@@ -108,29 +113,3 @@ def _commit(store: ObjectStore, migration: Migration, stage: str, now_ms: int, k
         build=build,
         known=known,
     )
-
-
-def applied(draft: Manifest, step: Step, number: int) -> Manifest:
-    """The version that a step makes: `draft` has everything as it was. Pure.
-
-    Raises:
-        Refused: the table is not the one that the step was planned for.
-    """
-    inputs = {name: each for name, each in draft.inputs.items() if name not in step.gone} | step.inputs
-    stopped = {name: each for name, each in {**draft.stopped, **draft.inputs}.items() if name not in inputs}
-    changed = replace(draft, inputs=inputs, stopped=stopped, migration=number)
-    if step.retires or step.inputs or step.gone:
-        # A snapshot under way waits for markers on the inputs that there were.
-        changed = replace(changed, recorded={}, awaited={}, captured={})
-    if step.retires:
-        return changed
-    if step.table is None:
-        return changed
-    if draft.table is None or draft.table.schema != step.schema:
-        raise Refused(f"migration {number} was planned for another table of {draft.app}/{draft.stage} than it has now")
-    had = draft.table.ids
-    values = (
-        each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
-    )
-    table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
-    return replace(changed, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))

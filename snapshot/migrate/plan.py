@@ -1,18 +1,21 @@
 """What a program changes of a stored app, stage by stage: a plan, or why it cannot be. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
+from msgspec.structs import replace as with_fields
 
 from ...errors import NotFound, Refused
 from ...store.sst.arrow_types import arrow_type
 from ...store.sst.evolution import fits
 from ...store.versions.column_types import parse_ddl
+from ...store.versions.commit import is_retired
 from ...store.versions.manifest import Input, Manifest, Output, Table, Ttl
 from ...store.versions.migrations import Step
 from ..cut.graph import order
+from . import stage_names
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
 from .declared import Declared, DeclaredStage
 
@@ -40,11 +43,15 @@ class StageChange:
     """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
     guesses: tuple[tuple[str, str], ...] = ()
     """Columns that are removed, and the added one that each may be: nobody said so."""
+    formerly: str = ""
+    """Its name until now, where it gets another."""
+    may_be: str = ""
+    """Of one that is retired, the added one that it may be under another name: nobody said so."""
 
     @property
     def commits(self) -> bool:
         """Whether the migration itself changes the stage; the rest its next start does."""
-        return self.kind == "retired" or bool(self.columns or self.inputs or self.gone or self.others)
+        return self.kind == "retired" or bool(self.columns or self.inputs or self.gone or self.others or self.formerly)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +77,51 @@ class Plan:
         return {each.stage: each.inputs for each in self.changes if each.kind == "changed" and each.inputs}
 
 
-def plan(heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str], *, after: int = 0) -> Plan:
+def plan(
+    heads: Mapping[str, Manifest],
+    declared: Declared,
+    renames: Mapping[str, str],
+    *,
+    stages: Mapping[str, str] | None = None,
+    after: int = 0,
+) -> Plan:
     """What becomes of the stages of an app under a program.
 
     Args:
         heads: the newest version of each stage that the app has.
         declared: the program.
         renames: columns that have another name in it: `old` (of whichever table has it) or `stage.old` to the new name.
+        stages: stages that have another name in it, old to new.
         after: the number of the newest migration that they went through.
 
     Raises:
-        NotFound: a rename names a column that is not there; the nearest are told.
+        NotFound: a rename names a column or stage that is not there; the nearest are told.
         Refused: what is stored cannot be kept under the program; says why and how.
     """
-    by_stage = _by_stage(heads, declared, renames)
-    changes, steps = [], {}
+    called = stage_names.to_do(heads, stages or {})
+    stage_names.check(heads, declared, called)
+    former = {new: old for old, new in called.items()}
+    heads = stage_names.renamed(heads, called)
+    by_stage = _by_stage(heads, declared, renames, called)
+    changes: list[StageChange] = []
+    steps: dict[str, Step] = {}
     for name in order(heads):
         head, stage = heads[name], declared.stages.get(name)
         if stage is None:
             if not head.retired:
-                changes.append(StageChange(name, "retired", head.version))
+                may_be = stage_names.likely(head, heads, declared)
+                changes.append(StageChange(name, "retired", head.version, may_be=may_be))
                 steps[name] = Step(retires=True)
             else:
                 steps[name] = Step()
             continue
-        change, steps[name] = _stage(head, stage, by_stage.get(name, {}))
+        if head.called:
+            raise is_retired(head)
+        change, step = _stage(head, stage, by_stage.get(name, {}))
+        if name in former:
+            change = replace(change or StageChange(name, "changed", head.version), formerly=former[name])
+            step = with_fields(step, called=name)
+        steps[former.get(name, name)] = step
         if change is not None:
             if head.retired:
                 raise Refused(
@@ -104,6 +131,7 @@ def plan(heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str
             changes.append(change)
     changes += [StageChange(name, "added") for name in declared.stages if name not in heads]
     _check_channels(heads, declared)
+    stage_names.check_new_inputs(changes, declared, former)
     return Plan(declared.app, tuple(changes), steps, after)
 
 
@@ -195,24 +223,28 @@ def _writer(upstream: str) -> str:
 def with_inputs(plan: Plan, starts: Mapping[str, Mapping[str, Input]]) -> dict[str, Step]:
     """The plan's steps with where stages begin to read what is new to them, by stage and declared name."""
     return {
-        name: Step(step.table, step.schema, dict(starts.get(name, {})), step.gone, step.retires)
-        for name, step in plan.steps.items()
+        name: with_fields(step, inputs=dict(starts.get(step.called or name, {}))) for name, step in plan.steps.items()
     }
 
 
 def _by_stage(
-    heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str]
+    heads: Mapping[str, Manifest], declared: Declared, renames: Mapping[str, str], called: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
     """The renames by table. Raises as `plan`."""
     found: dict[str, dict[str, str]] = {}
     for said, new in renames.items():
         tables = {name: set(_names(head.table)) for name, head in heads.items() if head.table and not head.retired}
         stage, dot, old = said.partition(".")
+        stage = called.get(stage, stage)
         if dot and stage in tables:
+            if old not in tables[stage] and new in tables[stage]:
+                continue  # done already
             found.setdefault(stage, {})[old] = new
             continue
         having = [name for name, names in tables.items() if said in names and name in declared.stages]
         if not having:
+            if any(new in names for names in tables.values()):
+                continue  # done already
             raise NotFound(
                 f"column of app {declared.app!r}",
                 said,

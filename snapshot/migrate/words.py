@@ -10,8 +10,12 @@ from .plan import StageChange
 
 def lines(change: StageChange) -> Iterator[str]:
     """The changes of one stage, without its name."""
+    if change.formerly:
+        yield f"until now {change.formerly}: its history before is under that name"
     if change.kind == "retired":
         yield "retired: the program has it no more; its history and its table stay"
+        if change.may_be:
+            yield f"is {change.may_be} what it was? Then say --rename-stage {change.stage}={change.may_be}"
     if change.kind == "added":
         yield "new: begins with the next run"
     yield from map(of_column, change.columns)

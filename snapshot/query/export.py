@@ -1,7 +1,7 @@
 """A moment as a DuckDB file of its own: tables, not views, so any DuckDB client opens it without slackwater."""
 
-from collections.abc import Collection, Mapping
-from contextlib import closing
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,13 @@ from ...store.versions.manifest import Table
 from ...whole_file import check_folder, whole_file
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
+from .columns import visible_schema
 from .sql import empty_database
 
 ABOUT = "_slackwater"
 """Name of the table that says what the others are. No stage can have it."""
 
+_FILE = "exported"
 _FORMAT = "v1.0.0"
 """DuckDB's storage format: the one of its first release, which all its clients since then read."""
 
@@ -98,21 +100,41 @@ def check_free(path: Path, *, force: bool) -> None:
 def _write(
     store: ObjectStore, cache: SstCache, cut: Cut, ref: str, path: Path, only: Collection[str] | None
 ) -> dict[str, int]:
-    rows = {}
+    with new_file(path) as con:
+        tables = [name for name in cut.tables if only is None or name in only]
+        rows = {name: write_table(con, store, cache, cut, name) for name in tables}
+        con.register("about", _about(cut, ref, rows))
+        con.execute(f"CREATE TABLE {_FILE}.{ABOUT} AS SELECT * FROM about")
+    return rows
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to write tables of a new DuckDB file with, which is whole when the context ends."""
     with closing(empty_database()) as con:
         # Nobody has promised an order, and to keep one takes memory.
         con.execute("SET preserve_insertion_order = false")
         file = str(path).replace("'", "''")
-        con.execute(f"ATTACH '{file}' AS exported (STORAGE_VERSION '{_FORMAT}')")
-        for name, manifest in cut.tables.items():
-            if only is None or name in only:
-                duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
-                sql = f"CREATE TABLE exported.{quoted(name)} AS SELECT * FROM temp.{quoted(name)}"
-                rows[name] = int(con.execute(sql).fetchall()[0][0])
-        con.register("about", _about(cut, ref, rows))
-        con.execute(f"CREATE TABLE exported.{ABOUT} AS SELECT * FROM about")
-        con.execute("DETACH exported")
-    return rows
+        con.execute(f"ATTACH '{file}' AS {_FILE} (STORAGE_VERSION '{_FORMAT}')")
+        yield con
+        con.execute(f"DETACH {_FILE}")
+
+
+def write_table(con: duckdb.DuckDBPyConnection, store: ObjectStore, cache: SstCache, cut: Cut, name: str) -> int:
+    """Write a table of a cut to the file of a connection; how many rows it has. Raises as `export`."""
+    duckdb_view.register(con, name, store, cache, cut.tables[name], clock_ms=cut.clock_ms(name))
+    return _copied(con, name)
+
+
+def write_empty(con: duckdb.DuckDBPyConnection, name: str, table: Table) -> None:
+    """Write a table without rows."""
+    con.from_arrow(visible_schema(table).empty_table()).create_view(name)
+    _copied(con, name)
+
+
+def _copied(con: duckdb.DuckDBPyConnection, name: str) -> int:
+    sql = f"CREATE TABLE {_FILE}.{quoted(name)} AS SELECT * FROM memory.{quoted(name)}"
+    return int(con.execute(sql).fetchall()[0][0])
 
 
 def _about(cut: Cut, ref: str, rows: Mapping[str, int]) -> pa.Table:

@@ -44,6 +44,11 @@ class Entry:
     """The first and the last of the versions right before it, when these were thinned out: none can be restored."""
     added: tuple[str, ...] = ()
     """Of a migration, the columns that the table has from this version on."""
+    renamed: str = ""
+    """Of the version that retires a stage because it is renamed, what it is called from then on; of the first under
+    another name, what it was called before."""
+    watermark_ms: int | None = None
+    """The stage's watermark at this version; None where it has none."""
     replayable: bool | None = None
     """Whether the version before it and all that it read are still there; None when that is not known, and for one
     that read nothing."""
@@ -98,14 +103,16 @@ def _entry(
         epoch=manifest.epoch,
         by=manifest.by,
         thinned=thinned,
+        renamed=manifest.called or (manifest.formerly[-1].stage if manifest.kind == "rename" else ""),
         added=tuple(name for name, since in added.items() if since == manifest.version),
+        watermark_ms=manifest.watermark_ms,
         replayable=False if thinned else held.all_of(windows) if held is not None and windows else None,
     )
 
 
 def _thinned(manifest: Manifest, limits: Boundary) -> tuple[int, int] | None:
     """The versions right before this one, when they were collected."""
-    if manifest.version > limits.first.get(manifest.stage, 0) or manifest.kind == "clone":
+    if manifest.version > limits.first.get(manifest.stage, 0) or manifest.begins:
         return None
     left = [version for version in limits.kept.get(manifest.stage, ()) if version < manifest.version]
     first = left[-1] + 1 if left else 1

@@ -58,18 +58,18 @@ def connect(
     con = empty_database()
     try:
         opened = {name: manifest for name, manifest in cut.tables.items() if only is None or name in only}
+        files: set[Path] = set()
         for name, manifest in opened.items():
-            duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
+            files |= duckdb_view.register(con, name, store, cache, manifest, clock_ms=cut.clock_ms(name))
         declared = {name: manifest.table for name, manifest in cut.tables.items() if manifest.table is not None}
         for name, table in {**(empty or {}), **declared}.items():
             if name not in opened:
                 con.register(name, visible_schema(table).empty_table())
         if channels is not None:
             _show_channels(con, channels)
-        ssts = {sst for manifest in opened.values() for sst in manifest.ssts}
-        ssts.update(sst for each in beside for sst in views.register(con, store, cache, each))
-        files = {str(cache.parquet_path(store, sst)) for sst in ssts}
-        con.execute("SET allowed_paths = $files", {"files": sorted(files)})
+        for each in beside:
+            files |= views.register(con, store, cache, each)
+        con.execute("SET allowed_paths = $files", {"files": sorted(map(str, files))})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
     except BaseException:

@@ -72,6 +72,14 @@ class StageOverview:
     """As far as the store knows: publishers note where they are every few seconds."""
     since: dict[str, int] = field(default_factory=dict)
     """Columns that migrations added to the table, and the version that each is there since."""
+    called: str = ""
+    """Of one that is retired because it was renamed, what it is called since."""
+    watermark_ms: int | None = None
+    """Its watermark; None where it has none."""
+    ahead: int = 0
+    """Rows since it began whose event time was too far ahead of the clock."""
+    late: int = 0
+    """Rows since it began that were left out of the table, because they came too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +197,13 @@ def _stage(
         bytes=sum(sst.bytes for sst in head.ssts),
         inputs=tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
         retired=head.retired,
+        called=head.called,
         figures=figures,
         sinks=sinks,
         since=head.table.added if head.table is not None else {},
+        watermark_ms=head.watermark_ms,
+        ahead=head.event_time.ahead_total if head.event_time is not None else 0,
+        late=head.event_time.late_total if head.event_time is not None else 0,
     )
 
 

@@ -36,7 +36,7 @@ def _state(store: ObjectStore, cut: Cut, channel: Channel) -> ChannelState:
     try:
         state = stretch(store, cut, channel)
         between = range(state.after + 1, state.up_to + 1)
-        copied = any(history.read(store, cut.app, channel.sender, each).kind == "clone" for each in between)
+        copied = any(history.read(store, cut.app, channel.sender, each).begins for each in between)
     except (Corruption, NotFound) as error:
         return ChannelState(channel, None, False, (f"{_name(channel)}: {as_sentence(error)}",))
     alone = sum(other.name == channel.name for other in channels(cut)) == 1

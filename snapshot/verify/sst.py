@@ -15,7 +15,7 @@ from ...store.read.decode import check_shape, decode, fetch
 from ...store.read.footers import decode_footer
 from ...store.sst.hashing import hash_keys, partition_of, sort_keys
 from ...store.sst.python_values import python_rows
-from ...store.sst.types import EXPIRES, HASH, OP, PUT, SEQ, TOMBSTONE
+from ...store.sst.types import EXPIRES, HASH, OP, PREV, PUT, SEQ, TOMBSTONE
 from ...store.sst.whole_file import read_groups
 from ...store.versions.manifest import Sst, Table
 from .report import Checked, noted
@@ -152,6 +152,10 @@ def _value_rules(rows: pa.Table, sst: Sst, key: Sequence[str]) -> Iterator[_Rule
     yield _Rule("range", outside, f"has _hash {{}}; expected {sst.hash_min} to {sst.hash_max}", (hashes,))
     outside = (seqs < sst.seq_min) | (seqs > sst.seq_max)
     yield _Rule("seq", outside, f"has _seq {{}}; expected {sst.seq_min} to {sst.seq_max}", (seqs,))
+    if PREV in rows.column_names:
+        before = rows[PREV].fill_null(0).to_numpy()
+        wrong = (before < 0) | (before >= seqs)
+        yield _Rule("prev", wrong, "has _prev_seq {}; expected less than its _seq, {}", (before, seqs))
     yield _Rule("op", ~np.isin(ops, (PUT, TOMBSTONE)), "has _op {}; expected 0 or 1", (ops,))
 
 

@@ -94,9 +94,9 @@ def _versions(store: ObjectStore, app: str, stage: str, wrong: list[str]) -> tup
 def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     """What a version takes back of the one before it, one sentence each.
 
-    A clone's first version begins a history: it follows from nothing here.
+    A clone's first version begins a history, and so does the first under another name: it follows from nothing here.
     """
-    if later.kind == "clone":
+    if later.begins:
         return
     at = f"{later.app}/{later.stage} v{later.version}"
     if later.version != earlier.version + 1:
@@ -111,6 +111,9 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
         yield f"{at} wrote rows of _seq {later.row_seq}; expected more than {newest}, and at most {later.version}"
     if later.clock_ms < earlier.clock_ms and earlier.table is not None and earlier.table.ttl is not None:
         yield f"{at} has the clock {later.clock_ms} ms; expected {earlier.clock_ms}, that of the one before, or more"
+    old, new = earlier.watermark_ms, later.watermark_ms
+    if old is not None and (new is None or new < old):
+        yield f"{at} has the watermark {new} ms; expected {old}, that of the one before, or more"
     for name in sorted(earlier.inputs):
         if name in later.inputs:
             steps = earlier.inputs[name], later.inputs[name]

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from ...errors import Refused
 from ..objects.protocol import ObjectStore
 from ..read.cache import SstCache
-from ..sst.expiry import expired, with_expiry_column
+from ..sst.expiry import expired
 from ..sst.hashing import sort_keys
 from ..sst.sorted_runs import bounds, of_hash, part_within, sorted_runs, touched
 from ..sst.ttl import without_expired_suffix
-from ..sst.types import HASH, OP, TOMBSTONE, sst_schema
+from ..sst.types import HASH, OP, TOMBSTONE, completed, sst_schema
 from ..sst.writer import SstWriter
 from ..versions.manifest import Sst, Table
 from .merge_cursor import Cursor
@@ -128,10 +128,9 @@ def merge_rows(
         drop_tombstones: leave out the keys whose newest row is one, or is expired.
         clock_ms: by which it is; None when no row expires.
     """
-    if table.ttl is not None:
-        # SSTs from before the table got one lack a column. What becomes of any slice of them has it.
-        parts = [with_expiry_column(part) for part in parts]
-    rows = pa.concat_tables(parts).combine_chunks()
+    schema = sst_schema(table)
+    # Older SSTs lack a column. What becomes of any slice of them has it.
+    rows = pa.concat_tables([completed(part, schema) for part in parts]).combine_chunks()
     order, repeats = sort_keys(rows.column(HASH).to_numpy(), rows.select([column.name for column in table.key]))
     # Of equal keys the first came from the newest input.
     keep = order[~repeats]

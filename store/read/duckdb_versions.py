@@ -7,6 +7,7 @@ by one: each has the span of versions at which it is seen, all others that of th
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -40,11 +41,11 @@ class _Stay:
 
 def register(
     con: duckdb.DuckDBPyConnection, name: str, store: ObjectStore, cache: SstCache, manifests: Sequence[Manifest]
-) -> None:
+) -> frozenset[Path]:
     """Make the table at these versions a temporary view, with `_version` and `_committed_at` of each row.
 
-    The files behind it are those of `cache.parquet_path`, so the cache must stay open while it is queried. Each version
-    is shown by its own clock.
+    The cache must stay open while it is queried. Each version is shown by its own clock. Returns the files that it
+    reads, each one of `cache.parquet_path`.
 
     Args:
         con: the connection; needs no extension that DuckDB does not bring along.
@@ -89,6 +90,7 @@ def register(
         f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS SELECT {shown}, version._version, version._committed_at "
         f"FROM ({seen}) seen JOIN {quoted(f'{name} versions')} version ON version.place = seen.{SEQ}{alive}"
     )
+    return frozenset(paths.values())
 
 
 def _stays(versions: Sequence[Sequence[Sst]]) -> list[_Stay]:

@@ -1,15 +1,20 @@
 """A table at one version, as a DuckDB view over its SSTs: the newest row of each key, without deleted ones.
 
-Merge on read, by position: which rows of an SST are hidden (`visible_rows`) is known before the view is made, and a
-bitmap of them a variable of the connection. So a query is a scan of the columns that it asks for and one bit a row; no
-key, hash or version is read, and nothing is joined.
+Merge on read, by position: which rows of an SST are hidden (`visible_rows`) is known before the view is made. So a
+query is a scan of the columns that it asks for and one bit a row; no key, hash or version is read, and nothing is
+joined.
+
+SSTs that the cache has mapped are read from there, with the bit as a column beside theirs: nothing is decoded, which on
+1 M rows takes less time than the same rows as one Parquet file. Of the others DuckDB reads the Parquet files, and the
+bits are a variable of the connection.
 
 SSTs of the same columns are one scan. What was renamed, widened or added since is said in the SELECT over it, as
 `sst.evolution` reads it; of a table that was never migrated, and of SSTs of today's columns, the SELECT is plain.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 import duckdb
@@ -23,14 +28,17 @@ from ...errors import Usage
 from ..objects.protocol import ObjectStore
 from ..sst.evolution import Reading, Source
 from ..sst.ttl import may_have_expired
-from ..sst.types import EXPIRES, HASH, SEQ, sst_schema
+from ..sst.types import EXPIRES, HASH, OP, SEQ, sst_schema
 from ..versions.manifest import Manifest, Sst, Table
 from .cache import SstCache
 from .decode import check_shape, corrupt, file_name
+from .mapped_file import Mapped
 from .visible_rows import hidden_rows
 
 _BITMAP_ROWS = 1 << 30
 """Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
+_BATCH_ROWS = 1 << 16
+"""Rows of a mapped SST that one thread of DuckDB takes at once."""
 _MAX_SCHEMAS = 10_000
 
 _schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
@@ -46,14 +54,14 @@ def register(
     *,
     with_seq: bool = False,
     clock_ms: int | None = None,
-) -> None:
-    """Make the manifest's table a temporary view of the connection, in the place of one of the same name.
+) -> frozenset[Path]:
+    """Make the manifest's table a view of the connection, in the place of one of the same name.
 
-    Its columns are the key and value columns whose names do not start with `_`. The files behind the view are
-    those of `cache.parquet_path`, so the cache must stay open while it is queried.
+    Its columns are the key and value columns whose names do not start with `_`. The cache must stay open while the view
+    is queried. Returns the files that it reads, each one of `cache.parquet_path`.
 
     Args:
-        con: the connection; needs no extension that DuckDB does not bring along.
+        con: the connection, of a database in memory; needs no extension that DuckDB does not bring along.
         name: what the view is called.
         store: the store of the app.
         cache: holds local copies of a remote store's SSTs.
@@ -71,11 +79,11 @@ def register(
         raise Usage(f"stage {manifest.stage!r} keeps no state, so there is no table to query")
     columns = [column.name for column in (*table.key, *table.values) if not column.name.startswith("_")]
     columns += [HASH, SEQ] if with_seq else []
-    con.execute(f"DROP VIEW IF EXISTS temp.{quoted(name)}")
     if not manifest.ssts:
-        con.register(name, sst_schema(table).empty_table().select(columns))
-        return
-    paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts}
+        con.from_arrow(sst_schema(table).empty_table().select(columns)).create_view(name)
+        return frozenset()
+    mapped = {sst: rows for sst in manifest.ssts if (rows := cache.peek(sst, table)) is not None}
+    paths = {sst.object: cache.parquet_path(store, sst) for sst in manifest.ssts if sst not in mapped}
     dead = hidden_rows(store, cache, manifest.ssts, table)
     clock_ms = manifest.clock_ms if clock_ms is None else clock_ms
     # Only when they are read: an expired row still hides those before it.
@@ -84,22 +92,53 @@ def register(
     # Of the others, some may be from before the table got a ttl, and lack the column.
     by_name = table.ttl is not None
     alive = f"({EXPIRES} IS NULL OR {EXPIRES} > {clock_ms})"
-    selects = [
-        select
-        for letter, ssts, condition in (("a", others, "true"), ("b", expiring, alive))
-        for number, some in enumerate(alike(ssts, paths, table))
-        for select in _newest_rows(
-            con,
-            f"{name}_{letter}{number}",
-            some.select(con, columns),
-            paths,
-            [ssts[place] for place in some.places],
-            dead,
-            by_name=by_name,
-            condition=condition,
-        )
-    ]
-    con.execute(f"CREATE TEMP VIEW {quoted(name)} AS {' UNION ALL '.join(selects)}")
+    parts: list[duckdb.DuckDBPyRelation] = []
+    selects: list[str] = []
+    for letter, ssts, condition in (("a", others, "true"), ("b", expiring, alive)):
+        parts += _mapped_rows(con, [(mapped[sst], dead.get(sst)) for sst in ssts if sst in mapped], columns, condition)
+        filed = [sst for sst in ssts if sst not in mapped]
+        for number, some in enumerate(alike(filed, paths, table)):
+            selects += _newest_rows(
+                con,
+                f"{name}_{letter}{number}",
+                some.select(con, columns),
+                paths,
+                [filed[place] for place in some.places],
+                dead,
+                by_name=by_name,
+                condition=condition,
+            )
+    if selects:
+        parts.append(con.sql(" UNION ALL ".join(selects)))
+    reduce(duckdb.DuckDBPyRelation.union, parts).create_view(name)
+    return frozenset(paths.values())
+
+
+def _mapped_rows(
+    con: duckdb.DuckDBPyConnection,
+    rows: Sequence[tuple[Mapped, npt.NDArray[np.int64] | None]],
+    columns: Sequence[str],
+    condition: str,
+) -> Iterator[duckdb.DuckDBPyRelation]:
+    """The rows that count of mapped SSTs, each with the positions of those that do not, as few relations."""
+    groups: dict[tuple[int, bool, bool], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
+    for one, dead in rows:
+        groups.setdefault((id(one.reading), EXPIRES in one.stored.schema.names, dead is None), []).append((one, dead))
+    for (_, expires, whole), some in groups.items():
+        like = Alike((), some[0][0].reading, expires)
+        tables = [one.stored if dead is None else _with_hidden(one.stored, dead) for one, dead in some]
+        # Each thread takes a batch at a time.
+        batches = [batch for each in tables for batch in each.to_batches(max_chunksize=_BATCH_ROWS)]
+        relation = con.from_arrow(pa.Table.from_batches(batches))
+        relation = relation.filter(condition if whole else f"NOT {OP} AND {condition}")
+        yield relation.project(like.select(con, columns))
+
+
+def _with_hidden(rows: pa.Table, dead: npt.NDArray[np.int64]) -> pa.Table:
+    """The rows with, in the place of `_op`, which no query asks for, whether each is hidden."""
+    hidden = np.zeros(rows.num_rows, np.bool_)
+    hidden[dead] = True
+    return rows.set_column(rows.schema.get_field_index(OP), OP, pa.array(hidden))
 
 
 def _newest_rows(

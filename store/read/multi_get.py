@@ -17,7 +17,7 @@ from ..objects.protocol import ObjectStore
 from ..sst.expiry import expired
 from ..sst.hashing import normalise_keys
 from ..sst.ttl import check_clock
-from ..sst.types import EXPIRES, OP, TOMBSTONE, arrow_schema
+from ..sst.types import EXPIRES, OP, SEQ, TOMBSTONE, arrow_schema
 from ..versions.manifest import Sst, Table
 from .cache import SstCache
 from .decode import Block
@@ -55,6 +55,7 @@ def multi_get(
     *,
     clock_ms: int | None = None,
     newer: Iterable[Block] = (),
+    seqs: npt.NDArray[np.int64] | None = None,
 ) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
     """Look up keys, through the cache.
 
@@ -72,6 +73,8 @@ def multi_get(
         clock_ms: rows that expire at this time or before are absent (`sst.ttl` says whose clock); None only for a
             table without a ttl.
         newer: rows that are in memory, in the form and order of an SST, each key once, and newer than those of `ssts`.
+        seqs: filled with `_seq` of the newest row that is stored of each key, tombstone or expired though it may be; 0
+            where none is. Shape of `hashes`.
 
     Returns:
         The value columns with one row for each key in the order asked, nulls where it is absent; and whether
@@ -82,9 +85,11 @@ def multi_get(
         Unavailable: the store did not answer.
         ValueError: the table has a ttl, and no clock is given.
     """
-    search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms)
+    search = _Search(table, hashes, keys, Reads() if reads is None else reads, clock_ms, with_seqs=seqs is not None)
     search.look_in(newer, np.arange(len(hashes)))
     _look_up(store, cache, ssts, search)
+    if seqs is not None:
+        seqs[:] = search.seqs()
     return search.result()
 
 
@@ -152,7 +157,14 @@ class _Search:
     """Keys that are looked for, in the order of their hashes: searches in that order find warm memory."""
 
     def __init__(
-        self, table: Table, hashes: npt.NDArray[np.int64], keys: pa.Table, reads: Reads, clock_ms: int | None
+        self,
+        table: Table,
+        hashes: npt.NDArray[np.int64],
+        keys: pa.Table,
+        reads: Reads,
+        clock_ms: int | None,
+        *,
+        with_seqs: bool = False,
     ) -> None:
         check_clock(table, clock_ms)
         self.table, self.reads = table, reads
@@ -160,7 +172,8 @@ class _Search:
         reads.keys += len(hashes)
         key_schema = arrow_schema(table.key)
         self._value_names = [column.name for column in table.values]
-        self._looked_at = [*key_schema.names, *self._value_names, OP]
+        self._looked_at = [*key_schema.names, *self._value_names, OP, *([SEQ] if with_seqs else [])]
+        self._seqs = np.zeros(len(hashes) if with_seqs else 0, np.int64)
         self._schema = arrow_schema(table.values)
         self._order = np.argsort(hashes)
         self.hashes = hashes[self._order]
@@ -190,6 +203,8 @@ class _Search:
     def _take(self, rows: pa.RecordBatch, wanted: npt.NDArray[np.int64], same: npt.NDArray[np.bool_]) -> None:
         """Note the rows that are the keys' newest ones: where `same`."""
         self._missing[wanted[same]] = False
+        if self._seqs.size:
+            self._seqs[wanted[same]] = rows.column(SEQ).to_numpy()[same]
         live = same & (np.asarray(rows.column(OP)) != TOMBSTONE)
         gone = expired(rows, self._clock_ms)
         if gone is not None:
@@ -201,6 +216,12 @@ class _Search:
         elif live.any():
             self._taken.append(values.filter(pa.array(live)))
             self._taken_for.append(wanted[live])
+
+    def seqs(self) -> npt.NDArray[np.int64]:
+        """`_seq` of the newest stored row of each key, 0 where there is none, in the order asked."""
+        found = np.empty_like(self._seqs)
+        found[self._order] = self._seqs
+        return found
 
     def result(self) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The values, in the order asked, and which keys are there."""

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from ..versions.manifest import Column, Table
 from .arrow_types import to_arrow
-from .types import EXPIRES, HASH, OP, SEQ, field_id, shape, sst_schema, stored_schema
+from .types import EXPIRES, HASH, OP, PREV, SEQ, field_id, shape, sst_schema, stored_schema
 
-_OWN = (HASH, SEQ, OP, EXPIRES)
+_OWN = (HASH, SEQ, OP, PREV, EXPIRES)
 """The columns that every SST calls so."""
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)

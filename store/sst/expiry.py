@@ -30,18 +30,11 @@ def with_expiry(rows: pa.Table, table: Table, clock_ms: int) -> pa.Table:
     if ttl is None:
         return rows
     if not ttl.ms:
-        return with_expiry_column(rows)
+        return rows.append_column(EXPIRES, pa.nulls(rows.num_rows, pa.int64()))
     never = pa.scalar(None, pa.int64())
     written = event_ms(rows.column(ttl.column)) if ttl.column else pa.scalar(clock_ms, pa.int64())
     put = pc.equal(rows.column(OP), PUT)
     return rows.append_column(EXPIRES, pc.if_else(put, pc.add(written, ttl.ms), never))
-
-
-def with_expiry_column(rows: pa.Table) -> pa.Table:
-    """The rows of an SST as one of a table with a time to live has them: where there was no column, none expires."""
-    if EXPIRES in rows.schema.names:
-        return rows
-    return rows.append_column(EXPIRES, pa.nulls(rows.num_rows, pa.int64()))
 
 
 def latest_event_ms(rows: pa.Table, ttl: Ttl | None) -> int | None:

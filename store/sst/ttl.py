@@ -15,6 +15,8 @@ Pure, and without numpy; `expiry` looks at rows.
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from ...errors import Refused
 from ..versions.manifest import Manifest, Sst, Table, Ttl
 from .sorted_runs import touched
@@ -67,7 +69,13 @@ def agree(stage: str, stored: Ttl | None, declared: Ttl | None) -> Ttl | None:
     if stored is None:
         return declared
     if declared is None:
-        return Ttl(0, stored.column)
+        return replace(stored, ms=0)
+    if stored.gone:
+        raise Refused(
+            f"stage {stage!r}: its rows were to expire by a column that it has no more, and older ones still have such "
+            "times: they would expire by another clock",
+            hint="leave ttl out, or give the changed stage a new name",
+        )
     if declared.column != stored.column:
         before, now = (f"column {ttl.column!r}" if ttl.column else "write time" for ttl in (stored, declared))
         raise Refused(

@@ -17,6 +17,9 @@ OP = "_op"
 EXPIRES = "_expires_at"
 """Column of an SST whose table has, or had, a time to live: when the row expires, milliseconds since 1970 UTC. Null,
 and in SSTs without the column: never."""
+PREV = "_prev_seq"
+"""Column of an SST: `_seq` of the row that was stored of the key when this one was made, be it a tombstone or expired;
+0 where none was. Null, and in SSTs of the first formats, which lack the column: not known."""
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"
@@ -34,10 +37,11 @@ def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
 
 @lru_cache(maxsize=256)
 def sst_schema(table: Table) -> pa.Schema:
-    """The schema of the table's SSTs: `_hash`, key columns, value columns, `_seq`, `_op`, and with a ttl `_expires_at`.
+    """The schema of the table's SSTs: `_hash`, its columns, `_seq`, `_op`, `_prev_seq`, and with a ttl `_expires_at`.
 
-    Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`:
-    see `stored_schema`; those from before it was migrated have other columns: see `evolution`.
+    Key and value columns carry their ids (`Table.ids`). Those written before the table got a ttl lack `_expires_at`,
+    and those of the first formats `_prev_seq`: see `stored_schema`; those from before it was migrated have other
+    columns: see `evolution`.
 
     Raises:
         Usage: a column's type is not one that state tables have.
@@ -51,18 +55,30 @@ def sst_schema(table: Table) -> pa.Schema:
             ),
             pa.field(SEQ, pa.int64(), nullable=False),
             pa.field(OP, pa.uint8(), nullable=False),
+            pa.field(PREV, pa.int64()),
             *([pa.field(EXPIRES, pa.int64())] if table.ttl is not None else []),
         ]
     )
 
 
 def stored_schema(schema: pa.Schema, found: pa.Schema) -> pa.Schema:
-    """The schema of a table's SSTs (`sst_schema`) in the form of one SST: with `_expires_at` if that one has it."""
-    at = schema.get_field_index(EXPIRES)
-    has = found.get_field_index(EXPIRES) >= 0
-    if has == (at >= 0):
-        return schema
-    return schema.append(pa.field(EXPIRES, pa.int64())) if has else schema.remove(at)
+    """The schema of a table's SSTs (`sst_schema`) as one has it: `_prev_seq` and `_expires_at` may be missing."""
+    for name in (PREV, EXPIRES):
+        at = schema.get_field_index(name)
+        has = found.get_field_index(name) >= 0
+        if has and at < 0:
+            schema = schema.append(pa.field(name, pa.int64()))
+        elif at >= 0 and not has:
+            schema = schema.remove(at)
+    return schema
+
+
+def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The rows with the columns of an SST (`sst_schema`): nulls, where they lack `_prev_seq` or `_expires_at`."""
+    for name in (PREV, EXPIRES):
+        if name in schema.names and name not in rows.column_names:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, pa.int64()))
+    return rows.select(schema.names)
 
 
 def field_id(field: pa.Field) -> int:

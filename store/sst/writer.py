@@ -28,7 +28,7 @@ from ..versions.manifest import Sst, Table
 from .bloom import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .python_values import python_rows
-from .types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, shape, sst_schema
+from .types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
 ROW_GROUP_ROWS = 16_384
 """One key costs one read of about half a megabyte; larger groups compress and scan hardly any better."""
@@ -122,8 +122,8 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     """The rows as an SST holds them: its columns and types, one form for each key, sorted by (`_hash`, key).
 
     Args:
-        rows: `_hash`, key and value columns, `_seq`, `_op`, and for a table with a ttl `_expires_at`, in any order
-            of columns and rows; others are dropped.
+        rows: `_hash`, key and value columns, `_seq`, `_op`, perhaps `_prev_seq`, and for a table with a ttl
+            `_expires_at`, in any order of columns and rows; others are dropped.
         table: what the columns are declared to be.
 
     Raises:
@@ -133,7 +133,7 @@ def prepare(rows: pa.Table, table: Table) -> pa.Table:
     schema = sst_schema(table)
     if rows.schema != schema:
         try:
-            rows = rows.select(schema.names).cast(schema)
+            rows = completed(rows, schema).cast(schema)
         except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise Refused(
                 f"rows do not fit the table: expected columns {shape(schema)}; found {shape(rows.schema)} ({error})"
@@ -208,7 +208,7 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
     strings = [path for path, kind in leaves if pa.types.is_string(kind) or pa.types.is_binary(kind)]
     # lz4 is the fastest to read, and with the bytes of numbers apart it finds what zstd would. DuckDB reads this
     # encoding for these types and for no others.
-    numbers = [f.name for f in schema if _is_number(f.type) and f.name not in (HASH, SEQ, OP, EXPIRES)]
+    numbers = [f.name for f in schema if _is_number(f.type) and f.name not in (HASH, SEQ, OP, PREV, EXPIRES)]
     levels = {path: 1 for path, _ in leaves}
     # Nothing makes a hash smaller.
     fast = dict.fromkeys(numbers, "lz4") | {HASH: "none"}
@@ -216,7 +216,7 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
         "compression": dict.fromkeys(levels, "zstd") | fast,
         "compression_level": {name: level for name, level in levels.items() if name not in fast},
         # A dictionary pays for what repeats as a whole.
-        "use_dictionary": [SEQ, OP, EXPIRES, *strings],
+        "use_dictionary": [SEQ, OP, PREV, EXPIRES, *strings],
         "use_byte_stream_split": numbers,
     }
 

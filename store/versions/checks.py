@@ -48,7 +48,8 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from _lost(f"lost[{name!r}]", lost, value.inputs.get(name))
     if value.table is not None:
         yield from table_is_wrong("table", value.table)
-    yield from _ssts(value.ssts, value.stage, value.version)
+    yield from _names(value)
+    yield from _ssts(value.ssts, (value.stage, *(each.stage for each in value.formerly)), value.version)
     yield from _recorded(value)
 
 
@@ -123,6 +124,8 @@ def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:
         yield Wrong(f"{at}.values", table.ids, "columns whose ids differ")
     if table.schema and not all(0 < column.id < table.next_id for column in table.columns):
         yield Wrong(f"{at}.next_id", table.next_id, "more than each column's id, of which none is 0")
+    if table.ttl is not None and table.ttl.gone and (table.ttl.ms or table.ttl.column):
+        yield Wrong(f"{at}.ttl.gone", True, "false for rows that expire, or by a column that is there")
     if table.ttl is not None and table.ttl.column and table.ttl.column not in {each.name for each in table.values}:
         yield Wrong(f"{at}.ttl.column", table.ttl.column, "the name of a value column, or nothing")
 
@@ -140,12 +143,12 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
         yield Wrong(f"{at}.type", column.type, "the name of a type that columns can have")
 
 
-def _ssts(ssts: Sequence[Sst], stage: str, version: int) -> Iterator[Wrong]:
+def _ssts(ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
     """Looks at all of them at once first: a manifest may have many thousands."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
     if (
-        not keys.sst_pattern(stage).fullmatch("\n".join((*objects, "")))
+        not keys.sst_pattern(*names).fullmatch("\n".join((*objects, "")))
         or len(set(objects)) < len(objects)
         or not _is_hexadecimal(checksums)
         or not all(
@@ -159,14 +162,14 @@ def _ssts(ssts: Sequence[Sst], stage: str, version: int) -> Iterator[Wrong]:
     ):
         seen: set[str] = set()
         for number, sst in enumerate(ssts):
-            yield from _sst(f"ssts[{number}]", sst, stage, version, seen)
+            yield from _sst(f"ssts[{number}]", sst, names, version, seen)
             seen.add(sst.object)
     for root in {sst.root for sst in ssts} - {""}:
         number = next(number for number, sst in enumerate(ssts) if sst.root == root)
         yield from root_is_wrong(f"ssts[{number}].root", root)
 
 
-def _sst(at: str, sst: Sst, stage: str, version: int, seen: set[str]) -> Iterator[Wrong]:
+def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Wrong]:
     others = "tombstones" if sst.tombstones > sst.rows else "expiring"
     for right, field, expected in (
         (sst.hash_min <= sst.hash_max, "hash_max", f"not below hash_min, {sst.hash_min}"),
@@ -181,9 +184,9 @@ def _sst(at: str, sst: Sst, stage: str, version: int, seen: set[str]) -> Iterato
         ),
         (sst.expires_min <= sst.expires_max, "expires_max", f"not below expires_min, {sst.expires_min}"),
         (
-            keys.sst_pattern(stage).fullmatch(f"{sst.object}\n"),
+            keys.sst_pattern(*names).fullmatch(f"{sst.object}\n"),
             "object",
-            f"a key like {keys.sst('APP', stage, 'ULID')}",
+            f"a key like {keys.sst('APP', names[0], 'ULID')}",
         ),
         (sst.object not in seen, "object", "an object that is not named before"),
     ):
@@ -201,6 +204,22 @@ def checksum_is_wrong(field: str, checksum: str) -> Iterator[Wrong]:
     """What is wrong with a checksum: local copies of an object are named after it."""
     if not _is_hexadecimal(checksum):
         yield Wrong(field, checksum, "a checksum of hexadecimal digits")
+
+
+def _names(value: Manifest) -> Iterator[Wrong]:
+    """What is wrong with what a stage is called, was called and will be called."""
+    if value.called and (not value.retired or value.called == value.stage):
+        yield Wrong("called", value.called, "nothing, or the other name of a stage that is retired")
+    if value.kind == "rename" and (not value.formerly or value.formerly[-1].version != value.version):
+        yield Wrong("formerly", value.formerly, "the name up to this version, where a stage gets another")
+    names, version = {value.stage}, 0
+    for number, former in enumerate(value.formerly):
+        if former.stage in names:
+            yield Wrong(f"formerly[{number}].stage", former.stage, "a name that the stage has not otherwise")
+        if not version < former.version <= value.version:
+            yield Wrong(f"formerly[{number}].version", former.version, f"above {version}, at most {value.version}")
+        names.add(former.stage)
+        version = former.version
 
 
 def _recorded(value: Manifest) -> Iterator[Wrong]:

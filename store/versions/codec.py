@@ -29,7 +29,9 @@ FORMAT = 4
 """The newest format this program writes, and reads with all before it. 2 came with records that a claim passed over,
 which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
 SSTs are read that were written under other columns, and with versions by which a table begins with rows from
-elsewhere; 4 with sinks, whose rows who does not carry them on would never publish."""
+elsewhere; 4 with SSTs whose rows say which row they replaced, with stages that have another name since, whose SSTs
+lie under several, and with watermarks, which who does not carry them on starts anew, and with
+sinks, whose rows who does not carry them on would never publish."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -31,16 +31,16 @@ def successor(
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
     State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
-    have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, and so do sinks,
-    `lost` is empty and `stats` None. `time_ms` is `now_ms`, or one more than `head`'s when the clock is behind it.
+    have rows=0, outputs and sinks keep their ends with attempts=(), rows=0 and no markers, `lost` is empty, `stats`
+    None, and the counts of `event_time` 0. `time_ms` is `now_ms`, or one more than `head`'s when that is later.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
-        Refused: the stage is retired, and `kind` does not bring it back.
+        Refused: the stage is retired, and `kind` does not bring it back; or it has another name since.
     """
     if head.epoch > epoch:
         raise _fenced(head, epoch)
-    if head.retired and kind != "claim":
+    if head.retired and (kind != "claim" or head.called):
         raise is_retired(head)
     return replace(
         head,
@@ -57,6 +57,7 @@ def successor(
         duration_ms=duration_ms,
         seq=0,
         stats=None,
+        event_time=None if head.event_time is None else replace(head.event_time, ahead=0, late=0, bound_ms=None),
     )
 
 
@@ -164,6 +165,12 @@ def claim(
 
 def is_retired(head: Manifest) -> Refused:
     """The error for a change of a stage that has no part in its app any more."""
+    if head.called:
+        return Refused(
+            f"stage {head.app}/{head.stage} was renamed at v{head.version}: it is called {head.called} since",
+            hint=f"give the stage that name in the program, or another one that the app never had; what {head.stage} "
+            f"was is {head.app}/{head.stage}@v{head.version - 1}",
+        )
     return Refused(
         f"stage {head.app}/{head.stage} is retired since v{head.version}: nothing of it is changed any more",
         hint="a program that has the stage brings it back: slackwater run FILE",
@@ -198,7 +205,7 @@ def _check_not_collected(store: ObjectStore, manifest: Manifest) -> None:
                 version=manifest.version,
                 hint="nothing committed is lost; let the newer runner go on, or stop it and start this one again",
             )
-        if manifest.version > 1 and manifest.kind != "clone":
+        if manifest.version > 1 and not manifest.begins:
             check_there(store, manifest, manifest.version - 1)
     except Fenced:
         store.delete(keys.manifest(manifest.app, manifest.stage, manifest.version))
@@ -227,7 +234,12 @@ def _fenced(newer: Manifest, epoch: int) -> Fenced:
         done, hint = "rescaled", "start this one again: it goes on with the new number of state partitions"
     if newer.kind == "migration":
         done, hint = "migrated to another program", "start that program: this one is of before"
-    if newer.kind == "retire":
+    if newer.called:
+        done, hint = (
+            f"renamed to {newer.called}",
+            "start the program that has it under that name: this one is of before",
+        )
+    elif newer.kind == "retire":
         done, hint = "retired", "take it out of the program; a program that has it brings it back where it stopped"
     return Fenced(
         f"stage {newer.app}/{newer.stage} was {done}: v{newer.version} has epoch {newer.epoch}, "

@@ -15,7 +15,7 @@ TOPIC_IN_WORDS = "a topic's name: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
 COLUMN = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,1024}"
 """The grammar of a table's columns."""
 COLUMN_IN_WORDS = "a column's name: 1 to 1,024 characters without control characters"
-RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_expires_at", "file_index", "file_row_number")
+RESERVED_COLUMNS = ("_hash", "_seq", "_op", "_prev_seq", "_expires_at", "file_index", "file_row_number")
 """What SSTs and queries call columns of their own. DuckDB does not tell capitals from small letters."""
 
 _NAME, _TOPIC, _COLUMN = re.compile(NAME), re.compile(TOPIC), re.compile(COLUMN)
@@ -126,12 +126,14 @@ def sst(app: str, stage: str, ulid: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def sst_pattern(stage: str) -> re.Pattern[str]:
+def sst_pattern(*names: str) -> re.Pattern[str]:
     """What the keys of a stage's SSTs look like, each with a line's end: those of a clone lie in another app.
+
+    `names` are those that the stage has and had: SSTs stay where they were written.
 
     Nothing is tried twice (`+`): of all that is checked when a manifest is read, this takes longest.
     """
-    return re.compile(rf"(?:{NAME}+/stages/{re.escape(stage)}/sst/{_FILE}\n)*+")
+    return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
 
 
 def published(app: str, stage: str, sink: str) -> str:

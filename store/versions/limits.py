@@ -43,6 +43,7 @@ _COUNT = (1 << 53) - 1
 """What every reader of JSON takes exactly."""
 _INT64 = (1 << 63) - 1
 _YEAR_9999_MS = 253_402_300_799_999
+YEAR_1_MS = -62_135_596_800_000
 
 
 def _from(least: float, most: float, description: str) -> Meta:
@@ -56,6 +57,7 @@ Seq = Annotated[int, _from(0, _COUNT, "the number of a version, from 0 to 2^53")
 """A version's number, or 0 for none."""
 Offset = Annotated[int, _from(0, _INT64, "an offset, from 0 to 2^63 - 1")]
 TimeMs = Annotated[int, _from(0, _YEAR_9999_MS, "milliseconds since 1970, up to the year 9999")]
+EventMs = Annotated[int, _from(YEAR_1_MS, _YEAR_9999_MS, "milliseconds since 1970, from the year 1 to 9999")]
 SpanMs = Annotated[int, _from(-_INT64 - 1, _INT64, "milliseconds, from -2^63 to 2^63 - 1")]
 """A time that a column can hold, or before all of them."""
 Hash = Annotated[int, _from(-_INT64 - 1, _INT64, "a hash, from -2^63 to 2^63 - 1")]
@@ -94,6 +96,7 @@ Offsets = Annotated[
     tuple[Offset, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="an offset for each partition")
 ]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_KAFKA_PARTITIONS, description="a count for each partition")]
+RENAMES = Meta(max_length=1000, description="at most 1,000 names")
 COLUMNS = Meta(max_length=_MAX_COLUMNS, description=f"at most {_MAX_COLUMNS:,} columns")
 SOME_COLUMNS = Meta(min_length=1, max_length=_MAX_COLUMNS, description=f"1 to {_MAX_COLUMNS:,} columns")
 Line = Annotated[str, Meta(max_length=1 << 12, description="a text of at most 4,096 characters")]

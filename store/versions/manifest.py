@@ -12,9 +12,10 @@ from msgspec import Meta, Struct
 from ..objects.stats import Stats
 from . import limits as fits
 
-Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration"]
+Kind = Literal["claim", "batch", "compaction", "clone", "rescale", "retire", "init", "migration", "rename"]
 """Why a version exists: a writer claimed the stage, a micro-batch, a compaction, it was cloned, its number of state
-partitions was changed, it was retired, its table began with rows from elsewhere, or its declaration was changed."""
+partitions was changed, it was retired, its table began with rows from elsewhere, its declaration was changed, or it is
+the first under the name that a stage has from then on."""
 
 
 class Column(Struct, frozen=True):
@@ -66,6 +67,9 @@ class Ttl(Struct, frozen=True):
     """Milliseconds from a row's time to its expiry; 0 when this was turned off and rows live for ever again."""
     column: fits.ColumnOrNone = ""
     """The value column (a timestamp or a date) that is a row's time; empty when that is when it was written."""
+    gone: bool = False
+    """Whether that was a column that went since this was turned off: then it stays off, as older rows have times by
+    which nobody can count any more."""
 
 
 class Table(Struct, frozen=True):
@@ -154,6 +158,10 @@ class Input(Struct, frozen=True):
     lost: fits.Counts = ()
     """What claims passed over since the input began, because Kafka did not have it any more, by Kafka partition: rows
     of a channel, offsets of a user's topic. Empty where nothing was, or where it is not known how much."""
+    watermark_ms: fits.EventMs | None = None
+    """How far event time has come here, milliseconds since 1970 UTC: of rows with a watermark of the stage's own, the
+    largest event time read, less the delay; of another channel, the watermark of the upstream version. It never falls;
+    None where nothing says, and before the first row."""
 
     @property
     def passed(self) -> tuple[int, ...]:
@@ -216,6 +224,25 @@ class Sink(Struct, frozen=True):
     """Rows written since the sink began: what its publisher must find."""
 
 
+class EventTime(Struct, frozen=True):
+    """How far a stage's event time has come."""
+
+    watermark_ms: fits.EventMs | None = None
+    """Rows of an earlier time are not expected any more, milliseconds since 1970 UTC. The smallest of its inputs'; it
+    never falls. None before each of these has one."""
+    ahead: fits.Count = 0
+    """Rows of this version whose time was further ahead of the clock than may be, so that they moved nothing."""
+    ahead_total: fits.Count = 0
+    """The same since the stage began."""
+    late: fits.Count = 0
+    """Rows of this version that were left out of the table: they came too late for their window, or it is too far
+    ahead of the clock."""
+    late_total: fits.Count = 0
+    """The same since the stage began."""
+    bound_ms: fits.EventMs | None = None
+    """What was too far ahead of the clock at this version: later times than this. None where it read no rows."""
+
+
 class Span(Struct, frozen=True):
     """What the upstream versions `after` + 1 to `up_to` sent on one channel."""
 
@@ -229,6 +256,14 @@ class Program(Struct, frozen=True):
     path: fits.Line
     checksum: fits.Checksum
     """xxh3_128 of its bytes, hexadecimal."""
+
+
+class Former(Struct, frozen=True):
+    """A name that a stage had before."""
+
+    stage: fits.Name
+    version: fits.Version
+    """Of the version that retired it under this name, and of the first that it has under the next one."""
 
 
 class Manifest(Struct, frozen=True):
@@ -280,6 +315,17 @@ class Manifest(Struct, frozen=True):
     migration: fits.Seq = 0
     """The number of the newest migration that the stage went through: the same for all stages of an app, but between
     the first and the last commit of one."""
+    called: fits.NameOrNone = ""
+    """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
+    formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()
+    """The names that the stage had before, the first one first. Its SSTs may lie under these."""
+    event_time: EventTime | None = None
+    """None of a stage that knows no event time."""
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The stage's watermark at this version, if it has one."""
+        return self.event_time.watermark_ms if self.event_time is not None else None
 
     @property
     def row_seq(self) -> int:
@@ -295,6 +341,11 @@ class Manifest(Struct, frozen=True):
     def begins_with_rows(self) -> bool:
         """Whether the stage's history begins here, with a table that no batch of it made: a clone's, or `init`'s."""
         return self.kind in ("clone", "init")
+
+    @property
+    def begins(self) -> bool:
+        """Whether the stage's history begins here under a number above 1: a clone's, or that of a stage renamed."""
+        return self.kind in ("clone", "rename")
 
     @property
     def retired(self) -> bool:

@@ -30,6 +30,8 @@ class Step(Struct, frozen=True):
     """The inputs that it reads no more."""
     retires: bool = False
     """Whether it has no part in its app from then on."""
+    called: fits.NameOrNone = ""
+    """Its name from then on, where that is another."""
 
 
 class Migration(Struct, frozen=True):

@@ -8,7 +8,7 @@ go by it, and each may well think that a little less was published. For a functi
 
 from msgspec import Struct
 
-from ...errors import ObjectNotFound
+from ...errors import ObjectNotFound, Refused
 from ..objects.protocol import ObjectStore, documents
 from . import codec, keys
 from . import limits as fits
@@ -55,6 +55,20 @@ def note(store: ObjectStore, head: Manifest, sink: str, place: Place, before: Pl
 def behind(sink: Sink, place: Place | None) -> int:
     """Rows of a stage's newest version that are not published yet."""
     return sink.sent - (place.rows if place else 0)
+
+
+def check(store: ObjectStore, head: Manifest) -> None:
+    """See that all is published of a stage that will publish no more under this name.
+
+    Requests as of `places`. Raises `Refused` where rows are left, and as that does.
+    """
+    for name, place in places(store, head).items():
+        if left := behind(head.sinks[name], place):
+            raise Refused(
+                f"not all that stage {head.app}/{head.stage} wrote for its sink {name!r} is published yet: {left:,} rows "
+                "to go",
+                hint=f"run the program that has it until `slackwater status {head.app}` shows none",
+            )
 
 
 def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:

@@ -17,7 +17,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 VARIANT = os.environ.get("LEDGER_VARIANT", "")
-MIGRATED = VARIANT in ("migrated", "migrated, with a stage between")
+BETWEEN = VARIANT in ("migrated, with a stage between", "migrated, under other names")
+MIGRATED = VARIANT == "migrated" or BETWEEN
+RENAMED = VARIANT == "migrated, under other names"
 ENTRY = "seq long, account string, branch int, amount long"
 
 if os.environ.get("SABOTAGE"):
@@ -75,6 +77,7 @@ def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     ),
     writes=sw.repartition("by-branch", key="branch", partitions=2),
     table=sw.table(partitions=3, defaults={"newest": -1} if MIGRATED else None),
+    name="books" if RENAMED else "accounts",
 )
 def accounts(entries: DataFrame) -> DataFrame:
     return entries
@@ -88,7 +91,7 @@ if VARIANT != "without latest":
         return entries
 
 
-if VARIANT == "migrated, with a stage between":
+if BETWEEN:
 
     @app.stage(reads="by-branch", writes=sw.repartition("checked", key="branch", partitions=2))
     def checks(entries: DataFrame) -> DataFrame:
@@ -110,9 +113,10 @@ if MIGRATED:
 
 
 @app.stage(
-    reads="checked" if VARIANT == "migrated, with a stage between" else "by-branch",
+    reads="checked" if BETWEEN else "by-branch",
     state=sw.aggregate(**TOTALS),
     table=sw.table(partitions=2),
+    name="offices" if RENAMED else "branches",
 )
 def branches(entries: DataFrame) -> DataFrame:
     return entries

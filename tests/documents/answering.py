@@ -19,6 +19,7 @@ _REFS = (
     "staging",
     "staging/carriers@v7",
 )
+_CHANGED = ("changed", "changed/totals@v3", "changed/totals@v4", "begun", "begun/totals@v1")
 _TOTALS = "SELECT * FROM {} ORDER BY ALL"
 _IN_FLIGHT = "SELECT * FROM inflight('by-aircraft') ORDER BY ALL"
 
@@ -54,6 +55,16 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
         for ref in ("lossy", "lossy@after-losses", "lossy/carriers")
         for deep in ((), ("--deep",))
     ),
+    *(("query", ref, _TOTALS.format("totals")) for ref in _CHANGED),
+    *(("verify", ref, *deep) for ref in _CHANGED for deep in ((), ("--deep",))),
+    *(("get", app, "totals", key) for app in ("changed", "begun") for key in ("N1", "N2", "N3")),
+    *((verb, app) for verb in ("status", "log") for app in ("changed", "begun")),
+    *(("log", app, "--operations") for app in ("changed", "begun")),
+    *(("history", app, "totals", key) for app in ("changed", "begun") for key in ("N2", "N3")),
+    ("diff", "changed/totals@v3", "changed"),
+    ("diff", "begun/totals@v1", "begun"),
+    ("snapshot", "list", "changed"),
+    ("bisect", "changed", "--where", "FROM totals WHERE minutes = 90"),
     ("bisect", "flights", "--where", "SELECT carrier, delay FROM carriers WHERE delay > 1000"),
 )
 """Words of the command line. What goes by the ages of files is not here: a checkout makes all of them new."""
@@ -66,7 +77,16 @@ def ask(store: Path, words: Sequence[str], cache: Path) -> dict[str, Any]:
     """What the command line answers, as JSON, and its exit code."""
     environment = {"SLACKWATER_STORE": str(store), "SLACKWATER_CACHE": str(cache)}
     answered = CliRunner().invoke(main.app, [*words, "--json"], env=environment, catch_exceptions=False)
-    return {"exit": answered.exit_code, "answer": json.loads(answered.stdout)}
+    return {"exit": answered.exit_code, "answer": _without_times(json.loads(answered.stdout))}
+
+
+def _without_times(answer: Any) -> Any:
+    """Answers say how long they took, which is never the same."""
+    if isinstance(answer, list):
+        return [_without_times(each) for each in answer]
+    if isinstance(answer, dict):
+        return {name: _without_times(each) for name, each in answer.items() if name != "took_ms"}
+    return answer
 
 
 def comparable(words: Sequence[str], answer: Any) -> Any:

@@ -3,8 +3,9 @@
 Small apps with all that a store can hold: tombstones, a rescale, a compaction, snapshots with and without markers,
 records in flight with a snapshot and without one, a request under way, a thinned history with its boundary, a clone,
 claims that passed over lost records of a topic and of a channel, a retired stage, a runner's sign of life, the note of
-an app that was removed, a log of operations, and every type that a column can have. Clock and names come from here, so
-the same code with the same libraries gives the same bytes.
+an app that was removed, a log of operations, every type that a column can have, a table that was migrated (a column
+added, one removed, one renamed, one widened), and an app that began with rows from elsewhere. Clock and names come
+from here, so the same code with the same libraries gives the same bytes.
 
 Beside the store lie `kafka.json`, what its topics held, and `answers.json`, what the verbs answered. What they answer
 of tables is compared with what was put in before it is written down.
@@ -28,8 +29,12 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.init.initialise import initialise
+from slackwater.snapshot.init.source import Source
 from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.maintain.retire import retire
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.migrate.migrate import find_plan, migrate
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import Beat, beat
 from slackwater.snapshot.take.audit_log import record
@@ -43,7 +48,7 @@ from slackwater.store.sst import writer
 from slackwater.store.sst.hashing import partition_of
 from slackwater.store.versions import apps, horizon
 from slackwater.store.versions.commit import claim, commit, successor
-from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Policy, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Policy, Table
 
 from tests.documents.answering import KEPT, QUESTIONS, ask
 from tests.support.collecting import HOUR_MS, AgingStore, StoreClock
@@ -73,6 +78,16 @@ TYPES = Table(
     partitions=2,
     state="every type",
 )
+TOTALS = Table(
+    key=(Column("tail", "string"),),
+    values=(Column("flights", "int32"), Column("delay", "int64"), Column("note", "string")),
+    partitions=2,
+    state="update(totals)",
+)
+CHANGED = replace(
+    TOTALS, values=(Column("flights", "int64"), Column("minutes", "int64"), Column("late", "int16", default="-1"))
+)
+"""Of a program in which `flights` is wider, `delay` is called `minutes`, `note` is gone and `late` is new."""
 
 
 class _Making:
@@ -98,6 +113,8 @@ class _Making:
             self.types()
             self.gone()
             self.lossy()
+            self.changed()
+            self.begun()
 
     def flights(self) -> None:
         app = FlightsApp(self.store, self.kafka, clock=self.clock)
@@ -227,9 +244,7 @@ class _Making:
     def types(self) -> None:
         """A table of every type, its rows overwritten and deleted."""
         apps.ensure_app(self.store, AppInfo("types", self.clock.now_ms))
-        head = claim(
-            self.store, "types", "rows", writer="w", by=BY, now_ms=self.clock.tick("rows"), build=_with_every_type
-        )
+        head = self.claimed("types", "rows", TYPES)
         keys: list[Key] = [
             (text, number, moment)
             for text in ("", "\0", "\u00c5", "A\u030a", None)
@@ -244,31 +259,81 @@ class _Making:
                 if (number + version) % 3
             }
             held = {key: row for key, row in (held | changes).items() if row is not None}
-            now_ms = self.clock.tick("rows")
-            draft = successor(head, kind="batch", epoch=1, writer="w", by=BY, now_ms=now_ms)
-            head = replace(draft, ssts=(*_parts(self.store, changes, version), *head.ssts))
-            commit(self.store, head)
+            head = self.put(head, changes)
             self.states[f"types/rows@v{version}"] = {"rows": [(*key, *row) for key, row in held.items()]}
 
+    def changed(self) -> None:
+        """An app whose program was changed: some rows are in SSTs of before, some in SSTs of both."""
+        apps.ensure_app(self.store, AppInfo("changed", self.clock.now_ms))
+        head = self.claimed("changed", "totals", TOTALS)
+        head = self.put(head, {(f"N{n}",): (n, 10 * n, f"plane {n}") for n in range(8)})
+        head = self.put(head, {("N1",): None, ("N2",): (2**31 - 1, None, None)})
+        held = {**{f"N{n}": (n, 10 * n, f"plane {n}") for n in (0, *range(3, 8))}, "N2": (2**31 - 1, None, None)}
+        self.states[f"changed/totals@v{head.version}"] = {"totals": [(tail, *row) for tail, row in held.items()]}
+        program = Declared("changed", {"totals": DeclaredStage("totals", {}, {}, CHANGED)})
+        found = find_plan(self.store, program, {"delay": "minutes"})
+        now = self.clock.tick("totals")
+        done = migrate(self.store, found, {}, by=BY, now_ms=now)
+        assert done.versions == {"totals": head.version + 1}
+        head = self.claimed("changed", "totals", None)
+        head = self.put(head, {("N3",): (2**40, 30, 4), ("N9",): (9, 90, None)})
+        after = {tail: (*row[:2], -1) for tail, row in held.items()} | {"N3": (2**40, 30, 4), "N9": (9, 90, None)}
+        self.states["changed"] = {"totals": [(tail, *row) for tail, row in after.items()]}
 
-def _with_every_type(draft: Manifest) -> Manifest:
-    return replace(draft, table=TYPES)
+    def begun(self) -> None:
+        """An app that began with rows from elsewhere, and went on."""
+        table = replace(TOTALS, partitions=1)
+        now_ms = self.clock.tick("totals")
+        first = Manifest(
+            "begun", "totals", 1, 1, "w", now_ms, "init", inputs={"t": Input("t", (3, 4))}, table=table, by=BY
+        )
+        info = AppInfo("begun", now_ms, starts={"t": (3, 4)}, initialised="totals")
+        rows = Source(
+            sql="SELECT 'N' || n AS tail, n AS flights, 10 * n AS delay, NULL::VARCHAR AS note FROM range(9) r(n)"
+        )
+        initialise(self.store, first, rows, info=info)
+        head = self.put(self.claimed("begun", "totals", None), {("N1",): None, ("N2",): (7, 7, "seven")})
+        assert head.version == 3
+        held = {n: (n, 10 * n, None) for n in range(9)}
+        self.states["begun/totals@v1"] = {"totals": [(f"N{n}", *row) for n, row in held.items()]}
+        self.states["begun"] = {"totals": [*((f"N{n}", *held[n]) for n in (0, *range(3, 9))), ("N2", 7, 7, "seven")]}
+
+    def claimed(self, app: str, stage: str, born: Table | None) -> Manifest:
+        """A stage with a writer; its table at its birth."""
+
+        def build(draft: Manifest) -> Manifest:
+            return draft if born is None else replace(draft, table=born)
+
+        return claim(self.store, app, stage, writer="w", by=BY, now_ms=self.clock.tick(stage), build=build)
+
+    def put(self, head: Manifest, changes: dict[Key, Values | None]) -> Manifest:
+        """The version after one, which puts these rows, or deletes them."""
+        now_ms = self.clock.tick(head.stage)
+        draft = successor(head, kind="batch", epoch=head.epoch, writer="w", by=BY, now_ms=now_ms)
+        assert head.table is not None
+        parts = _parts(self.store, (head.app, head.stage), head.table, changes, draft.version)
+        batch = replace(draft, ssts=(*parts, *head.ssts))
+        commit(self.store, batch)
+        return batch
 
 
 def _row(number: int) -> Values:
     return tuple(some[number % len(some)] for some in _VALUES.values())
 
 
-def _parts(store: AgingStore, changes: dict[Key, Values | None], version: int) -> list[writer.Sst]:
-    rows = state_rows(TYPES, changes, version)
-    partitions = partition_of(rows["_hash"].to_numpy(), TYPES.partitions)
+def _parts(
+    store: AgingStore, names: tuple[str, str], table: Table, changes: dict[Key, Values | None], version: int
+) -> list[writer.Sst]:
+    app, stage = names
+    rows = state_rows(table, changes, version)
+    partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return [
         writer.write(
             store,
             None,
-            app="types",
-            stage="rows",
-            table=TYPES,
+            app=app,
+            stage=stage,
+            table=table,
             partition=partition,
             rows=rows.filter(partitions == partition),
         )

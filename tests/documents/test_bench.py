@@ -42,9 +42,9 @@ def test_memory_is_counted_of_executors_workers_and_of_no_peers(monkeypatch: pyt
         started.stdout.readline()
         return started
 
-    with process(20 << 20, "pysource.worker") as worker, process(200 << 20, "planner") as planner:
+    with process(20 << 20, "pyspark.worker") as worker, process(200 << 20, "planner") as planner:
         monkeypatch.setenv(PEER, "1")
-        with process(200 << 20, "pysource.worker") as peer, Workers() as workers:
+        with process(200 << 20, "pyspark.worker") as peer, Workers() as workers:
             eventually(lambda: workers.own > 0, "the worker is seen")
             for each in (worker, planner, peer):
                 each.communicate()

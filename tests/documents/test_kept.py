@@ -5,6 +5,7 @@ import os
 import shutil
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
 from slackwater.snapshot.maintain.removal import remove_app
+from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import find_plan, migrate
 from slackwater.snapshot.query.sql import connect, run_query
@@ -29,7 +31,7 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get, point_get
 from slackwater.store.sst.hashing import hash_keys
 from slackwater.store.versions import history, horizon
-from slackwater.store.versions.manifest import Column, Table
+from slackwater.store.versions.manifest import Column, Manifest, Table
 
 from tests.documents.answering import KEPT, ask, comparable, lasts
 from tests.support.histories import STAGES, FlightsApp, Kafka, Message, flights, rows_of
@@ -43,6 +45,7 @@ ASKED = [
     for then in answers
 ]
 SINCE_FORMAT_2 = [version for version in VERSIONS if (KEPT / version / "store" / "lossy").exists()]
+SINCE_FORMAT_3 = [version for version in VERSIONS if (KEPT / version / "store" / "begun").exists()]
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +210,7 @@ def test_it_migrates_and_its_earlier_moments_stay_as_they_were(store: ObjectStor
         stages = {
             name: DeclaredStage(
                 name,
-                {topic: each.upstream for topic, each in head.inputs.items()},
+                _reads(head),
                 {topic: each.schema for topic, each in head.outputs.items()},
                 head.table and replace(head.table, values=_with_minutes(head.table)),
             )
@@ -223,6 +226,40 @@ def test_it_migrates_and_its_earlier_moments_stay_as_they_were(store: ObjectStor
             told = [{"minutes" if name == "delay" else name: value for name, value in row.items()} for row in was]
             assert rows(store, cache, "flights")[table] == [row | {"late": 7} for row in told]
         assert verify(store, "flights", now_ms=LATER_MS, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_3, indirect=True)
+@pytest.mark.parametrize("app", ["changed", "begun"])
+def test_a_table_that_was_migrated_or_began_with_rows_is_migrated_merged_and_collected(
+    root: Path, store: ObjectStore, tmp_path: Path, app: str
+) -> None:
+    for path in root.rglob("*.*"):
+        os.utime(path, (1, 1))
+    head = history.head(store, app, "totals")
+    assert head is not None
+    assert head.table is not None
+    assert {"changed": "migration", "begun": "init"}[app] in {e.kind for e in history.after(store, app, "totals", 0)}
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        pinned = {f"{app}@{each.name}" for each in list_snapshots(store, app)}
+        before, now = {ref: rows(store, cache, ref) for ref in pinned}, rows(store, cache, app)["totals"]
+        table = replace(head.table, values=(*head.table.values, Column("more", "int64", default="7")))
+        found = find_plan(store, Declared(app, {"totals": DeclaredStage("totals", _reads(head), {}, table)}), {})
+        done = migrate(store, found, {}, by="ada@host", now_ms=LATER_MS)
+        migrated = history.read(store, app, "totals", done.versions["totals"])
+        compactor = StageCompactor(
+            store, cache, migrated, by="ada@host", threads=1, now_ms=lambda: LATER_MS + 1, stop=Event()
+        )
+        assert list(compactor.until_done(full=True))
+        assert rows(store, cache, app)["totals"] == [row | {"more": 7} for row in now]
+        assert collect(store, app, Retention(versions=1), by="test").objects
+    with closing(SstCache(tmp_path / "cold", 1 << 30)) as cache:
+        assert {ref: rows(store, cache, ref) for ref in pinned} == before
+    for ref in (app, *pinned):
+        assert verify(store, ref, now_ms=LATER_MS + 2, deep=True).differences == ()
+
+
+def _reads(head: Manifest) -> dict[str, str]:
+    return {topic: each.upstream for topic, each in head.inputs.items()}
 
 
 def _with_minutes(table: Table) -> tuple[Column, ...]:

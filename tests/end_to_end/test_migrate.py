@@ -21,12 +21,20 @@ RENAMES = {"total": "amounts", "average": "mean"}
 
 
 def migrate(
-    ledger: Ledger, variant: str, monkeypatch: pytest.MonkeyPatch, renames: dict[str, str], *, dry_run: bool = False
+    ledger: Ledger,
+    variant: str,
+    monkeypatch: pytest.MonkeyPatch,
+    renames: dict[str, str],
+    *,
+    stages: dict[str, str] | None = None,
+    dry_run: bool = False,
 ) -> Migrated:
     monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", variant)
     options = Options(store=ledger.store, kafka=ledger.kafka, patience_s=30)
-    return migrate_file(str(ledger.program), app=ledger.app, options=options, renames=renames, dry_run=dry_run)
+    return migrate_file(
+        str(ledger.program), app=ledger.app, options=options, renames=renames, stages=stages, dry_run=dry_run
+    )
 
 
 def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
@@ -78,15 +86,29 @@ def test_a_changed_program_keeps_its_state_and_a_stage_between_loses_no_row(
     ledger.verify(ledger.app)
     assert migrate(ledger, between, monkeypatch, {}).number == 0
 
+    # Under other names they go on, with what is on its way.
+    ledger.send(40)
+    ledger.catch_up("entries", "accounts", variant=between)
+    renamed, stages = "migrated, under other names", {"accounts": "books", "branches": "offices"}
+    with pytest.raises(Refused, match="has the stage 'branches', which this program has not; 'offices'") as refused:
+        ledger.catch_up(variant=renamed)
+    assert "--rename-stage branches=offices --rename-stage accounts=books" in refused.value.hint
+    done = migrate(ledger, renamed, monkeypatch, {}, stages=stages)
+    assert {each.stage: each.formerly for each in done.plan.changes} == {new: old for old, new in stages.items()}
+    ledger.send(30)
+    ledger.catch_up(variant=renamed)
+    check(ledger, "since", 720, "books", "offices")
+    ledger.verify(ledger.app)
 
-def check(ledger: Ledger, since: str, count: int) -> None:
+
+def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts", table: str = "branches") -> None:
     """The tables are those of all that was ever sent, and what is new counts from the migration on."""
     sql = "SELECT branch, count(*) n, sum(amount)::BIGINT amounts, avg(amount) mean FROM raw GROUP BY ALL ORDER BY ALL"
     expected = duckdb.connect().from_arrow(ledger.raw()).query("raw", sql).to_arrow_table()
-    found = ledger.table("branches").sort_by("branch")
+    found = ledger.table(table).sort_by("branch")
     for column in ("branch", "n", "amounts", "mean"):
         assert found[column].to_pylist() == pytest.approx(expected[column].to_pylist())
     assert sum(filter(None, found[since].to_pylist())) == count
-    accounts = ledger.table("accounts")
+    accounts = ledger.table(accounts_are)
     assert sum(accounts["n"].to_pylist()) == ledger.sent
     assert max(accounts["newest"].to_pylist()) == ledger.sent - 1

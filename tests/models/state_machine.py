@@ -5,14 +5,16 @@ The rules are in `test_state_model.py`.
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 from threading import Event
+from unittest.mock import patch
 
 import duckdb
+import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 from msgspec.structs import replace
@@ -22,6 +24,8 @@ from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.cut.stored import list_snapshots
 from slackwater.snapshot.gc.collect import collect
 from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.init.initialise import initialise
+from slackwater.snapshot.init.source import Source
 from slackwater.snapshot.maintain.rescale import rescale
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
@@ -39,12 +43,13 @@ from slackwater.store.versions import apps, history, horizon, keys
 from slackwater.store.versions.manifest import AppInfo, Manifest, Policy, Sst, Table, Ttl
 
 from tests.models.checks import check_grace, check_reads, check_what_stays, expired_objects
+from tests.models.programs import Change as RowChange
 from tests.models.programs import another_program
 from tests.models.states import Shown, State, moment
 from tests.models.tables import TABLES, VALUES, Form, in_columns, same_form, values
 from tests.models.writers import STAGE, STEP_MS, Writer, patiently
 from tests.support.collecting import AgingStore, Killed, fresh
-from tests.support.state_rows import Hashes, Key, Values
+from tests.support.state_rows import Hashes, Key, Values, columns
 
 
 @cache
@@ -95,6 +100,8 @@ class StateMachine(RuleBasedStateMachine):
         """The app that each clone lives from."""
         self.proven: dict[tuple[tuple[Sst, ...], Table | None, int], tuple[Shown, dict[str, bytes]]] = {}
         """What was read by which clock and found right: what it showed, and the objects that it was read from."""
+        self.undone: dict[str, RowChange] = {}
+        """What becomes of rows by a migration whose caller died: nobody has looked since whether it was decided."""
         self.reopened: dict[str, int] = {}
         """The heads when everything was read anew for the last time."""
         apps.ensure_app(self.store, AppInfo("app", self.store.clock_ms))
@@ -161,6 +168,7 @@ class StateMachine(RuleBasedStateMachine):
     # Dying, and taking over.
 
     def take_over(self, app: str, behind_ms: int = 0) -> None:
+        self.finish_what_was_left(app)
         self.writers[app] = Writer(self.store, app, self.table, self.hashes, behind_ms)
         before = self.states.get((app, self.heads.setdefault(app, 0)), State())
         self.follows(app, self.writers[app].head.version, before.claimed(self.table.ttl))
@@ -176,27 +184,70 @@ class StateMachine(RuleBasedStateMachine):
 
     def migrate_to(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
         """Another program, whose table has a column more, less, larger or of another name; perhaps only begun."""
+        self.finish_what_was_left(app)
         store = fresh(self.store)
         head = history.read(store, app, STAGE, self.heads[app])
         assert head.table is not None
         declared, renames, change = another_program(data, head.table)
         program = Declared(app, {STAGE: DeclaredStage(STAGE, {}, {}, declared)})
         writer = self.writers[app]
-        if dies_after is None:
+        with suppress(Killed), self.store.death_after(1_000_000 if dies_after is None else dies_after):
             migrate(store, find_plan(store, program, renames), {}, by="test", now_ms=writer.tick())
-        else:
-            with suppress(Killed), self.store.death_after(dies_after):
-                migrate(store, find_plan(store, program, renames), {}, by="test", now_ms=writer.tick())
-            # Whoever comes next: it was decided, or it was not.
-            finish_newest(fresh(self.store), app, now_ms=writer.tick())
         self.pins |= {
             (app, each.name): each.stages[STAGE]
             for each in list_snapshots(fresh(self.store), app)
             if each.name.startswith(PREFIX)
         }
-        if history.find(fresh(self.store), app, STAGE, head.version + 1) is not None:
-            self.follows(app, head.version + 1, self.states[app, head.version].migrated(change))
-            writer.fenced = True
+        self.undone[app] = change
+        self._follow_migration(app)
+
+    def finish_what_was_left(self, app: str) -> None:
+        """As whoever comes next does it: a migration was decided, or it was not."""
+        if app in self.undone:
+            finish_newest(fresh(self.store), app, now_ms=self.writers[app].tick())
+            self._follow_migration(app)
+            self.undone.pop(app, None)
+
+    def _follow_migration(self, app: str) -> None:
+        head = self.heads[app]
+        if history.find(fresh(self.store), app, STAGE, head + 1) is not None:
+            self.follows(app, head + 1, self.states[app, head].migrated(self.undone.pop(app)))
+            self.writers[app].fenced = True
+
+    # Beginning with rows from elsewhere.
+
+    def begin_with_rows(self, data: st.DataObject, app: str, dies_after: int | None) -> None:
+        """An app whose table's first version has rows of a file; perhaps the call dies, and is typed again."""
+        some = data.draw(st.lists(st.tuples(self.keys, values), min_size=1, max_size=8), "rows")
+        rows = {
+            same_form(key): (key, (*row[:-1], self.in_minutes(row[-1])))
+            for key, row in some
+            if row is not None and None not in key
+        }
+        if not rows:
+            return
+        source = Source(str(self._file_of(rows.values())))
+        self.store.clock_ms += STEP_MS
+        began_ms = self.store.clock_ms
+        first = Manifest(app, STAGE, 1, 1, "init", began_ms, "init", table=self.table, by="test")
+        with patch("time.time_ns", lambda: began_ms * 1_000_000):
+            if dies_after is not None:
+                with suppress(Killed), self.store.death_after(dies_after):
+                    initialise(fresh(self.store), first, source)
+                head = history.head(fresh(self.store), app, STAGE)
+                assert head is None or sum(sst.rows for sst in head.ssts) == len(rows)
+            assert initialise(fresh(self.store), first, source).rows == len(rows)
+        self.written |= {form: key for form, (key, _) in rows.items()}
+        self.heads[app], self.states[app, 1] = 1, State().claimed(self.table.ttl).after(rows, began_ms)
+        self.take_over(app)
+
+    def _file_of(self, rows: Collection[tuple[Key, Values]]) -> Path:
+        path = self.folder / f"rows-{self.store.clock_ms}.parquet"
+        self.folder.mkdir(exist_ok=True)
+        assert self.table.values == VALUES
+        table = columns((*self.table.key, *VALUES), ((*key, *row) for key, row in rows))
+        pq.write_table(table, path)
+        return path
 
     # Merging.
 

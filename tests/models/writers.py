@@ -78,7 +78,17 @@ class Writer:
         draft = self._draft("batch", self.began_ms)
         table, clock_ms = draft.table, ttl.batch_clock_ms(self.head, self.began_ms)
         assert table is not None
-        parts = write_version(self.view, cache, table, changes, draft.version, self.hashes, self.app, clock_ms=clock_ms)
+        parts = write_version(
+            self.view,
+            cache,
+            table,
+            changes,
+            draft.version,
+            self.hashes,
+            self.app,
+            clock_ms=clock_ms,
+            base=self.head.ssts,
+        )
         latest_ms = expiry.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
         asked = {request.id for request in open_requests(self.view, self.app)}
         recorded = {asked_for: draft.recorded.get(asked_for, draft.version) for asked_for in sorted(asked)}

@@ -237,7 +237,7 @@ class FlightsApp:
         )
         requests = {request.id for request in open_requests(self.store, self.name)}
         recorded = {id_: version for id_, version in head.recorded.items() if id_ in requests}
-        if stage == "legs":
+        if self.role(stage) == "legs":
             name, source, flights = self._read_topic(head, max_records)
             markers = requests - recorded.keys()
         else:
@@ -339,6 +339,11 @@ class FlightsApp:
         runs = write_columns(self.store, self.name, stage, draft.version, names, columns, table=self.table(stage))
         return self.commit(replace(draft, ssts=(*runs, *head.ssts)))
 
+    def role(self, stage: str) -> str:
+        """What the stage was called first: by that it is known here."""
+        formerly = self.heads[stage].formerly
+        return formerly[0].stage if formerly else stage
+
     def version(self, stage: str, version: int) -> Manifest:
         return history.read(self.store, self.name, stage, version)
 
@@ -402,7 +407,7 @@ class FlightsApp:
 
     def _write(self, stage: str, version: int, flights: list[Flight], markers: set[str]) -> dict[str, Output]:
         outputs: dict[str, Output] = {}
-        for name, key in _WRITES[stage].items():
+        for name, key in _WRITES[self.role(stage)].items():
             earlier = self.heads[stage].outputs[name]
             partitions = self.kafka.topics[earlier.topic]
             attempt = self.kafka.attempt()
@@ -429,9 +434,9 @@ class FlightsApp:
         return outputs
 
     def _upsert(self, stage: str, version: int, flights: list[Flight]) -> list[Sst]:
-        if stage not in TABLES:
+        if (role := self.role(stage)) not in TABLES:
             return []
-        state, key_of = self.state[stage], _KEYS[stage]
+        state, key_of = self.state[stage], _KEYS[role]
         changed: dict[str, Totals] = {}
         for flight in flights:
             num, delay, squares = state.get(key_of(flight), (0, 0, 0))

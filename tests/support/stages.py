@@ -33,7 +33,9 @@ class Stage:
     def put(self, changes: dict[Key, Values | None], clock_ms: int = 0) -> Manifest:
         """A batch: rows by key, None to delete one."""
         version = next(self._numbers)
-        ssts = write_version(self.store, None, self.table, changes, version, clock_ms=clock_ms) if changes else ()
+        ssts: tuple[Sst, ...] = ()
+        if changes:
+            ssts = write_version(self.store, None, self.table, changes, version, clock_ms=clock_ms, base=self._ssts)
         return self._commit(version, "batch", (*ssts, *self._ssts), clock_ms)
 
     def compact(self, cache: SstCache, *, full: bool = True) -> Manifest:

@@ -1,13 +1,16 @@
 """Rows of state tables, as tests of the store's data plane write them."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.read.multi_get import multi_get
 from slackwater.store.sst import expiry, writer
 from slackwater.store.sst.hashing import hash_keys, partition_of
 from slackwater.store.sst.types import arrow_schema
@@ -19,6 +22,8 @@ ROUTES = Table(
     partitions=1,
     state="test",
 )
+
+_NO_FOLDER = SstCache(Path(os.devnull) / "cache", 0)
 
 Key = tuple[object, ...]
 Values = tuple[object, ...]
@@ -71,9 +76,15 @@ def write_version(
     app: str = "app",
     *,
     clock_ms: int = 0,
+    base: Sequence[Sst] | None = None,
 ) -> tuple[Sst, ...]:
-    """One SST for each state partition that these changes touch."""
+    """One SST for each state partition that these changes touch.
+
+    Rows say which ones they replace where it is said what they are merged into (`base`).
+    """
     rows = expiry.with_expiry(state_rows(table, changes, seq, hashes), table, clock_ms)
+    if base is not None:
+        rows = with_prev(store, table, rows, base)
     partitions = partition_of(rows["_hash"].to_numpy(), table.partitions)
     return tuple(
         writer.write(
@@ -87,6 +98,14 @@ def write_version(
         )
         for partition in np.unique(partitions).tolist()
     )
+
+
+def with_prev(store: ObjectStore, table: Table, rows: pa.Table, base: Sequence[Sst]) -> pa.Table:
+    """The rows with `_prev_seq`, as a batch finds it that is merged into these SSTs."""
+    before = np.zeros(rows.num_rows, np.int64)
+    keys = rows.select([column.name for column in table.key])
+    multi_get(store, _NO_FOLDER, base, table, rows["_hash"].to_numpy(), keys, clock_ms=0, seqs=before)
+    return rows.append_column("_prev_seq", pa.array(before))
 
 
 def manifest_of(table: Table, ssts: Sequence[Sst], version: int = 1, clock_ms: int = 0) -> Manifest:

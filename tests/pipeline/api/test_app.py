@@ -315,3 +315,43 @@ def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -
     app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"))(rows)  # type: ignore[arg-type]
     with pytest.raises(Usage, match="trigger 10 is not a span of time"):
         app.run(store="s", kafka="k", trigger=10)  # type: ignore[arg-type]
+
+
+def test_late_rows_have_a_channel_of_their_own_beside_what_the_state_emits() -> None:
+    app, late, by_user = sw.App("shop"), sw.repartition("late", "user"), sw.repartition("by-user", "user")
+    times = sw.event_time(late=late, ahead="90m")
+    state = sw.aggregate(n=sw.count())
+    app.stage(name="hours", reads=sw.topic("t"), key="hour", writes=by_user, state=state, event_time=times)(rows)
+    app.stage(name="missed", reads=late, state=state)(rows)
+    stage = app.stages["hours"]
+    assert (stage.writes, stage.emits_to, stage.late) == ((by_user, late), (by_user,), late)
+    assert (times.ahead_ms, sw.event_time().ahead_ms, sw.event_time().late) == (5_400_000, 86_400_000, "drop")
+    with pytest.raises(Usage, match="two writers"):
+        app.stage(name="again", reads=sw.topic("t"), key="hour", state=state, event_time=times)(rows)
+
+
+def test_a_table_of_late_rows_is_a_stage_of_its_own() -> None:
+    app, state = sw.App("shop"), sw.aggregate(n=sw.count())
+    times = sw.event_time(late="table")
+    app.stage(name="hours", reads=sw.topic("t"), key=["hour", "user"], state=state, event_time=times)(rows)
+    hours, late = app.stages["hours"], app.stages["hours_late"]
+    assert [(one.name, one.key) for one in hours.writes] == [("hours-late", ("hour", "user"))]
+    assert (late.channels, late.state, late.event_time.late) == (("hours-late",), state, "keep")
+    assert app.key_of(late) == hours.key
+    assert app.in_order() == (hours, late)
+    for wrong in ({"key": "hour", "writes": sw.repartition("c", "user")}, {"state": state}):
+        with pytest.raises(Usage, match="has a table of late rows, and says no"):
+            app.stage(name="wrong", reads=sw.topic("t"), event_time=times, **wrong)(rows)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"ahead": "soon"}, "no span|not a span"),
+        ({"ahead": "9999999 days"}, "1,000,000 days"),
+        ({"late": "later"}, "late"),
+    ],
+)
+def test_event_time_options_that_cannot_be_are_refused(declared: dict[str, str], said: str) -> None:
+    with pytest.raises(Usage, match=said):
+        sw.event_time(**declared)  # type: ignore[arg-type]

@@ -10,6 +10,8 @@ from slackwater.errors import Refused
 from slackwater.pipeline.batch.next_manifest import has_rows, next_manifest
 from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.batch.task import Result, Sent
+from slackwater.pipeline.event_time.progress import Seen
+from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.source.planner import Position
 from slackwater.store.compaction.plan import Compaction, Done
 from slackwater.store.versions.manifest import Input, Manifest, Output, Span, Sst
@@ -127,3 +129,31 @@ def test_what_the_protocol_asks_for_is_in_the_manifest() -> None:
 def test_a_retired_stage_gets_no_batch() -> None:
     with pytest.raises(Refused, match="retired"):
         made(replace(stage("s", {}), kind="retire"), {})
+
+
+def test_a_channel_has_the_watermark_of_upstream_unless_the_stage_has_one_of_its_own() -> None:
+    base = stage("s", {"c": Input("a-c", (0,), "up"), "t": Input("t", (0,))})
+    ends = {"c": Position("c", (0,), 4, watermark_ms=90), "t": Position("t", (3,), watermark_ms=70)}
+    mine = {name: Watermark(("at",), 10, (name,)) for name in ends}
+    results = [Result("w.1", 3, seen=Seen((55,)))]
+
+    def after(results: Sequence[Result], own: Sequence[str], timed: set[str]) -> Manifest:
+        return next_manifest(
+            base,
+            ends,
+            NOTHING,
+            results,
+            markers={},
+            merges=(),
+            watermarks=[mine[name] for name in own],
+            timed=timed,
+            clock_ms=0,
+            now_ms=2,
+            duration_ms=1,
+        )
+
+    assert after((), (), {"c"}).watermark_ms == 90, "no row, and no job"
+    assert after(results, ("t",), {"c", "t"}).watermark_ms == 45
+    both = after(results, ("c",), {"c"})
+    assert (both.watermark_ms, both.inputs["c"].watermark_ms, both.inputs["t"].watermark_ms) == (45, 45, None)
+    assert after((), ("c",), {"c"}).event_time is None

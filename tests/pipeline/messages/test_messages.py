@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import NotFound, Refused
+from slackwater.pipeline.messages.avro import AvroReader
 from slackwater.pipeline.messages.batches import open_reader, read_batch
-from slackwater.pipeline.messages.schema import Schema
+from slackwater.pipeline.messages.schema import BadMessage, Schema
 
 from tests.pipeline.messages.avro_messages import changes, encoded, expected, record
 
@@ -90,6 +92,87 @@ def test_a_bad_message_is_found_alone_and_all_others_are_read(kinds: list[str]) 
     fine = {n for n, kind in enumerate(kinds) if kind in ("good", "newer")}
     assert values.to_pylist() == [{"number": n, "customer": f"c{n}"} if n in fine else None for n in range(len(kinds))]
     assert [one.row for one in bad] == [n for n, kind in enumerate(kinds) if n not in fine and kind != "null"]
+
+
+EVERYTHING = record(
+    "Everything",
+    {"name": "b", "type": "boolean"},
+    {"name": "s", "type": ["null", "string"]},
+    {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["x", "y"]}},
+    {"name": "f", "type": {"type": "fixed", "name": "F", "size": 3}},
+    {"name": "l", "type": {"type": "array", "items": {"type": "map", "values": "double"}}},
+    {"name": "r", "type": record("R", {"name": "i", "type": "int"}, {"name": "again", "type": ["null", "E"]})},
+    {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
+)
+SOME = [
+    {
+        "b": True,
+        "s": "é",
+        "e": "y",
+        "f": b"abc",
+        "l": [{"k": 0.5}, {}],
+        "r": {"i": -7, "again": "x"},
+        "d": Decimal("1.50"),
+    },
+    {
+        "b": False,
+        "s": None,
+        "e": "x",
+        "f": b"\0" * 3,
+        "l": [],
+        "r": {"i": 1 << 30, "again": None},
+        "d": Decimal("-99.99"),
+    },
+]
+
+
+@given(st.sampled_from(SOME), st.data())
+@settings(max_examples=60)
+def test_what_cannot_be_a_message_at_a_glance_is_none_for_the_reader(
+    values: dict[str, Any], data: st.DataObject
+) -> None:
+    schema = avro(EVERYTHING)
+    good = encoded(EVERYTHING, 1, **values)
+    bytes_ = bytearray(good)
+    for _ in range(data.draw(st.integers(0, 3))):
+        bytes_[data.draw(st.integers(5, len(good) - 1))] = data.draw(st.integers(0, 255))
+    del bytes_[data.draw(st.sampled_from([len(good), len(good) - 1, len(good) // 2])) :]
+    reader, message = open_reader(schema), pa.array([bytes(bytes_)], pa.binary())
+    try:
+        reader.read(schema, message)
+    except BadMessage:
+        assert bytes(bytes_) != good
+    else:
+        assert reader.likely(schema, message).all()
+
+
+def test_many_bad_messages_cost_one_look_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = encoded(ORDER, 1, number=1, customer="c")
+    messages = pa.array([good[:-1] if n % 3 else good for n in range(900)], pa.binary())
+    reader, reads = open_reader(avro(ORDER)), 0
+    read = AvroReader.read
+
+    def counted(self: AvroReader, *words: Any) -> pa.Array:
+        nonlocal reads
+        reads += 1
+        return read(self, *words)
+
+    monkeypatch.setattr(AvroReader, "read", counted)
+    values, bad = read_batch(messages, reader, "AVRO", Known({1: avro(ORDER)}))
+    assert (values.null_count, len(bad), reads) == (600, 600, 2)
+    nothing, all_bad = read_batch(pa.array([good[:-1]] * 5, pa.binary()), reader, "AVRO", Known({1: avro(ORDER)}))
+    assert (nothing.null_count, len(all_bad)) == (5, 5)
+
+
+def test_a_decimal_of_more_digits_than_its_schema_has_is_bad() -> None:
+    def message(unscaled: int) -> bytes:
+        return b"\0\0\0\0\x01" + bytes((6,)) + unscaled.to_bytes(3, "big", signed=True)
+
+    schema = avro(record("Price", {"name": "d", "type": EVERYTHING["fields"][-1]["type"]}))
+    messages = pa.array([message(9999), message(10_000), message(-9999)], pa.binary())
+    values, bad = read_batch(messages, open_reader(schema), "AVRO", Known({1: schema}))
+    assert values.to_pylist() == [{"d": Decimal("99.99")}, None, {"d": Decimal("-99.99")}]
+    assert [(one.row, "does not fit in precision" in one.why) for one in bad] == [(1, True)]
 
 
 def test_unions_enums_references_and_logical_types_become_columns() -> None:

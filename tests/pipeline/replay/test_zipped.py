@@ -14,9 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slackwater.errors import Refused
 from slackwater.pipeline.replay import zipped
-from slackwater.pipeline.replay.bundle import Bundle, BundledInput, BundledOutput, Index, before_schema
+from slackwater.pipeline.replay.bundle import (
+    Bundle,
+    BundledInput,
+    BundledOutput,
+    Index,
+    before_schema,
+    committed_schema,
+)
 from slackwater.pipeline.replay.inputs import PLACE, Records
-from slackwater.store.sst.types import sst_schema
 from slackwater.store.versions.manifest import Column, Table, Ttl
 
 ROUTES = Table(
@@ -78,7 +84,7 @@ def some_bundles(draw: st.DrawFn) -> Bundle:
         draw(st.binary(max_size=50)),
         records,
         draw(tables(before_schema(table))) if table is not None else None,
-        draw(tables(sst_schema(table))) if table is not None else None,
+        draw(tables(committed_schema(table))) if table is not None else None,
         {"by-route": draw(tables(SENT))} if known else {},
     )
 
@@ -108,7 +114,7 @@ def one(**index: object) -> Bundle:
         b"app = 1\n",
         {"flights": Records("flights", "", rows, place)},
         before_schema(ROUTES).empty_table(),
-        sst_schema(ROUTES).empty_table(),
+        committed_schema(ROUTES).empty_table(),
         {},
     )
 

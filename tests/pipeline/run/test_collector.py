@@ -1,6 +1,7 @@
 """A runner collects by itself: when it is due, when there are rules, and one of several runners."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Event
 
@@ -15,7 +16,7 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Manifest
 
-from tests.support.collecting import FEW, HOUR_MS, gc, old_app, store_of, wait
+from tests.support.collecting import FEW, HOUR_MS, Killed, gc, old_app, store_of, wait
 from tests.support.histories import FlightsApp
 
 
@@ -74,6 +75,19 @@ def test_it_collects_when_the_last_collection_is_long_ago_whoever_did_it(app: Fl
     assert ours.look(app.clock.now_ms) is None
     wait(app, HOUR_MS + 1)
     assert ours.look(app.clock.now_ms) is not None
+
+
+def test_one_that_broke_off_is_gone_on_with_in_minutes(app: FlightsApp) -> None:
+    ours = collector(app, "legs", "aircraft", "carriers")
+    with suppress(Killed), store_of(app).death_after(60):
+        ours.look(app.clock.now_ms)
+    assert ours.look(app.clock.now_ms) is None
+    wait(app, 11 * 60_000)
+    done = ours.look(app.clock.now_ms)
+    assert done is not None
+    assert done.objects
+    wait(app, 11 * 60_000)
+    assert ours.look(app.clock.now_ms) is None
 
 
 def test_of_several_runners_that_one_collects_which_has_the_first_stage_that_runs(app: FlightsApp) -> None:

@@ -99,6 +99,15 @@ def test_who_asks_hears_at_once_also_while_the_main_thread_is_within_a_library()
     assert heard[0] < ended
 
 
+def test_who_asks_by_a_signal_of_which_no_byte_came_in_time_hears_all_the_same() -> None:
+    """A signal may come to another thread, and the main thread be done before that one has written."""
+    heard: list[bool] = []
+    with stop_signals(lambda stop: heard.append(stop.is_set())) as stop, stop.at_once():
+        signal.set_wakeup_fd(-1)
+        ask()
+    assert heard == [True]
+
+
 def test_only_a_second_ctrl_c_means_now() -> None:
     said: list[bool] = []
     with stop_signals(lambda stop: said.append(stop.now.is_set())) as stop:

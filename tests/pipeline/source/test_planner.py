@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, admit
 from slackwater.pipeline.source.readers import _ranges
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
-from slackwater.store.versions.manifest import Manifest, Output
+from slackwater.store.versions.manifest import EventTime, Manifest, Output
 
 partitions = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1, max_size=6)
 
@@ -84,7 +85,7 @@ class Upstream:
         self.end = 0
         self.rows = 0
 
-    def write(self, rows: int, *markers: str, attempt: str = "") -> None:
+    def write(self, rows: int, *markers: str, attempt: str = "", watermark_ms: int | None = None) -> None:
         self.version += 1
         self.end += rows + len(markers)
         self.rows += rows
@@ -97,10 +98,10 @@ class Upstream:
             dict.fromkeys(markers, (self.end - 1,)),
             (self.rows,),
         )
-        commit.commit(
-            self.store,
-            Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": output}),
-        )
+        manifest = Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": output})
+        if watermark_ms is not None:
+            manifest = structs.replace(manifest, event_time=EventTime(watermark_ms))
+        commit.commit(self.store, manifest)
 
     def planner(self, max_records: int | None = None) -> ChannelPlanner:
         return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records)
@@ -163,6 +164,18 @@ def test_claims_and_compactions_upstream_are_no_reason_for_a_batch() -> None:
     upstream.write(0)
     planner = upstream.planner()
     assert planner.latest(START) == START
+
+
+def test_a_watermark_that_moved_is_news_without_rows_once() -> None:
+    upstream = Upstream()
+    upstream.write(10, watermark_ms=5)
+    upstream.write(0, watermark_ms=5)
+    upstream.write(0, watermark_ms=9)
+    planner = upstream.planner()
+    first = planner.latest(START)
+    assert first == replace(at(10, 3, 10), watermark_ms=9)
+    upstream.write(0, watermark_ms=9)
+    assert upstream.planner().latest(first) == first
 
 
 def test_only_attempts_that_a_manifest_names_count() -> None:

@@ -7,12 +7,15 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slackwater
+import slackwater as sw
 from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
+from slackwater.errors import NotFound, Usage
 from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
@@ -78,6 +81,24 @@ def test_of_a_setting_that_is_said_twice_the_last_counts_and_values_may_have_an_
         "spark.executor.extraJavaOptions": "-Da=b",
         "spark.x": "",
     }
+
+
+@pytest.mark.usefixtures("isolated")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"spark_conf": {"spark.master": "local[2]"}}, "spark.master is not said by spark_conf"),
+        ({"spark_conf": {"executor.memory": "2g"}}, "spark_conf 'executor.memory' is not a setting of Spark"),
+        ({"spark_conf": {"spark.executor.cores": 2}}, "spark.executor.cores by a value of type int"),
+        ({"spark_conf": {"spark.sql.session.timeZone": "CET"}}, "times in tables are UTC"),
+        ({"py_files": ["rules.txt"]}, "no Python file named 'rules.txt'"),
+    ],
+)
+def test_what_a_script_says_to_spark_is_checked_as_words_are(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    # Nothing listens there: who asked the broker first would wait for it.
+    with pytest.raises((Usage, NotFound)) as refused:
+        sw.App("flights").run(store=str(tmp_path), kafka="127.0.0.1:1", **more)
+    assert said in refused.value.message
 
 
 @pytest.mark.usefixtures("isolated")

@@ -23,7 +23,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import AppInfo, Manifest, Sink, Span
+from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, Span
 
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 
@@ -211,6 +211,34 @@ def test_receivers_of_one_channel_each_go_on_from_where_they_were() -> None:
         if flight.sender == "legs"
     }
     assert found == {"aircraft": 2, "second": 5}
+
+
+def test_a_clone_has_the_watermarks_of_its_source_and_reads_those_that_were_in_flight() -> None:
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(4))
+
+    def at_ms(stage: str, watermark_ms: int, read_ms: int | None) -> None:
+        now_ms = app.clock.now_ms + 10**6
+        draft = successor(app.heads[stage], kind="batch", epoch=1, writer="w", by="h:1", now_ms=now_ms)
+        inputs = {name: replace(one, watermark_ms=read_ms) for name, one in draft.inputs.items()}
+        app.commit(replace(draft, inputs=inputs, event_time=EventTime(watermark_ms)))
+
+    at_ms("legs", 90, 90)
+    at_ms("aircraft", 70, 70)
+    at_ms("carriers", 70, 70)
+    plan = make(app, now_ms=app.clock.now_ms + 10**7)
+    firsts = {stage: history.head(app.store, "staging", stage) for stage in STAGES}
+    for stage, first in firsts.items():
+        assert first is not None
+        assert first.watermark_ms == plan.source.stages[stage].watermark_ms
+        source = plan.source.stages[stage].inputs
+        assert {name: one.watermark_ms for name, one in first.inputs.items()} == {
+            name: one.watermark_ms for name, one in source.items()
+        }
+    legs, aircraft = firsts["legs"], firsts["aircraft"]
+    assert legs is not None
+    assert aircraft is not None
+    assert aircraft.inputs["by-aircraft"].version == legs.version - 1, "the watermark of legs is still to be read"
 
 
 def test_a_stage_that_had_not_started_finds_everything_it_has_to_read() -> None:

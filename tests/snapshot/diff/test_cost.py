@@ -101,6 +101,19 @@ def test_a_history_takes_three_requests_a_change(cache: SstCache, tmp_path: Path
     assert found.reads.requests <= 3 * len(found.changes)
 
 
+def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, tmp_path: Path) -> None:
+    """A row says where the one before it is, so nothing in between is asked, however many runs there were then."""
+    stage = Stage(replace(TABLE, compaction=Policy(l0_trigger=8)))
+    stage.put(rows(*range(20_000)))
+    for number in range(120):
+        stage.put(rows(*range(number % 50, 20_000, 50), *((20_001,) if number % 30 == 0 else ()), plus=number + 1))
+        stage.compact(cache, full=False)
+    found = key_history(stage.store, SstCache(tmp_path / "new", 1 << 20), "app", "stage", ["20001"], now_ms=0)
+    assert [change.kind for change in found.changes] == ["changed"] * 3 + ["added"]
+    runs = len(stage.versions[-1].ssts)
+    assert found.reads.requests <= 2 * len(found.changes) + runs
+
+
 def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cache: SstCache) -> None:
     stage = Stage(replace(TABLE, ttl=Ttl(1000)))
     stage.put(rows(1), clock_ms=10)

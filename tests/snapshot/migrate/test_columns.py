@@ -138,7 +138,12 @@ def test_the_column_by_which_rows_expire_takes_its_ttl_along() -> None:
     with pytest.raises(Refused, match="its rows expire by column 'seen' now, but the stored ones by column 'at'"):
         evolve("t", stored, declared, {})
     gone, _ = evolve("t", stored, replace(stored, values=(Column("n", "int64"),), ttl=None), {})
-    assert gone.ttl == Ttl(0, "")
+    assert gone.ttl == Ttl(0, gone=True)
+    # Rows from before have times by `at`: no other clock may judge them.
+    for again in (Ttl(5), Ttl(5, "n")):
+        with pytest.raises(Refused, match="expire by a column that it has no more"):
+            evolve("t", gone, replace(gone, ttl=again), {})
+    assert evolve("t", gone, replace(gone, ttl=None), {})[0].ttl == Ttl(0, gone=True)
 
 
 @given(st.sampled_from(["int8", "int16", "int32"]), st.integers(-128, 127), st.sampled_from(["int32", "int64"]))

@@ -213,6 +213,29 @@ def test_while_one_is_half_done_nothing_is_planned_and_the_next_call_finishes_it
     assert not find_plan(app.store, changed(app), {}).changes
 
 
+def test_an_app_and_a_clone_that_migrated_differently_are_compared_by_what_they_share(
+    app: FlightsApp, cache: SstCache
+) -> None:
+    clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
+    ways = {
+        "flights": (Column("late", "int64", default="-1"), Column("mine", "int64")),
+        "staging": (Column("its", "int64"), Column("late", "int64", default="7")),
+    }
+    for name, more in ways.items():
+        tables = {stage: replace(table, values=(*table.values, *more)) for stage, table in TABLES.items()}
+        declared = Declared(name, program(app, **tables).stages)
+        migrate(app.store, find_plan(app.store, declared, {}), {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    one, other = (StoredCut(app.store, at(app, name)) for name in ways)
+    found = {each.table: each for each in diff(cache, one, other)}["carriers"]
+    assert [each.column for each in found.columns] == ["flights", "delay"]
+    assert (len(found.changes), found.equal) == (0, False)
+    assert found.unlike == (
+        "column late came to each of the two by a migration of its own: it is not compared",
+        "column mine is there before only",
+        "column its is there after only",
+    )
+
+
 def test_a_clone_migrates_by_itself(app: FlightsApp, cache: SstCache) -> None:
     clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="ada@host", now_ms=app.clock.now_ms)
     staging = FlightsApp(app.store, app.kafka, "staging")

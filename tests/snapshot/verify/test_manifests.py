@@ -5,7 +5,7 @@ import re
 import pytest
 from msgspec.structs import replace
 from slackwater.store.versions import keys
-from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.manifest import EventTime, Manifest
 
 from tests.snapshot.verify.damaging import Change, change, of_input, of_output, only, report
 from tests.support.fan_in import FanIn
@@ -93,6 +93,12 @@ MANIFESTS: dict[str, tuple[str, int, Change, str]] = {
         3,
         lambda manifest: replace(manifest, time_ms=1_010),
         "bank/join v3 was committed at 1010 ms; expected more than 1010",
+    ),
+    "a watermark gone": (
+        "join",
+        2,
+        lambda manifest: replace(manifest, event_time=EventTime(5)),
+        "bank/join v3 has the watermark None ms; expected 5, that of the one before, or more",
     ),
     "an epoch gone back": (
         "right",

@@ -42,6 +42,13 @@ def app() -> FlightsApp:
     return history_in(MemoryStore())
 
 
+def with_all(rows: pa.Table, column: str, value: int) -> pa.Table:
+    """The rows with this value in all of a column."""
+    place = rows.schema.get_field_index(column)
+    field = rows.schema.field(place)
+    return rows.set_column(place, field, pa.array([value] * rows.num_rows, field.type))
+
+
 def history_in(store: ObjectStore) -> FlightsApp:
     app = FlightsApp(store, Kafka())
     app.run(flights(40, aircraft=30))
@@ -191,14 +198,12 @@ DAMAGE: dict[str, tuple[Callable[[Damage], None], str]] = {
     "a row too few": (lambda damage: damage.put(damage.rows().slice(1), rows=damage.sst.rows), "rows, found"),
     "tombstones that are not there": (lambda damage: damage.say(tombstones=1), "it has 0 tombstones; expected 1"),
     "an operation that is none": (
-        lambda damage: damage.put(
-            damage.rows().set_column(
-                damage.rows().num_columns - 1,
-                damage.rows().schema.field(-1),
-                pa.array([7] * damage.rows().num_rows, pa.uint8()),
-            )
-        ),
+        lambda damage: damage.put(with_all(damage.rows(), "_op", 7)),
         "has _op 7; expected 0 or 1",
+    ),
+    "a row that replaced a later one": (
+        lambda damage: damage.put(with_all(damage.rows(), "_prev_seq", 9_999)),
+        "has _prev_seq 9999; expected less than its _seq",
     ),
     "other columns": (lambda damage: damage.retype(), "expected columns"),
 }

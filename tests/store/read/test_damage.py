@@ -237,8 +237,8 @@ def test_a_number_that_turned_into_another_is_told() -> None:
 
 def test_a_manifest_of_a_newer_format_is_refused_with_what_to_do() -> None:
     store = MemoryStore()
-    store.put(KEY, codec.encode(MANIFEST).replace(b'"format":3', b'"format":4', 1))
-    with pytest.raises(Corruption, match=f"'{KEY}' has format 4; this slackwater reads formats up to 3") as error:
+    store.put(KEY, codec.encode(MANIFEST).replace(b'"format":4', b'"format":5', 1))
+    with pytest.raises(Corruption, match=f"'{KEY}' has format 5; this slackwater reads formats up to 4") as error:
         history.head(store, "app", "stage")
     assert "upgrade" in error.value.hint
 

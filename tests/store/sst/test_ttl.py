@@ -43,9 +43,9 @@ def store() -> CountingStore:
     return CountingStore(MemoryStore())
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[SstCache]:
-    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+@pytest.fixture(params=[1 << 30, 0], ids=["mapped", "files"])
+def cache(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SstCache]:
+    with closing(SstCache(tmp_path / "cache", request.param)) as cache:
         yield cache
 
 

@@ -110,9 +110,9 @@ def test_a_struct_without_fields_is_read_as_it_was_written() -> None:
 
 def test_a_newer_format_is_not_guessed_at() -> None:
     with pytest.raises(Corruption) as caught:
-        codec.decode(b'{"format":4,"name":["made","of","parts"]}', AppInfo, key="x/app.json")
+        codec.decode(b'{"format":5,"name":["made","of","parts"]}', AppInfo, key="x/app.json")
     assert caught.value.object_key == "x/app.json"
-    assert str(caught.value) == "object 'x/app.json' has format 4; this slackwater reads formats up to 3"
+    assert str(caught.value) == "object 'x/app.json' has format 5; this slackwater reads formats up to 4"
     assert "upgrade" in caught.value.hint
 
 

@@ -88,6 +88,19 @@ CASES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
         {"s": {"by-aircraft": {"after": 5, "up_to": 4}}},
         "captured['s'] is",
     ),
+    "a stage that is there under two names": (("called",), "planes", "called is 'planes'; expected nothing, or the"),
+    "a name that a stage has and had": (
+        ("formerly",),
+        [{"stage": "aircraft", "version": 1}],
+        "formerly[0].stage is 'aircraft'; expected a name that the stage has not otherwise",
+    ),
+    "a name up to a version to come": (
+        ("formerly",),
+        [{"stage": "planes", "version": 10**6}],
+        "formerly[0].version is 1000000; expected above 0, at most",
+    ),
+    "another name for nothing": (("kind",), "rename", "formerly is (); expected the name up to this version"),
+    "a thousand names": (("formerly",), [{"stage": f"s{n}", "version": 1} for n in range(1001)], "formerly is [{"),
     "a number for a text": (("stage",), 7, "stage is 7; expected 1 to 63 of a-z"),
     "a text for numbers": (("inputs", "by-aircraft", "rows"), "many", "inputs['by-aircraft'].rows is"),
 }

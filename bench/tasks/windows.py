@@ -1,0 +1,122 @@
+"""Windowed aggregation with a watermark beside Spark's own `groupBy(window)`: the same source, query and machine.
+
+An hour of event time is six batches, so that batches open windows, and the watermark closes some. Ten minutes late is
+what may be. `python -m bench.tasks.windows slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process
+until it has read the topic, and prints a JSON list: seconds from batch to batch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ..support import side
+from ..support.events import KEYS, PARTITIONS, cycles, fill
+from ..support.row import Row
+
+if TYPE_CHECKING:
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+
+BATCH = 400_000
+WARM_UP = 9
+"""Batches until each has windows of two hours in its state."""
+MEASURED = 6
+DELAY = "10 minutes"
+_BEGIN_US = 1_356_998_400_000_000
+"""2013-01-01."""
+_STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
+"""From record to record of a partition."""
+SIDES = ("slackwater", "spark")
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Windowed aggregation beside Spark's groupBy(window) on RocksDB."""
+    warm_up, measured = (2, 2) if quick else (WARM_UP, MEASURED)
+    topic = "bench-windows"
+    fill(bootstrap, (1 + warm_up + measured) * BATCH, topic=topic)
+    seconds: dict[str, list[float]] = {}
+    for name in SIDES:
+        words = (name, bootstrap, folder / name, topic)
+        found: list[float] = side.run("tasks.windows", *words, peer=name != "slackwater")
+        seconds[name] = found[warm_up:]
+    ours, spark = (median(seconds[name]) for name in SIDES)
+    return [
+        Row.at_least(
+            f"batch of {BATCH:,} rows, count and sum by hour and {KEYS:,} keys, watermark of {DELAY}, median "
+            f"of {len(seconds['slackwater'])}",
+            f"{ours:.2f} s",
+            f"Spark groupBy(window).agg(), RocksDB with changelog: {spark:.2f} s",
+            spark / ours,
+            1.5,
+        )
+    ]
+
+
+def app_of(topic: str) -> sw.App:
+    """Counts and sums by leg and hour, of a topic of flights."""
+    import slackwater as sw
+
+    app = sw.App("bench")
+
+    @app.stage(
+        reads=sw.topic(topic),
+        key=("hour", "leg"),
+        state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
+        table=sw.table(partitions=PARTITIONS),
+    )
+    def hours(flights: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return _timed(flights).withColumn("hour", F.window("at", "1 hour"))
+
+    return app
+
+
+def _slackwater(bootstrap: str, folder: Path, topic: str) -> list[float]:
+    return cycles(side.commits_ms(app_of(topic), bootstrap, str(folder / "store"), folder / "cache", BATCH), 0)
+
+
+def _spark(bootstrap: str, folder: Path, topic: str) -> list[float]:
+    from pyspark.sql import functions as F
+    from slackwater.pipeline.spark.session import spark_session
+
+    conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        query = (
+            _timed(side.topic_stream(spark, bootstrap, topic, BATCH))
+            .groupBy(F.window("at", "1 hour"), "leg")
+            .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
+            .writeStream.outputMode("update")
+            .format("noop")
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .start()
+        )
+        query.processAllAvailable()
+        ends = side.ends_ms(query)
+        query.stop()
+        return cycles(ends, 0)
+
+
+def _timed(flights: DataFrame) -> DataFrame:
+    """Legs and delays of flights; each of a partition is so much later than the one before."""
+    from pyspark.sql import functions as F
+
+    event = F.from_json(F.col("value").cast("string"), "arr_delay double")
+    return flights.select(
+        F.col("key").cast("string").alias("leg"),
+        event["arr_delay"].alias("arr_delay"),
+        F.timestamp_micros(F.lit(_BEGIN_US) + F.col("offset") * _STEP_US).alias("at"),
+    ).withWatermark("at", DELAY)
+
+
+if __name__ == "__main__":
+    name, bootstrap, folder, topic = sys.argv[1:]
+    work = Path(folder)
+    work.mkdir(parents=True, exist_ok=True)
+    sides: dict[str, Callable[[str, Path, str], list[float]]] = {"slackwater": _slackwater, "spark": _spark}
+    print(json.dumps(sides[name](bootstrap, work, topic)))

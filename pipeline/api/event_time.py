@@ -1,0 +1,49 @@
+"""What a program says of a stage's event time beside `withWatermark`: `event_time=event_time(ahead="1 hour")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ...durations import parse_ms
+from ...errors import Usage
+from ...store.versions.limits import MAX_TTL_MS
+
+if TYPE_CHECKING:
+    from .app import Repartition
+
+
+Late: TypeAlias = "Literal['drop', 'keep', 'table'] | Repartition"
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimeOptions:
+    """Options of a stage's event time, as `event_time` takes them."""
+
+    ahead_ms: int
+    late: Late = "drop"
+
+
+def event_time(*, ahead: str = "1 day", late: Late = "drop") -> EventTimeOptions:
+    """Options of a stage whose rows have a watermark: what Spark's `withWatermark` does not say.
+
+    Args:
+        ahead: How far ahead of the wall clock the time of an event may be. One beyond moves no watermark, so that a
+            single record from the year 55,840 does not pass for the time that it is.
+        late: What becomes of rows whose key has a window (`F.window`) that the watermark has passed, or that begins
+            beyond `ahead`. `"keep"`: they change the table as all others do. Else they do not, and are counted:
+            `"drop"` leaves it at that; `"table"` makes another stage of them, `<stage>_late`, with the same key and
+            state; to a `repartition(...)` they go with the columns that the stage's function gives them.
+
+    Raises:
+        Usage: `ahead` is no span of time between 0 and a million days, or `late` is something else.
+    """
+    ahead_ms = parse_ms("event_time: ahead", ahead)
+    if not 0 <= ahead_ms <= MAX_TTL_MS:
+        raise Usage(f"event_time: ahead is {ahead!r}; expected 0 seconds to 1,000,000 days")
+    if late not in ("drop", "keep", "table") and not hasattr(late, "partitions"):
+        raise Usage(f"event_time: late is {late!r}; expected 'drop', 'keep', 'table' or a slackwater.repartition(...)")
+    return EventTimeOptions(ahead_ms, late)
+
+
+DEFAULT_EVENT_TIME = event_time()

@@ -1,0 +1,132 @@
+"""A stage under another name: its history ends under the one, and goes on under the other with the same SSTs.
+
+The version that retires it says what it is called from then on, and the first under the new name has the same number
+and holds the same. What was on its way to its readers counts as sent by that one: they read on where they stand, and
+go by the attempts that it names. Nothing is copied, in the store or in Kafka.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from msgspec.structs import replace
+from ulid import ULID
+
+from ...errors import CommitConflict
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import commit, history
+from ...store.versions.manifest import Former, Input, Manifest, Output
+from ...store.versions.migrations import Migration, Step
+from ..cut.graph import order
+from .step import applied
+
+
+def rename(
+    store: ObjectStore, migration: Migration, heads: Mapping[str, Manifest], *, now_ms: int
+) -> tuple[dict[str, Manifest], dict[str, int]]:
+    """Give each stage that a migration renames its last version under the old name, and its first under the new one.
+
+    Done again, it does nothing.
+
+    Returns:
+        The last versions, by old name, and the first ones that this call committed, by new name.
+
+    Raises:
+        CommitConflict: others kept winning the race for the next version of a stage.
+        Unavailable: storage did not answer; the same call again goes on.
+    """
+    ended: dict[str, Manifest] = {}
+    versions: dict[str, int] = {}
+    # Senders first: who reads one, and is renamed itself, reads it under its new name.
+    for stage in order(heads):
+        step = migration.stages.get(stage, Step())
+        if not step.called:
+            continue
+        last = heads[stage] if heads[stage].retired else _end(store, migration, heads[stage], step, now_ms)
+        if step.called not in heads:
+            first = _first(store, migration, last, step, heads, ended, now_ms)
+            with suppress(CommitConflict):  # somebody else finishes it, too
+                commit.commit(store, first)
+                versions[step.called] = first.version
+        ended[stage] = replace(last, called=step.called)
+    return ended, versions
+
+
+def reading(manifest: Manifest, ended: Mapping[str, Manifest]) -> Manifest:
+    """A manifest whose stage reads senders under their new names, by the last versions under their old ones."""
+    return replace(
+        manifest,
+        inputs={name: _reading(name, each, ended) for name, each in manifest.inputs.items()},
+        stopped={name: _reading(name, each, ended) for name, each in manifest.stopped.items()},
+    )
+
+
+def _reading(name: str, source: Input, ended: Mapping[str, Manifest]) -> Input:
+    last = ended.get(source.upstream)
+    if last is None:
+        return source
+    sent = last.outputs.get(name)
+    # What the sender's first version brings is read, when nothing of it is left.
+    is_read = sent is None or source.offsets == sent.ends
+    return replace(source, upstream=last.called, version=last.version if is_read else last.version - 1)
+
+
+def _end(store: ObjectStore, migration: Migration, head: Manifest, step: Step, now_ms: int) -> Manifest:
+    return commit.claim(
+        store,
+        migration.app,
+        head.stage,
+        writer=str(ULID()),
+        by=migration.by,
+        now_ms=now_ms,
+        kind="retire",
+        build=lambda draft: replace(
+            draft, recorded={}, awaited={}, captured={}, migration=migration.number, called=step.called
+        ),
+        known=head.version,
+    )
+
+
+def _first(
+    store: ObjectStore,
+    migration: Migration,
+    last: Manifest,
+    step: Step,
+    heads: Mapping[str, Manifest],
+    ended: Mapping[str, Manifest],
+    now_ms: int,
+) -> Manifest:
+    """The first version under the new name, which holds what the last under the old one does."""
+    read = {name: _read_up_to(name, last.stage, heads.values()) for name in last.outputs}
+    unread = range(min((at for at in read.values() if at is not None), default=last.version) + 1, last.version)
+    sent = [history.read(store, last.app, last.stage, version) for version in unread]
+    began = replace(
+        reading(last, ended),
+        stage=step.called,
+        kind="rename",
+        time_ms=max(now_ms, last.time_ms + 1),
+        writer=str(ULID()),
+        outputs={name: _unread(name, each, read[name], sent) for name, each in last.outputs.items()},
+        sinks={},
+        called="",
+        formerly=(*last.formerly, Former(last.stage, last.version)),
+    )
+    return applied(began, replace(step, called=""), migration.number)
+
+
+def _read_up_to(channel: str, sender: str, heads: Iterable[Manifest]) -> int | None:
+    """Up to which of its sender's versions a channel is read by all that read it; None where nobody does."""
+    found = [
+        source.version
+        for head in heads
+        if not head.retired
+        for source in (head.inputs.get(channel), head.stopped.get(channel))
+        if source is not None and source.upstream == sender
+    ]
+    return min(found, default=None)
+
+
+def _unread(channel: str, output: Output, read: int | None, sent: list[Manifest]) -> Output:
+    """What versions sent that not everybody has read, as one version would have sent it."""
+    parts = [part for each in sent if read is not None and each.version > read and (part := each.outputs.get(channel))]
+    attempts = tuple(attempt for part in parts for attempt in part.attempts)
+    return replace(output, attempts=attempts, rows=sum(part.rows for part in parts), markers={})

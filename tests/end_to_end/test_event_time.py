@@ -1,0 +1,251 @@
+"""Event time as Spark's users say it: `withWatermark` and `F.window` in a function, on the real broker and Spark."""
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import slackwater as sw
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from slackwater.errors import Refused
+from slackwater.pipeline.batch.batch_report import BatchReport
+from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.event_time.watermarks import Watermark
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.replay.compare import compare, sent_rows
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.snapshot.status.overview import overview
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+
+from tests.support.running import Ledger
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def minutes(after_noon: float) -> int:
+    """Milliseconds since 1970 of so many minutes after noon."""
+    return round((NOON + timedelta(minutes=after_noon)).timestamp() * 1000)
+
+
+def readings(raw: DataFrame) -> DataFrame:
+    reading = F.from_json(F.col("value").cast("string"), "station string, at timestamp, mm long")
+    return raw.select(reading.alias("r")).select("r.*").withWatermark("at", "10 minutes").where("station is not null")
+
+
+def hours(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("hour", F.window("at", "1 hour"))
+
+
+def rain(name: str, topic: str) -> sw.App:
+    app = sw.App(name)
+    by_station = sw.repartition("by-station", "station", partitions=2)
+    app.stage(reads=sw.topic(topic), writes=by_station)(readings)
+    counted = sw.aggregate(n=sw.count(), mm=sw.sum("mm"))
+    app.stage(reads=by_station, key=["hour", "station"], state=counted, table=sw.table(partitions=2))(hours)
+    return app
+
+
+@pytest.mark.kafka
+def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    store = open_store(str(tmp_path / "store"))
+    reports: list[BatchReport] = []
+
+    def run(*records: tuple[str, float]) -> tuple[int | None, int | None]:
+        """Send stations with the minutes of their readings, and run until these are read."""
+        producer = Producer({"bootstrap.servers": kafka.bootstrap})
+        for station, at in records:
+            value = {"station": station, "at": (NOON + timedelta(minutes=at)).isoformat(), "mm": 1}
+            producer.produce(topic, json.dumps(value).encode())
+        assert producer.flush(30) == 0
+        rain(name, topic).run(store=store.url, kafka=kafka.bootstrap, until_caught_up=True, on_commit=reports.append)
+        heads = [history.head(store, name, stage) for stage in ("readings", "hours")]
+        first, second = (head.watermark_ms for head in heads if head is not None)
+        return first, second
+
+    assert run(("a", 0), ("b", 61)) == (minutes(51), minutes(51))
+    far = 60 * 24 * 365 * 5_000
+    assert run(("a", 30), ("b", far)) == (minutes(51), minutes(51)), "nor does one record from the year 7026 move it"
+    assert {report.watermark_ms for report in reports} == {minutes(51)}
+    each = {stage.stage: stage for stage in overview(store, name, lambda _topic: None).stages}
+    assert {stage: (one.watermark_ms, one.ahead) for stage, one in each.items()} == {
+        "readings": (minutes(51), 1),
+        "hours": (minutes(51), 0),
+    }
+
+
+def hourly(rows: DataFrame) -> DataFrame:
+    return hours(readings(rows))
+
+
+@pytest.mark.kafka
+def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    random = np.random.default_rng(5)
+    batches = [
+        [
+            {
+                "station": f"s{random.integers(3)}",
+                "at": (NOON + timedelta(minutes=float(random.integers(90 * number - 150, 90 * number)))).isoformat(),
+                "mm": int(random.integers(9)),
+            }
+            for _ in range(40)
+        ]
+        for number in range(4)
+    ]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for record in chain.from_iterable(batches):
+        producer.produce(topic, json.dumps(record).encode())
+    assert producer.flush(30) == 0
+
+    app = sw.App(name)
+    counted, times = sw.aggregate(n=sw.count(), mm=sw.sum("mm")), sw.event_time(late="table")
+    app.stage(reads=sw.topic(topic), key=["hour", "station"], state=counted, event_time=times)(hourly)
+    app.run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True, max_records=40)
+
+    ledger = Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name)
+    found, late = (by_window(ledger.table(table).to_pylist()) for table in ("hourly", "hourly_late"))
+    assert found == sparks_own(batches, tmp_path)
+    every: Counter[tuple[datetime, str]] = Counter()
+    for record in chain.from_iterable(batches):
+        at = datetime.fromisoformat(str(record["at"]))
+        every[at.replace(minute=0), str(record["station"])] += 1
+    missed = every - Counter({key: n for key, (n, _) in found.items()})
+    assert missed == Counter({key: n for key, (n, _) in late.items()}), "no row is in neither, and none in both"
+    head = history.head(open_store(ledger.store), name, "hourly")
+    assert head is not None
+    assert head.event_time is not None
+    assert head.event_time.late_total == missed.total() > 0
+    ledger.verify(name)
+    store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
+    versions = history.after(store, name, "hourly", 0)
+    late, count = next((one, one.event_time.late) for one in versions if one.event_time and one.event_time.late)
+    with open_program(app, store, cache, ledger.kafka) as program:
+        replay = StageReplay.of(program, late)
+        again = compare(replay, sent_rows(replay))
+    assert again.same, "a replay leaves the same rows out"
+    assert [(one.name, one.replayed.num_rows) for one in again.channels] == [("hourly-late", count)]
+
+
+def by_window(rows: list[dict[str, Any]]) -> dict[tuple[datetime, str], tuple[int, int]]:
+    return {(row["hour"]["start"].astimezone(UTC), row["station"]): (row["n"], row["mm"]) for row in rows}
+
+
+def sparks_own(batches: list[list[dict[str, object]]], folder: Path) -> dict[tuple[datetime, str], tuple[int, int]]:
+    """What Spark's `groupBy(window)` makes of the same batches: count and sum by start and station."""
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    (folder / "in").mkdir()
+    found: dict[tuple[datetime, str], tuple[int, int]] = {}
+
+    def note(rows: DataFrame, _batch: int) -> None:
+        for row in rows.collect():
+            found[row.hour.start.astimezone(UTC), row.station] = (row.n, row.mm)
+
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    query = (
+        spark.readStream.schema("station string, at timestamp, mm long")
+        .json(str(folder / "in"))
+        .withWatermark("at", "10 minutes")
+        .groupBy(F.window("at", "1 hour").alias("hour"), "station")
+        .agg(F.count("*").alias("n"), F.sum("mm").alias("mm"))
+        .writeStream.outputMode("update")
+        .foreachBatch(note)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .start()
+    )
+    for number, batch in enumerate(batches):
+        (folder / "writing").write_text("\n".join(map(json.dumps, batch)))
+        (folder / "writing").rename(folder / "in" / f"{number}.json")
+        query.processAllAvailable()
+    query.stop()
+    return found
+
+
+def one_stage(function: object, **declared: object) -> sw.App:
+    app = sw.App("app")
+    app.stage(**{"name": "one", "reads": sw.topic("t"), "writes": sw.repartition("c", "key"), **declared})(function)  # type: ignore[arg-type, call-overload]
+    return app
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda t: t.withWatermark("value", "1 hour"), "value.*TIMESTAMP"),
+        (lambda t: t.withWatermark("nothing", "1 hour"), "nothing"),
+        (lambda t: t.withWatermark("timestamp", "soon"), "soon"),
+        (lambda t: t.withWatermark("timestamp", "1 hour").select("key"), "'timestamp', which the rows .* do not have"),
+        (lambda t: t.withWatermark("timestamp", "1 hour"), "has not a window"),
+        (lambda t: t, "has not a watermark"),
+    ],
+)
+def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: object, said: str) -> None:
+    late = {"event_time": sw.event_time(late=sw.repartition("late", "key"))} if "has not" in said else {}
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    with pytest.raises(Refused, match=said) as refused:
+        shapes(one_stage(function, **late), spark)
+    assert len(refused.value.message.splitlines()) == 1
+
+
+def test_sessions_are_refused_in_a_key() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    app = one_stage(
+        lambda t: t.withColumn("session", F.session_window("timestamp", "5 minutes")),
+        key=["session", "key"],
+        state=sw.aggregate(n=sw.count()),
+        writes=(),
+    )
+    with pytest.raises(Refused, match="sessions that meet would not become one"):
+        shapes(app, spark)
+
+
+def test_watermarks_of_inputs_are_told_apart_where_they_can_be() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+
+    def same(rows: object) -> object:
+        return rows
+
+    two = {
+        "reads": (sw.topic("t"), sw.topic("u")),
+        "key": "key",
+        "state": sw.update(same, state="n long", emits="key binary, n long"),  # type: ignore[arg-type]
+    }
+
+    def each(t: DataFrame, u: DataFrame) -> tuple[DataFrame, DataFrame]:
+        return t.withWatermark("timestamp", "1 hour"), u.withWatermark("timestamp", "1 minute")
+
+    (shape,) = shapes(one_stage(each, **two), spark).values()
+    first, second = Watermark(("_0_timestamp",), 3_600_000, ("t",)), Watermark(("_1_timestamp",), 60_000, ("u",))
+    assert (shape.watermarks, shape.timed) == ((first, second), {"t", "u"})
+    (shape,) = shapes(one_stage(lambda t, u: (each(t, u)[0], u), **two), spark).values()
+    assert (shape.watermarks, shape.timed) == ((first,), {"t"})
+    (shape,) = shapes(one_stage(lambda t, u: t.union(u).withWatermark("timestamp", "1 hour"), **two), spark).values()
+    assert shape.watermarks == (Watermark(("timestamp",), 3_600_000, ("t", "u")),)
+    with pytest.raises(Refused, match="unites DataFrames that have watermarks"):
+        shapes(one_stage(lambda t, u: t.unionByName(each(t, u)[1]), **two), spark)
+    named = shapes(rain("rain", "readings"), spark)
+    assert {name: shape.timed for name, shape in named.items()} == {"readings": {"readings"}, "hours": {"by-station"}}

@@ -1,0 +1,322 @@
+"""A stage that gets another name goes on with what it has; what came before is under the name that it had."""
+
+from collections.abc import Mapping
+from contextlib import closing, suppress
+
+import pytest
+from msgspec.structs import replace
+from slackwater.errors import Fenced, NotFound, Refused
+from slackwater.pipeline.batch.start_positions import StartFinder
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
+from slackwater.snapshot.bisect.search import bisect
+from slackwater.snapshot.clone.clone import clone
+from slackwater.snapshot.cut.in_flight import in_flight
+from slackwater.snapshot.cut.lineage import trace
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.diff.history import key_history
+from slackwater.snapshot.diff.moments import StoredCut, diff
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
+from slackwater.snapshot.migrate.migration import finish_newest
+from slackwater.snapshot.query.log import entries
+from slackwater.snapshot.query.sql import connect, run_query
+from slackwater.snapshot.verify.verify import verify
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import commit, history
+from slackwater.store.versions.manifest import Column, Former, Manifest, Table
+
+from tests.support.collecting import FEW, Killed, aging_app, gc, keys_of, store_of, wait
+from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights, rows_of
+
+RENAMED = {"legs": "hops", "aircraft": "planes", "carriers": "airlines"}
+
+
+@pytest.fixture
+def app() -> FlightsApp:
+    """The last stages have still to read some rows."""
+    app = FlightsApp(MemoryStore(), Kafka())
+    app.run(flights(40))
+    lag(app)
+    return app
+
+
+def lag(app: FlightsApp) -> None:
+    app.send(*flights(9))
+    app.step("legs")
+    app.send(*flights(7))
+    app.step("legs")
+    app.step("aircraft", max_versions=1)
+
+
+def program(called: Mapping[str, str], more: tuple[Column, ...] = ()) -> Declared:
+    reads = {"legs": {"flights": ""}, "aircraft": {"by-aircraft": "legs"}, "carriers": {"by-carrier": "aircraft"}}
+    writes = {"legs": {"by-aircraft": SCHEMA}, "aircraft": {"by-carrier": SCHEMA}, "carriers": {}}
+    stages = {}
+    for old in reads:
+        new = called.get(old, old)
+        table: Table | None = TABLES.get(old)
+        if table is not None:
+            table = replace(table, values=(*table.values, *more))
+        inputs = {topic: called.get(sender, sender) for topic, sender in reads[old].items()}
+        stages[new] = DeclaredStage(new, inputs, writes[old], table)
+    return Declared("flights", stages)
+
+
+def rename(app: FlightsApp, called: Mapping[str, str], more: tuple[Column, ...] = ()) -> Migrated:
+    found = find_plan(app.store, program(called, more), {}, stages=called)
+    return migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+
+
+def rows(app: FlightsApp, cache: SstCache, ref: str, table: str) -> list[tuple[object, ...]]:
+    with closing(connect(app.store, cache, resolve(app.store, ref, now_ms=app.clock.now_ms))) as con:
+        return sorted(tuple(row.values()) for row in run_query(con, f"FROM {table}").to_pylist())
+
+
+def held(app: FlightsApp, stage: str) -> list[tuple[object, ...]]:
+    return sorted((name, num, delay) for name, (num, delay, _) in app.state[stage].items())
+
+
+def head(app: FlightsApp, stage: str) -> Manifest:
+    found = history.head(app.store, app.name, stage)
+    assert found is not None
+    return found
+
+
+def sound(app: FlightsApp, *refs: str) -> None:
+    for ref in refs or (app.name,):
+        assert verify(app.store, ref, now_ms=app.clock.now_ms, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("called", [{old: RENAMED[old]} for old in RENAMED] + [RENAMED], ids=str)
+def test_it_goes_on_with_table_offsets_and_rows_in_flight(
+    app: FlightsApp, cache: SstCache, called: Mapping[str, str]
+) -> None:
+    before = {stage: held(app, stage) for stage in TABLES}
+    was = in_flight(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms))
+    last = {stage: head(app, stage) for stage in RENAMED}
+    done = rename(app, called)
+    assert done.plan.changes
+    for old, new in called.items():
+        ended, first = head(app, old), head(app, new)
+        assert (ended.kind, ended.called) == ("retire", new)
+        assert (first.kind, first.version, first.formerly) == ("rename", ended.version, (Former(old, ended.version),))
+        assert first.ssts == last[old].ssts
+    cut = resolve(app.store, app.name, now_ms=app.clock.now_ms)
+    assert set(cut.stages) == {called.get(old, old) for old in RENAMED}
+    now = in_flight(app.store, cut)
+    assert [(each.channel, each.starts, each.ends, each.attempts, each.rows, each.counts) for each in now] == [
+        (each.channel, each.starts, each.ends, each.attempts, each.rows, each.counts) for each in was
+    ]
+    sound(app)
+    for stage in TABLES:
+        assert rows(app, cache, app.name, called.get(stage, stage)) == before[stage]
+        assert rows(app, cache, f"{app.name}@{done.snapshot}", stage) == before[stage]
+        assert rows(app, cache, f"{app.name}/{stage}@v{last[stage].version}", stage) == before[stage]
+    go_on(app, called)
+    sound(app, app.name, f"{app.name}@{done.snapshot}")
+
+
+def go_on(app: FlightsApp, called: Mapping[str, str]) -> None:
+    """Work off what there is, as a runner of the new program does; each row counts once."""
+    for old in RENAMED:
+        follow(app, old, called.get(old, old))
+    for _ in range(2):
+        for old in RENAMED:
+            step(app, called.get(old, old))
+    sent = sum(len(message.flights) for part in app.kafka.topics["flights"] for message in part)
+    for table in TABLES:
+        assert sum(num for num, *_ in app.state[called.get(table, table)].values()) == sent
+
+
+def follow(app: FlightsApp, old: str, new: str) -> None:
+    app.claim(new)
+    if old != new:
+        assert app.state[new] == app.state[old]
+
+
+def step(app: FlightsApp, stage: str) -> None:
+    """The app under test knows its stages by their first names."""
+    app.step(stage)
+
+
+def test_one_that_is_renamed_twice_has_its_rows_and_a_clone_of_it_too(app: FlightsApp, cache: SstCache) -> None:
+    before = held(app, "aircraft")
+    rename(app, {"aircraft": "planes"})
+    again = {"aircraft": "tails"}
+    found = find_plan(app.store, program(again), {}, stages={"planes": "tails"})
+    migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    assert rows(app, cache, app.name, "tails") == before
+    assert [each.stage for each in head(app, "tails").formerly] == ["aircraft", "planes"]
+    clone(app.store, app.name, "staging", topics={}, channels=app.kafka, by="test")
+    assert rows(app, cache, "staging", "tails") == before
+    sound(app, app.name, "staging")
+
+
+@pytest.mark.parametrize("after", range(1, 60, 3))
+def test_killed_anywhere_no_moment_has_both_names_or_none(after: int, cache: SstCache) -> None:
+    app = aging_app()
+    app.run(flights(20))
+    lag(app)
+    called = {"aircraft": "planes", "carriers": "airlines"}
+    with suppress(Killed), store_of(app).death_after(after):
+        rename(app, called)
+    app.clock.tick("legs")
+    for ref in (app.name, f"{app.name}@now"):
+        with suppress(NotFound):
+            assert set(resolve(app.store, ref, now_ms=app.clock.now_ms).tables) in (set(called), set(called.values()))
+    sound(app)
+    begun = any(True for _ in app.store.list("flights/migrations/"))
+    if begun and "planes" not in history.list_stages(app.store, app.name):
+        with pytest.raises(Refused, match="is not done yet"):
+            find_plan(app.store, program(called), {})
+    finish_newest(app.store, app.name, now_ms=app.clock.tick("legs"))
+    assert finish_earlier(app.store, app.name, now_ms=app.clock.tick("legs")) == 0
+    if not begun:
+        rename(app, called)
+    assert not find_plan(app.store, program(called), {}).changes
+    assert rows(app, cache, app.name, "planes") == held(app, "aircraft")
+    sound(app)
+
+
+def test_the_runner_of_the_old_program_hears_the_new_name(app: FlightsApp) -> None:
+    rename(app, {"aircraft": "planes"})
+    with pytest.raises(Fenced, match="was renamed to planes"):
+        app.step("aircraft")
+    with pytest.raises(Refused, match=r"was renamed at v.*: it is called planes since") as refused:
+        commit.claim(app.store, app.name, "aircraft", writer="w", by="w", now_ms=1)
+    assert "flights/aircraft@v" in refused.value.hint
+    with pytest.raises(Refused, match="it is called planes since"):
+        find_plan(app.store, program({}), {})
+
+
+def test_what_cannot_be_renamed_is_refused_with_the_way(app: FlightsApp) -> None:
+    def refused(called: Mapping[str, str], of: Declared | None = None) -> str:
+        with pytest.raises((Refused, NotFound)) as found:
+            find_plan(app.store, of or program(called), {}, stages=called)
+        return f"{found.value.message} {found.value.hint}"
+
+    assert "the nearest: aircraft" in refused({"aircrafts": "planes"}, program({"aircraft": "planes"}))
+    assert "named 'plane'" in refused({"aircraft": "plane"}, program({"aircraft": "planes"}))
+    assert "has a stage 'carriers' already" in refused({"aircraft": "carriers"}, program({}))
+    both = program({"aircraft": "planes"})
+    both.stages["aircraft"] = program({}).stages["aircraft"]  # type: ignore[index]
+    assert "would mean two histories" in refused({"aircraft": "planes"}, both)
+    told = find_plan(app.store, program({"carriers": "airlines"}), {}).changes
+    assert [(each.kind, each.stage, each.may_be) for each in told if each.kind == "retired"] == [
+        ("retired", "carriers", "airlines")
+    ]
+
+
+def test_with_the_name_its_columns_change_too(app: FlightsApp, cache: SstCache) -> None:
+    before = held(app, "carriers")
+    rename(app, {"carriers": "airlines"}, (Column("late", "int64", default="-1"),))
+    assert rows(app, cache, app.name, "airlines") == [(*row, -1) for row in before]
+    assert rows(app, cache, app.name, "aircraft") == [(*row, -1) for row in held(app, "aircraft")]
+    sound(app)
+
+
+def test_collecting_keeps_what_lies_under_the_old_name(cache: SstCache) -> None:
+    app = aging_app()
+    app.run(flights(30))
+    before = held(app, "carriers")
+    rename(app, {"carriers": "airlines"})
+    wait(app)
+    for stage in ("legs", "aircraft", "airlines"):
+        app.claim(stage)
+    wait(app)
+    for _ in range(4):
+        for stage in ("legs", "aircraft", "airlines"):
+            app.step(stage)
+    wait(app)
+    assert gc(app, FEW).objects
+    gc(app, FEW)
+    assert rows(app, cache, app.name, "airlines") == before
+    assert keys_of(store_of(app), "flights/stages/carriers/sst/")
+    sound(app)
+
+
+def test_history_log_and_diff_say_where_it_was_called_otherwise(app: FlightsApp, cache: SstCache) -> None:
+    carrier = held(app, "carriers")[0][0]
+    before = resolve(app.store, app.name, now_ms=app.clock.now_ms)
+    rename(app, {"carriers": "airlines"})
+    (born,) = key_history(app.store, cache, app.name, "airlines", [carrier], now_ms=app.clock.now_ms).changes
+    assert (born.inherited, born.formerly) == ("renamed", "carriers")
+    told = {(each.stage, each.kind): each.renamed for each in entries(app.store, app.name, 20)}
+    assert (told["airlines", "rename"], told["carriers", "retire"]) == ("carriers", "airlines")
+    go_on(app, {"carriers": "airlines"})
+    now = resolve(app.store, app.name, now_ms=app.clock.now_ms)
+    found = {each.table: each for each in diff(cache, StoredCut(app.store, before), StoredCut(app.store, now))}
+    assert set(found) == {"aircraft", "airlines"}
+    assert found["airlines"].formerly == "carriers"
+    assert (found["airlines"].added, found["airlines"].removed) == (0, 0)
+    assert found["airlines"].changed > 0
+
+
+def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache) -> None:
+    wanted = 20
+    bad = next(
+        each.version
+        for each in history.after(app.store, app.name, "carriers", 1)
+        if sum(num for num, *_ in rows_of(app.store, each).values()) > wanted
+    )
+    rename(app, {"carriers": "airlines", "legs": "hops"})
+    go_on(app, {"carriers": "airlines", "legs": "hops"})
+    found = bisect(
+        app.store, cache, app.name, f"FROM (SELECT sum(flights) AS n FROM airlines) WHERE n > {wanted}", now_ms=1 << 42
+    )
+    assert (found.stage, found.bad_version) == ("carriers", bad)
+    # Rows that were on their way came from records that were read under the old name.
+    first = next(
+        each
+        for each in history.after(app.store, app.name, "aircraft", 1)
+        if each.inputs["by-aircraft"].upstream == "hops"
+    )
+    reads = next(
+        each
+        for each in history.after(app.store, app.name, "aircraft", first.version)
+        if each.inputs["by-aircraft"].rows
+    )
+    before = history.read(app.store, app.name, "aircraft", reads.version - 1)
+    read = sum(window.end - window.start for window in trace(app.store, before, reads).sources)
+    assert read == reads.inputs["by-aircraft"].rows
+
+
+def test_typed_again_it_finds_nothing_to_do(app: FlightsApp) -> None:
+    called = {"aircraft": "planes"}
+    rename(app, called)
+    again = find_plan(app.store, program(called), {}, stages=called)
+    assert not again.changes
+    minutes = program(called)
+    for name, one in minutes.stages.items():
+        if one.table is not None:
+            values = (Column("flights", "int64"), Column("minutes", "int64"), Column("_squares", "int64"))
+            minutes.stages[name] = DeclaredStage(name, one.inputs, one.outputs, replace(one.table, values=values))  # type: ignore[index]
+    for renames in ({"delay": "minutes"}, {"planes.delay": "minutes", "carriers.delay": "minutes"}):
+        found = find_plan(app.store, minutes, renames, stages=called)
+        if found.changes:
+            migrate(app.store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+        assert not find_plan(app.store, minutes, renames, stages=called).changes
+    with pytest.raises(NotFound, match="dely"):
+        find_plan(app.store, minutes, {"dely": "mins"})
+
+
+def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: FlightsApp) -> None:
+    was = {each.receiver: each for each in in_flight(app.store, resolve(app.store, app.name, now_ms=app.clock.now_ms))}
+    assert {name for name, each in was.items() if each.rows} == {"aircraft", "carriers"}
+    rename(app, RENAMED)
+    for old, channel, sender in (("aircraft", "by-aircraft", "hops"), ("carriers", "by-carrier", "planes")):
+        found = head(app, RENAMED[old])
+        known = found.inputs[channel]
+        ends = app.kafka.ends(known.topic)
+        assert ends is not None
+        finder = StartFinder(
+            app.store, app.name, found.stage, found, lambda _, ends=ends: ((0,) * len(ends), ends), False
+        )
+        assert finder.channel(channel, known.topic, sender).at == known
+        planner = ChannelPlanner(app.store, app.name, sender, channel, Pace(0), None)
+        start = Position(channel, known.offsets, known.version, known.passed)
+        end = planner.latest(start)
+        assert (end.offsets, end.version) == (was[old].ends, head(app, sender).version)
+        assert planner.attempts(start.version, end.version) == set(was[old].attempts)
+        assert sum(end.consumed) - sum(start.consumed) == was[old].rows
