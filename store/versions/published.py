@@ -65,8 +65,8 @@ def check(store: ObjectStore, head: Manifest) -> None:
     for name, place in places(store, head).items():
         if left := behind(head.sinks[name], place):
             raise Refused(
-                f"not all that stage {head.app}/{head.stage} wrote for its sink {name!r} is published yet: {left:,} rows "
-                "to go",
+                f"not all that stage {head.app}/{head.stage} wrote for its sink {name!r} is published yet: "
+                f"{left:,} rows to go",
                 hint=f"run the program that has it until `slackwater status {head.app}` shows none",
             )
 
