@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from slackwater.store.versions import keys
-from slackwater.store.versions.manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sst, Table
+from slackwater.store.versions.manifest import AppInfo, Column, Former, Input, Lost, Manifest, Output, Sst, Table
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
@@ -57,7 +57,16 @@ def _that_can_be(value: Manifest) -> Manifest:
         awaited={snapshot: names for snapshot, names in value.awaited.items() if snapshot in value.recorded},
         captured={},
         lost={name: _lost(lost, value.inputs[name]) for name, lost in value.lost.items() if name in value.inputs},
+        called=value.called if value.kind == "retire" else "",
+        formerly=_formerly(value),
     )
+
+
+def _formerly(value: Manifest) -> tuple[Former, ...]:
+    """As many names as it has, up to this version."""
+    count = min(value.version, len(value.formerly) or int(value.kind == "rename"))
+    versions = range(value.version - count + 1, value.version + 1)
+    return tuple(Former(f"former-{version}", version) for version in versions)
 
 
 def _input(source: Input, stage: str) -> Input:

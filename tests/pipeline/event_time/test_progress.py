@@ -5,11 +5,16 @@ from datetime import UTC, datetime
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.pipeline.batch.next_manifest import next_manifest
+from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.event_time import progress
 from slackwater.pipeline.event_time.progress import Seen, Times
 from slackwater.pipeline.event_time.watermarks import Watermark
+from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions.commit import commit
 from slackwater.store.versions.limits import YEAR_1_MS
-from slackwater.store.versions.manifest import EventTime, Input
+from slackwater.store.versions.manifest import EventTime, Input, Manifest, Output
 
 OWN = (Watermark(("at",), 10, ("t",)), Watermark(("_1_at",), 3, ("u",)))
 INPUTS = {"t": Input("t", (0,)), "u": Input("u", (0,)), "c": Input("a-c", (0,), "up")}
@@ -75,3 +80,52 @@ def test_counts_add_up_and_a_stage_without_event_time_says_nothing() -> None:
     first = progress.after(None, None, [Seen((None,), 2)])
     assert first == EventTime(None, 2, 2)
     assert progress.after(first, 5, [Seen((9,), 1), Seen((3,), 1)]) == EventTime(5, 2, 4)
+
+
+upstream_versions = st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 40), st.booleans()), max_size=12)
+
+
+@given(upstream_versions, st.none() | st.integers(1, 4))
+def test_a_reader_has_the_watermark_of_the_version_that_it_read_whatever_its_batches_are(
+    versions: list[tuple[int, int | None, bool]], max_records: int | None
+) -> None:
+    store, at_ms, sent = MemoryStore(), None, 0
+    reader = Manifest("a", "down", 1, 1, "w", 1, "claim", {"c": Input("a-c", (0,), "up", consumed=(0,))})
+    known: list[int | None] = [None]
+    for rows, moved_ms, read in versions:
+        # A version of rows, of a watermark, of both, or of neither, as a compaction.
+        sent, at_ms = sent + rows, progress.later(at_ms, moved_ms)
+        known.append(at_ms)
+        output = Output("a-c", (sent,), (), rows, "n long", {}, (sent,))
+        event_time = EventTime(at_ms) if at_ms is not None else None
+        commit(
+            store, Manifest("a", "up", len(known) - 1, 1, "w", 1, "batch", outputs={"c": output}, event_time=event_time)
+        )
+        if read:
+            reader = batch(store, reader, max_records)
+            assert reader.watermark_ms == known[reader.inputs["c"].version]
+    while (after := batch(store, reader, max_records)) is not reader:
+        reader = after
+    assert (reader.watermark_ms, reader.inputs["c"].consumed) == (at_ms, (sent,)), "all is read in the end"
+
+
+def batch(store: MemoryStore, head: Manifest, max_records: int | None) -> Manifest:
+    """The version after a batch of a reader that was just started; the same where there is nothing to read."""
+    at = head.inputs["c"]
+    start = Position("c", at.offsets, at.version, at.passed, (), at.watermark_ms)
+    end = ChannelPlanner(store, "a", "up", "c", Pace(0), max_records).latest(start)
+    if end == start:
+        return head
+    assert end.version > start.version
+    return next_manifest(
+        head,
+        {"c": end},
+        Outcome((), {}, {}, {}, changed=False),
+        (),
+        markers={},
+        merges=(),
+        timed={"c"},
+        clock_ms=0,
+        now_ms=head.time_ms + 1,
+        duration_ms=1,
+    )

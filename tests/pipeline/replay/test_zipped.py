@@ -210,8 +210,8 @@ def test_columns_of_a_type_that_no_table_has_are_refused(path: Path) -> None:
 
 
 def test_a_newer_format_asks_for_a_newer_slackwater(path: Path) -> None:
-    with pytest.raises(Refused, match="a bundle of format 2; this slackwater reads formats up to 1") as refused:
-        read(path, rebuilt(one(), with_index(format=2)))
+    with pytest.raises(Refused, match="a bundle of format 3; this slackwater reads formats up to 2") as refused:
+        read(path, rebuilt(one(), with_index(format=3)))
     assert "upgrade" in refused.value.hint
 
 
