@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 __all__ = [
+    "BadRecord",
     "CommitConflict",
     "Corruption",
     "Fenced",
@@ -76,6 +77,10 @@ class NotFound(SlackwaterError, LookupError):
 
 class Refused(SlackwaterError):
     """The request is understood but would lose or break something; nothing was changed."""
+
+
+class BadRecord(Refused):
+    """What a record holds cannot be used: that is the record's fault, and nobody else's."""
 
 
 class Gone(Refused):

@@ -30,6 +30,12 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
         if any(stage.sinks for stage in each.stages):
             yield ""
             yield Grid.of(("stage", "publishes", ">up to", "lag"), _sinks(each))
+        yield from (
+            f"{stage.stage} rejected {formats.plural(stage.rejected, 'record')}, {stage.rejected_waiting:,} waiting: "
+            f"slackwater rejected {each.app}"
+            for stage in each.stages
+            if stage.rejected
+        )
         if in_detail:
             if any(stage.figures for stage in each.stages):
                 yield ""

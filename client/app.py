@@ -21,6 +21,8 @@ from ..snapshot.cut.stored import Snapshot, list_snapshots
 from ..snapshot.diff.history import key_history
 from ..snapshot.migrate.migrate import Migrated
 from ..snapshot.query.log import entries
+from ..snapshot.rejected.listing import RejectedRecords
+from ..snapshot.rejected.listing import rejected as list_rejected
 from ..snapshot.take.audit_log import whoami
 from ..snapshot.take.waiting import take
 from .changes import Difference, KeyHistory
@@ -115,6 +117,22 @@ class StoredApp(Shown):
         now_ms = instants.now_ms()
         found = key_history(client.store, client.cache, self._name, table, values, limit=limit, now_ms=now_ms)
         return KeyHistory(found)
+
+    def rejected(self, *, stage: str = "", limit: int = 50, every: bool = False) -> RejectedRecords:
+        """The newest `limit` records (0 for all) that stages rejected and that wait to be retried; or `every` one.
+
+        Args:
+            stage: only those of this stage; empty for all.
+            limit: how many at most.
+            every: also those that were retried.
+
+        Raises:
+            NotFound: there is no such stage.
+            Corruption: an SST or manifest is not what it should be.
+            Unavailable: the store did not answer.
+        """
+        client, cut = self._client, resolve(self._client.store, self._name, now_ms=instants.now_ms())
+        return list_rejected(client.store, client.cache, cut, stage=stage, limit=limit, every=every)
 
     def snapshot(self, name: str, *, instant: bool = False, timeout_s: float = 60) -> Moment:
         """Take a snapshot of the app while it runs, and give its moment. Records in flight are kept with it.

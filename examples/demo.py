@@ -111,6 +111,12 @@ def consumed(app: str, stage: str) -> int:
     return int(row["n"] if isinstance(row, dict) else row[0])
 
 
+def rejected(app: str) -> int:
+    """How many records its stages have rejected."""
+    found = slackwater_json("rejected", app)
+    return sum(found["total"].values())  # type: ignore[index,call-overload]
+
+
 def main() -> None:
     """Tell the story."""
     began = time.monotonic()
@@ -189,8 +195,17 @@ def main() -> None:
         )
         run("slackwater", "bisect", "flights", "--where", DAY_LATE, "--code", str(HERE / "flights.py"))
 
+        say(
+            "6  A record that nobody can read",
+            'An event comes that breaks off in its middle. **legs** says `on_error="reject"`: it goes on without the '
+            "record, which is in a table of its own, with its bytes and its error, until it is put through again.",
+        )
+        run("python", *feed[1:], "--start", str(EVENTS - 1), "--end", str(EVENTS), "--cut-off", quiet=True)
+        follow("the event is rejected", running, log, lambda: (rejected("flights"), 1))
+        run("slackwater", "rejected", "flights")
+
     say(
-        "6  Try the repair on production's own state",
+        "7  Try the repair on production's own state",
         "Staging is a clone of the snapshot: manifests that point at production's files, at production's offsets. It "
         "reads a topic with the corrected events, and runs the same program.",
     )
@@ -206,7 +221,7 @@ def main() -> None:
         )
         running.wait(60)
 
-    say("7  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
+    say("8  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
     for ref, name in (("flights", "production"), ("flights-staging", "staging")):
         run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
     compare(arrived)

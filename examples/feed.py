@@ -4,8 +4,8 @@
 
 The partition of an event follows from its aircraft, so that two topics fed with the same flights hold the same events
 at the same offsets. `--fault-from N` lets a fault in: from event N on, one carrier's delays are sent in seconds.
-`--weather-topic weather` sends New York's hourly weather too, each observation before the first flight that is to leave
-after it.
+`--cut-off` breaks the last event off in its middle. `--weather-topic weather` sends New York's hourly weather too,
+each observation before the first flight that is to leave after it.
 """
 
 import heapq
@@ -133,6 +133,7 @@ def main(
     carrier: Annotated[str, typer.Option(help="Whose delays the fault changes.")] = "UA",
     fault_from: Annotated[int | None, typer.Option(help="First flight with the fault; none without.")] = None,
     weather_topic: Annotated[str, typer.Option(help="Topic for the hourly weather; not sent without.")] = "",
+    cut_off: Annotated[bool, typer.Option("--cut-off", help="Break the last event off in its middle.")] = False,
 ) -> None:
     """Send the flights of 2013 to Kafka, in order of time, and the weather with them if asked."""
     flights = events()
@@ -143,6 +144,8 @@ def main(
         observed = weather_messages(observations(), flights, weather_topic, start, end)
         # Of equal numbers the observation goes first.
         todo = heapq.merge(observed, todo, key=lambda one: one.number)
+    if cut_off:
+        todo = (one._replace(value=one.value[:40]) if one.number == end - 1 else one for one in todo)
     began = time.monotonic()
     sent = send(kafka, track(todo, f"to {topic}", total=end - start), rate)
     print(f"{sent:,} events in {time.monotonic() - began:.1f} s")

@@ -26,10 +26,10 @@ by_aircraft = sw.repartition("by-aircraft", key="tailnum")
 by_carrier = sw.repartition("by-carrier", key="carrier", partitions=2)
 
 
-@app.stage(reads=sw.topic("flights"), writes=by_aircraft)
+@app.stage(reads=sw.topic("flights"), writes=by_aircraft, on_error="reject")
 def legs(flights: DataFrame) -> DataFrame:
-    """One row per flight that arrived; an event that is not JSON becomes null and is left out."""
-    event = F.from_json(F.col("value").cast("string"), EVENT)
+    """One row per flight that arrived; an event that is not JSON is rejected."""
+    event = F.from_json(F.col("value").cast("string"), EVENT, {"mode": "FAILFAST"})
     return flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
 
 

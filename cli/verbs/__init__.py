@@ -21,6 +21,7 @@ VERBS = (
     "history",
     "bisect",
     "replay",
+    "rejected",
     "watch",
     "clone",
     "migrate",

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ...durations import parse_ms
 from ...errors import NotFound, Refused, Usage
+from ...store.versions.aside import REJECTED, table_name
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..batch.batch_report import BatchReport
 
 Transform = Callable[..., "DataFrame"]
+OnError = Literal["stop", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,10 @@ class Stage:
     max_records: int | None = None
     trigger: str | None = None
     max_unflushed: int | None = None
+    on_error: OnError = "stop"
+    max_rejected: int = 1_000
+    rejects: str = ""
+    """The topic that rejected records are sent to as well; empty for none."""
     event_time: EventTimeOptions = DEFAULT_EVENT_TIME
 
     @property
@@ -178,6 +184,9 @@ class App:
         max_records: int | None = None,
         trigger: str | None = None,
         max_unflushed: int | None = None,
+        on_error: OnError = "stop",
+        max_rejected: int | None = None,
+        rejects: str | None = None,
         event_time: EventTimeOptions | None = None,
         name: str | None = None,
     ) -> Callable[[Transform], Transform]:
@@ -198,6 +207,11 @@ class App:
                 wins.
             max_unflushed: How many versions the stage may run ahead of its last commit, their SSTs durable on this
                 machine only (RocksDB's `max_write_buffer_number`); default 0, for none. `run --max-unflushed` wins.
+            on_error: What happens when a record makes the function, Spark's expressions or the state fail: `"stop"`
+                stops the stage with nothing lost; `"reject"` leaves the record out, puts it into the table
+                `<stage>_rejected`, and commits the rest.
+            max_rejected: How many rejected records may wait to be retried; one more stops the stage. Default 1,000.
+            rejects: A Kafka topic that is there, to which rejected records are sent as well, at least once.
             event_time: `event_time(...)`: what `withWatermark` in the function does not say.
             name: Default the function's name.
 
@@ -216,6 +230,7 @@ class App:
             def count(knob: str, value: int | None, least: int) -> int | None:
                 return None if value is None else whole(f"stage {stage_name!r}: {knob}", value, least)
 
+            _check_rejects(stage_name, on_error, max_rejected, rejects)
             if table is not None and state is None:
                 raise Usage(f"stage {stage_name!r} has table= and keeps no state, so it has no table")
             late = _late_rows(stage_name, columns, state) if times.late == "table" else times.late
@@ -231,6 +246,9 @@ class App:
                     max_records=count("max_records", max_records, 1),
                     trigger=trigger,
                     max_unflushed=count("max_unflushed", max_unflushed, 0),
+                    on_error=on_error,
+                    max_rejected=count("max_rejected", max_rejected, 1) or 1_000,
+                    rejects=rejects or "",
                     event_time=replace(times, late=late),
                 )
             )
@@ -401,6 +419,20 @@ class App:
             for name, stage in self.stages.items()
         }
 
+    def _check_names(self, stage: Stage) -> None:
+        """Refuse a stage named as the table of another one's rejected records, and a topic for these that is read."""
+        for one, other in ((stage, each) for each in self.stages.values()):
+            for first, second in ((one, other), (other, one)):
+                if first.on_error == "reject" and second.name == table_name(first.name, REJECTED):
+                    raise Usage(f"stage {second.name!r} has the name of the table of what {first.name!r} rejects")
+        read = self.topics | {one.name for one in stage.reads if isinstance(one, Topic)}
+        for rejects in (each.rejects for each in (*self.stages.values(), stage)):
+            if rejects in read:
+                raise Usage(
+                    f"topic {rejects!r} is for rejected records, and app {self.name!r} reads it",
+                    hint="what is rejected would come round again: read it in another app",
+                )
+
     def _add(self, stage: Stage) -> None:
         _check_inputs(stage)
         if stage.name in self.stages:
@@ -417,6 +449,7 @@ class App:
                 f"stage {stage.name!r} neither keeps state nor writes a topic, so it would do nothing",
                 hint="give it state= or writes=",
             )
+        self._check_names(stage)
         self.stages[stage.name] = stage
         try:
             TopologicalSorter(self._upstream()).prepare()
@@ -447,6 +480,16 @@ def _check_sinks(app: App, stage: Stage) -> None:
             f"app {app.name!r} reads the topic {name!r}, and its sink publishes there: records would go round for ever",
             hint="what goes from stage to stage is a slackwater.repartition(...)",
         )
+
+
+def _check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects: str | None) -> None:
+    if on_error not in get_args(OnError):
+        raise Usage(f'stage {stage!r}: on_error is {on_error!r}; expected "stop" or "reject"')
+    if on_error == "stop" and (max_rejected is not None or rejects is not None):
+        knob = "max_rejected" if max_rejected is not None else "rejects"
+        raise Usage(f"stage {stage!r} has {knob}= and rejects nothing", hint='say on_error="reject", or leave it out')
+    if rejects is not None:
+        check_topic(rejects)
 
 
 def _same(rows: DataFrame) -> DataFrame:

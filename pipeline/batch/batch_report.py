@@ -9,6 +9,7 @@ from typing import Self
 from ...store.compaction.plan import Compaction
 from ...store.objects.stats import Stats
 from ...store.sst.sorted_runs import l0_files
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
 from .committer import Committed
 from .task import Result
@@ -67,6 +68,8 @@ class BatchReport:
         commit_seconds: What the put of the manifest took.
         stall_seconds: How long the batch was held back before it started, because compaction had fallen behind.
         unflushed: Versions behind it that were acknowledged and not yet committed.
+        rejected: Records that it rejected.
+        rejected_waiting: Rejected records of all its versions that were not retried.
         watermark_ms: The stage's watermark; None where it has none.
         ahead: Rows whose event time was too far ahead of the clock.
         late: Rows that were left out of the table, because they came too late.
@@ -91,6 +94,8 @@ class BatchReport:
     stats: Stats
     stall_seconds: float = 0.0
     unflushed: int = 0
+    rejected: int = 0
+    rejected_waiting: int = 0
     watermark_ms: int | None = None
     ahead: int = 0
     late: int = 0
@@ -105,6 +110,7 @@ class BatchReport:
     ) -> Self:
         """From what was committed, its tasks' reports, and what compaction is due after it."""
         before, manifest = committed.before, committed.manifest
+        rejects = rejected_of(manifest)
         return cls(
             app=manifest.app,
             stage=manifest.stage,
@@ -130,6 +136,8 @@ class BatchReport:
             stats=manifest.stats or Stats(),
             stall_seconds=stall_seconds,
             unflushed=committed.unflushed,
+            rejected=rejects.rows,
+            rejected_waiting=rejects.waiting,
             watermark_ms=manifest.watermark_ms,
             ahead=manifest.event_time.ahead if manifest.event_time is not None else 0,
             late=manifest.event_time.late if manifest.event_time is not None else 0,

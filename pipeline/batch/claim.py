@@ -18,10 +18,12 @@ from ...snapshot.maintain.retire import bring_back
 from ...snapshot.migrate import kinds
 from ...snapshot.migrate.columns import ANOTHER_STAGE, evolve
 from ...snapshot.migrate.words import of_column
+from ...snapshot.rejected.columns import TABLE as REJECTED_RECORDS
 from ...store.objects.protocol import ObjectStore
 from ...store.sst import ttl
 from ...store.versions import commit, history
-from ...store.versions.manifest import Input, Manifest, Output, Program, Table
+from ...store.versions.aside import REJECTED
+from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, Table
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST
 from ..kafka import topics
@@ -130,6 +132,7 @@ class Claimer:
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
                 sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
+                aside=_aside(stage, draft),
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
             )
@@ -254,6 +257,12 @@ class Claimer:
                     nothing = (0,) * channel.partitions
                     return nothing, nothing
             raise NotFound("Kafka topic", topic, error.known, hint=f"stage {stage.name!r} reads it") from None
+
+
+def _aside(stage: Stage, known: Manifest) -> dict[str, Aside]:
+    """The tables beside the stage's own: that of rejected records is there before there is one."""
+    begins = stage.on_error == "reject" and REJECTED not in known.aside
+    return {**known.aside, REJECTED: Aside(REJECTED_RECORDS)} if begins else known.aside
 
 
 def program_of(app: App) -> Program | None:

@@ -29,6 +29,7 @@ from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.version_stats import charged
 from ...store.versions import commit, history, horizon
+from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Manifest
 from .meter import StageMeter
 
@@ -80,7 +81,9 @@ class Change:
     @property
     def added(self) -> frozenset[str]:
         """The SSTs that the version before did not have, by object."""
-        return frozenset({sst.object for sst in self.manifest.ssts} - {sst.object for sst in self.before.ssts})
+        return frozenset(
+            {sst.object for sst in all_ssts(self.manifest)} - {sst.object for sst in all_ssts(self.before)}
+        )
 
     def onto(self, head: Manifest) -> Change:
         """The same, built on this head."""

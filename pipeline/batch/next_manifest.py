@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit
-from ...store.versions.manifest import Input, Manifest, Output, Sink
+from ...store.versions.manifest import Aside, Input, Manifest, Output, Sink
 from ..event_time import progress
 from ..event_time.watermarks import Watermark
 from ..source.planner import Position
@@ -32,6 +33,7 @@ def next_manifest(
     clock_ms: int,
     now_ms: int,
     duration_ms: int,
+    aside: Mapping[str, Aside] = MappingProxyType({}),
 ) -> Manifest:
     """The version after `base`: what the batch read, wrote and sent.
 
@@ -49,6 +51,7 @@ def next_manifest(
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
         duration_ms: From the batch's start until now.
+        aside: Tables beside the stage's own that the batch changed.
 
     Raises:
         Refused: The stage is retired.
@@ -72,6 +75,7 @@ def next_manifest(
         sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),
+        aside={**draft.aside, **aside},
         recorded=outcome.recorded,
         awaited=outcome.awaited,
         captured=outcome.captured,

@@ -215,6 +215,13 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     return Applied(once(frames) if _each_output(stage, frames) else frames, sources, times)
 
 
+def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
+    """What the stage's function makes of DataFrames that do not stream, as `Applied.frames`. Raises `Refused`."""
+    with calling(stage):
+        made = stage.transform(*inputs)
+        return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
 def _each_output(stage: Stage, frames: Sequence[object]) -> bool:
     """Whether these are a DataFrame for each output: without state, there is nothing else that they could be."""
     return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)

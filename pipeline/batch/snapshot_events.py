@@ -42,6 +42,11 @@ class Outcome:
     changed: bool
 
 
+def unchanged(head: Manifest) -> Outcome:
+    """The outcome of a batch that brings nothing on any input."""
+    return Outcome((), dict(head.recorded), dict(head.awaited), dict(head.captured), changed=False)
+
+
 def arrive(
     head: Manifest, before: Mapping[str, Position], after: Mapping[str, Position], closed: Collection[str]
 ) -> Outcome:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Stage
 from ..event_time.late import Lateness
@@ -35,13 +36,13 @@ from ..spark.homes import Homes
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
-from .job import run_state, run_write
+from .job import Batch, Computed, Rejecter, run_state, run_write
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
 from .places import Places
 from .prefetcher import Delivery, Prefetcher
 from .schemas import Shape, apply
-from .snapshot_events import arrive
+from .snapshot_events import Outcome, arrive, unchanged
 from .task import Result, StateTask, WriteTask, target_of
 from .write_stall import Stall, Triggers
 
@@ -73,6 +74,7 @@ class StageConfig:
         hold: While this file is there, no batch starts but for a snapshot.
         compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
+        rejecter: Who leaves out records for which a batch fails; None where that stops the stage.
     """
 
     stage: Stage
@@ -83,6 +85,7 @@ class StageConfig:
     hold: Path
     compaction_threads: int = 1
     prefetch: bool = False
+    rejecter: Rejecter | None = None
 
 
 class StageRunner:
@@ -129,9 +132,10 @@ class StageRunner:
             store, claimed, meter=meter, spool=spool, max_unflushed=self._limits.max_unflushed, failed=self._fail
         )
         self._compactor = self._prefetcher = self._stall = None
+        self._store: ObjectStore = spool or store
+        folder, max_bytes, hot_bytes = self._places.cache
+        cache = self._cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
         if self._shape.table is not None:
-            folder, max_bytes, hot_bytes = self._places.cache
-            cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
             deliver = Delivery(self._homes, self._places, access) if self._homes else None
             self._compactor = Compactor(
                 spool or store, cache, claimed, threads=config.compaction_threads, deliver=deliver
@@ -280,9 +284,46 @@ class StageRunner:
         clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
         bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
-        results = self._compute(rows, merged, clock_ms, bound_ms) if with_rows else ()
+        computed = self._computed(rows, self._batch(merged, after, clock_ms, bound_ms)) if with_rows else Computed()
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
-        merges = self._finished_merges()
+        bounds = (clock_ms, bound_ms if with_rows else None)
+        self._submit(base, after, outcome, computed, markers, bounds, started, stall_seconds)
+
+    def retry(self) -> None:
+        """Put the rejected records that wait through the program: a batch of its own, between two others.
+
+        Its version says in one commit what became of the table, of the channels and of each record. Raises what a batch
+        raises, which ends the stage.
+        """
+        with self._busy:
+            base = self._committer.tip
+            rejecter = self._config.rejecter
+            if self._stopping or rejecter is None or not rejected_of(base).waiting:
+                return
+            started, clock_ms = time.monotonic(), ttl.batch_clock_ms(base, instants.now_ms())
+            merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
+            bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
+            try:
+                computed = rejecter.retry(self._batch(merged, {}, clock_ms, bound_ms))
+                self._submit(base, {}, unchanged(base), computed, {}, (clock_ms, bound_ms), started)
+            except BaseException as error:
+                self._fail(error)
+                raise
+
+    def _submit(
+        self,
+        base: Manifest,
+        after: Mapping[str, Position],
+        outcome: Outcome,
+        computed: Computed,
+        markers: Mapping[tuple[str, str], tuple[int, ...]],
+        bounds: tuple[int, int | None],
+        started: float,
+        stall_seconds: float = 0.0,
+    ) -> None:
+        """Hand a computed batch over to be committed; `bounds` are `clock_ms` and `bound_ms` of `next_manifest`."""
+        clock_ms, bound_ms = bounds
+        results, merges = computed.results, self._finished_merges()
         manifest = next_manifest(
             base,
             after,
@@ -292,10 +333,11 @@ class StageRunner:
             merges=merges,
             watermarks=self._shape.watermarks,
             timed=self._shape.timed,
-            bound_ms=bound_ms if with_rows else None,
+            bound_ms=bound_ms,
             clock_ms=clock_ms,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
+            aside=computed.aside,
         )
         # Its SSTs are there, and when it is not committed nothing will be.
         due = self._compactor.consider(manifest, merges) if self._compactor else ()
@@ -319,7 +361,30 @@ class StageRunner:
         places = self._places
         return write_markers(places.kafka, output.topic, len(output.ends), snapshot, places.patience_s)
 
-    def _compute(self, rows: DataFrame, base: Manifest, clock_ms: int, bound_ms: int) -> tuple[Result, ...]:
+    def _computed(self, rows: DataFrame, batch: Batch) -> Computed:
+        """What the batch gives; where it fails and the stage rejects, without the records that are to blame."""
+        try:
+            return Computed(batch.compute(rows))
+        except Exception as error:
+            if self._config.rejecter is None or self._stopping:
+                raise
+            return self._config.rejecter.rescue(batch, error)
+
+    def _batch(self, base: Manifest, after: Mapping[str, Position], clock_ms: int, bound_ms: int) -> Batch:
+        return Batch(
+            base,
+            after,
+            clock_ms,
+            compute=lambda rows: self._compute(rows, base, clock_ms, bound_ms),
+            check=lambda rows: self._compute(rows, base, clock_ms, bound_ms, only_checks=True),
+            store=self._store,
+            cache=self._cache,
+            stopping=lambda: self._stopping,
+        )
+
+    def _compute(
+        self, rows: DataFrame, base: Manifest, clock_ms: int, bound_ms: int, *, only_checks: bool = False
+    ) -> tuple[Result, ...]:
         targets = tuple(target_of(one, base) for one in self.stage.emits_to)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
@@ -338,8 +403,10 @@ class StageRunner:
             base.table,
             base.ssts,
             clock_ms,
+            tells_keys=self._config.rejecter is not None,
+            only_checks=only_checks,
             lateness=Lateness(window, base.watermark_ms, bound_ms) if window else None,
-            late_to=(target_of(late, base), self._shape.late) if late else None,
+            late_to=(target_of(late, base), self._shape.late) if late and not only_checks else None,
             times=times,
         )
         return run_state(rows, task, self._homes)

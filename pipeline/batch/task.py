@@ -178,6 +178,10 @@ class StateTask(Task):
     ssts: tuple[Sst, ...]
     clock_ms: int = 0
     """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
+    tells_keys: bool = False
+    """Whether an error of the state's function comes with the keys that it is of."""
+    only_checks: bool = False
+    """Whether rows are merged only to see that it can be done: nothing is written."""
     lateness: Lateness | None = None
     """Which rows are late; None where none can be."""
     late_to: tuple[Target, tuple[str, ...]] | None = None
@@ -231,7 +235,10 @@ class StateTask(Task):
         """Merge the rows of one state partition: the SST, what is emitted, and the largest event time written."""
         ssts = sorted_runs.touching(self.ssts, partition, self.table.partitions)
         base = Base(self.table, ssts, self.clock_ms)
-        new, emitted = merge(rows, base, self.state, self.version, store, cache, reads)
+        told = self.tells_keys
+        new, emitted = merge(rows, base, self.state, self.version, store, cache, reads, tells_keys=told)
+        if self.only_checks:
+            return None, (), None
         if new.num_rows == 0:
             return None, emitted, None
         new = expiry.with_expiry(new, self.table, self.clock_ms)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from ...errors import Refused, Usage
+from ...errors import BadRecord, Refused, Usage
 from .batches import Bad, open_reader, read_batch
 from .registry import Registry
 from .schema import Reader, Schema
@@ -111,11 +111,11 @@ class _Decoder:
         self._fail = fail
 
     def __call__(self, messages: pa.Array, address: Sequence[pa.Array]) -> pa.Array:
-        """The values; `address` has topic, partition and offset, or nothing. Raises `Refused` for a bad message."""
+        """The values; `address` has topic, partition and offset, or nothing. Raises `BadRecord` for a bad message."""
         reader = _reader(self._schema, self._message)
         values, bad = read_batch(messages, reader, self._schema.kind, self._registry, every=not self._fail)
         if bad and self._fail:
-            raise Refused(_sentence(bad, address, len(messages)))
+            raise BadRecord(_sentence(bad, address, len(messages)))
         return values
 
 

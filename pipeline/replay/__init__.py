@@ -14,6 +14,7 @@ __all__ = [
     "inputs",
     "program",
     "record",
+    "rejects",
     "stage_replay",
     "why",
     "zipped",

@@ -31,6 +31,7 @@ from ..state.merge import Base, merge
 from .function import function_rows
 from .inputs import Records, read_inputs
 from .program import Program
+from .rejects import as_taken
 
 Numbers = npt.NDArray[np.int64]
 
@@ -98,13 +99,14 @@ class StageReplay:
 
     @cached_property
     def records(self) -> dict[str, Records]:
-        """What it read, by the input's declared name. Raises as `read_inputs` does."""
+        """What it took, by the input's declared name: without what it rejected. Raises as `read_inputs` does."""
         if self.given is not None:
             return self.given
         program = self.program
-        return read_inputs(
+        found = read_inputs(
             program.kafka, program.store, self.before, self.after, self.schemas, patience_s=program.patience_s
         )
+        return as_taken(program, self.before, self.after, self.stage, self.schemas, found)
 
     @cached_property
     def _order(self) -> tuple[Numbers, Numbers]:

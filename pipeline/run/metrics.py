@@ -30,6 +30,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "rows_ahead": ("Records whose event time was too far ahead of the clock.", lambda b: b.ahead),
     "rows_late": ("Rows left out of the table, because they came too late.", lambda b: b.late),
     "state_keys_written": ("State rows written by batches.", lambda b: b.keys),
+    "records_rejected": ("Records left out because they made a batch fail.", lambda b: b.rejected),
     "flushed_bytes": ("SST bytes written by batches (L0).", lambda b: b.state.flushed_bytes),
     "compaction_written_bytes": ("SST bytes written by compactions.", lambda b: b.state.compacted_bytes),
     "store_read_bytes": ("Bytes of objects received from the store.", lambda b: b.stats.bytes_read),
@@ -42,6 +43,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "row_groups_read": ("Row groups read from the store, of SSTs not in the cache.", lambda b: b.stats.row_groups),
 }
 _GAUGES: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
+    "rejected_waiting": ("Rejected records that were not retried.", lambda b: b.rejected_waiting),
     "unflushed_versions": ("Versions acknowledged and not yet committed.", lambda b: b.unflushed),
     "version": ("Newest committed version.", lambda b: b.version),
     "epoch": ("Epoch of the writer.", lambda b: b.epoch),

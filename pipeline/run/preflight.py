@@ -14,7 +14,8 @@ from ulid import ULID
 
 from ... import instants
 from ...durations import parse_ms
-from ...errors import Refused
+from ...errors import NotFound, Refused
+from ...snapshot.clone.channels import channel_topic
 from ...snapshot.clone.first_versions import check_finished
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.init.initialise import waits_for_rows
@@ -55,6 +56,7 @@ class Start:
         claimer: Claims stages; `claimer_of` does it by way of a stage's own store.
         access: How workers get to the store.
         new: Whether the app is not in the store yet.
+        clone: Whether it is a clone, which sends nothing to topics that its source writes for others.
     """
 
     app: App
@@ -68,6 +70,7 @@ class Start:
     claimer: Claimer
     access: Callable[[], S3Access | None]
     new: bool
+    clone: bool
 
     @property
     def ends(self) -> dict[str, tuple[int, ...]]:
@@ -117,6 +120,9 @@ def preflight(app: App, options: Options, news: News) -> Start:
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
     claimer.create_channels(stages, only_ask=True)
+    clone = info is not None and info.origin is not None
+    if not clone:
+        _check_rejects(options, app, stages)
     return Start(
         app,
         options,
@@ -129,7 +135,25 @@ def preflight(app: App, options: Options, news: News) -> Start:
         claimer=claimer,
         access=partial(access_to, opened),
         new=info is None,
+        clone=clone,
     )
+
+
+def _check_rejects(options: Options, app: App, stages: tuple[Stage, ...]) -> None:
+    """See that the topics for rejected records are there, and are not the app's own. Raises `NotFound` or `Refused`."""
+    for stage in stages:
+        if not stage.rejects:
+            continue
+        if stage.rejects in {channel_topic(app.name, one.name) for each in app.stages.values() for one in each.writes}:
+            raise Refused(
+                f"stage {stage.name!r}: {stage.rejects!r} is a repartition topic of the app, which its stages read",
+                hint="name a topic of its own for rejected records",
+            )
+        try:
+            topics.offsets(options.kafka, stage.rejects)
+        except NotFound as error:
+            hint = f"stage {stage.name!r} sends rejected records there (rejects=): make the topic first"
+            raise NotFound("Kafka topic", stage.rejects, error.known, hint=hint) from None
 
 
 def limits_of(stage: Stage, options: Options) -> Limits:

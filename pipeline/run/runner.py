@@ -23,6 +23,8 @@ from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
 from ..publish.publishers import Publishers
+from ..reject.rejecter import BatchRejecter
+from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
@@ -103,8 +105,8 @@ def run(
         catch_up = CatchUp(start.store, app.name, start.ends) if options.until_caught_up else None
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
-        announcer = Announcer(options.kafka, app.name)
-        supervisor = Supervisor(spark, runners, completer, announcer, catch_up, stop, news, publishers)
+        retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)
+        supervisor = Supervisor(spark, runners, completer, retrier, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
 
@@ -211,6 +213,9 @@ def _build(
             hold=backpressure.flag(stage.name),
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
+            rejecter=BatchRejecter(spark, stage, known[stage.name], places, "" if start.clone else stage.rejects)
+            if stage.on_error == "reject"
+            else None,
         )
         runner = StageRunner(
             config,

@@ -13,6 +13,7 @@ from ...errors import SlackwaterError, Unavailable
 from ..batch.stage_runner import StageRunner
 from ..kafka.consumer_groups import Announcer
 from ..publish.publishers import Publishers
+from ..reject.retrier import Retrier
 from ..spark.query_errors import translate
 from .catch_up import CatchUp
 from .news import News
@@ -46,6 +47,7 @@ class Supervisor:
         spark: SparkSession,
         runners: tuple[StageRunner, ...],
         completer: Completer,
+        retrier: Retrier,
         announcer: Announcer,
         catch_up: CatchUp | None,
         stop: Stop,
@@ -58,6 +60,7 @@ class Supervisor:
         self._stop = stop
         self._news = news
         self._completer = completer
+        self._retrier = retrier
         self._announcer = announcer
         self._publishers = publishers
         self._queries: list[StreamingQuery] = []
@@ -110,6 +113,8 @@ class Supervisor:
         while not self._stop.wait(_LOOK_S):
             self._raise_failures()
             now = time.monotonic()
+            if now >= epochs:
+                self._retry()
             if now >= housekeeping:
                 self._complete_snapshots()
                 self._announcer.announce_moved(self._positions())
@@ -176,6 +181,14 @@ class Supervisor:
                 f"{type(error).__name__}: {error}" for error in (failed, runner.error) if error is not None
             )
             raise translate(runner.stage.name, text) from (runner.error or failed)
+
+    def _retry(self) -> None:
+        """Put rejected records through the program, where that is asked for. What fails is the stage's failure."""
+        try:
+            self._retrier.check(self._runners)
+        except Exception:
+            self._raise_failures()
+            raise
 
     def _complete_snapshots(self) -> None:
         """Complete what every stage has answered; note what nobody asks for any more."""

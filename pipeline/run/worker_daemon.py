@@ -4,12 +4,15 @@ Spark starts it by its setting `spark.python.daemon.module`. Without it, each wo
 a core before its first batch, and memory of its own. The threads that these imports start (OpenBLAS, jemalloc) belong
 to libraries that look after forks.
 
+A worker whose task is given up, as are those beside one that failed, ends without a word: Spark hangs up on it.
+
 It and its workers do not hear SIGTERM, which a service manager sends to every process of a run (`configure_worker`):
 Spark ends them by closing the daemon's standard input.
 """
 
 import gc
 import signal
+from collections.abc import Callable
 
 import pandas  # noqa: F401  pyarrow wants it as soon as it makes an array of a list
 from pyspark import daemon
@@ -17,7 +20,21 @@ from pyspark import daemon
 from ..batch import task  # noqa: F401
 from ..source import readers  # noqa: F401
 
+
+def hung_up(worker: Callable[..., int]) -> Callable[..., int]:
+    """Pyspark's worker, which raises nothing where Spark has hung up: its daemon would print a traceback of that."""
+
+    def quiet(*given: object) -> int:
+        try:
+            return worker(*given)
+        except (BrokenPipeError, ConnectionResetError, EOFError):
+            return 1
+
+    return quiet
+
+
 if __name__ == "__main__":
+    daemon.worker = hung_up(daemon.worker)
     # Blocked, for pyspark sets a handler of its own here, and in each worker before each task.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Collections leave alone what all workers have, so that its memory stays shared (`configure_worker`).

@@ -3,4 +3,4 @@
 Whole Arrow tables in, whole Arrow tables out; no Spark session and no store.
 """
 
-__all__ = ["aggregate", "ddl", "multi_input", "protocol", "update", "upsert"]
+__all__ = ["aggregate", "ddl", "failing", "multi_input", "protocol", "update", "upsert"]

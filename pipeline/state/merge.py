@@ -15,6 +15,7 @@ from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ...store.versions.manifest import Sst, Table
+from .failing import merge_or_tell
 from .protocol import BoundState, Groups
 
 
@@ -34,7 +35,15 @@ class Base:
 
 
 def merge(
-    rows: pa.Table, base: Base, state: BoundState, seq: int, store: ObjectStore, cache: SstCache, reads: Reads
+    rows: pa.Table,
+    base: Base,
+    state: BoundState,
+    seq: int,
+    store: ObjectStore,
+    cache: SstCache,
+    reads: Reads,
+    *,
+    tells_keys: bool = False,
 ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
     """The rows that a table gets, and what the state emits.
 
@@ -46,6 +55,7 @@ def merge(
         store: The store of the app.
         cache: Where its SSTs come to lie.
         reads: Counts the look-ups.
+        tells_keys: Whether an error of the user's function is raised as `StateFailed`, with the keys that it is of.
 
     Returns:
         `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed, by `_hash`; and one table of
@@ -64,7 +74,11 @@ def merge(
     old, found = multi_get.multi_get(
         store, cache, base.ssts, base.table, hashes.to_numpy(), keys, reads, clock_ms=base.clock_ms, seqs=before
     )
-    merged = state.merge(rows.select([*key, *state.needs]), groups, keys, old)
+    wanted = rows.select([*key, *state.needs])
+    if tells_keys:
+        merged = merge_or_tell(state, wanted, groups, keys, old, hashes.to_numpy())
+    else:
+        merged = state.merge(wanted, groups, keys, old)
     deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
     # Nothing to remember of a key that was not there and is deleted.
     write = ~(deleted & ~found) if merged.changed is None else merged.changed & ~(deleted & ~found)

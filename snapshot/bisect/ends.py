@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon
+from ...store.versions.aside import owner
 from ..cut.graph import Cut
 from ..cut.line import Line
 from ..cut.moments import line_of, with_retired
@@ -172,7 +173,8 @@ def find_ends(
     high = late or (line.around(asked[bad]) if bad else line.heads)
     low = late or (line.within(asked[good]) if good and not early else begin)
     asks = predicate.channels
-    watched = frozenset(line.heads.stages) if asks else predicate.tables(line.heads)
+    named = frozenset(line.heads.stages) if asks else predicate.tables(line.heads)
+    watched = frozenset(owner(table, line.heads.stages) for table in named)
     watched |= {former.stage for name in watched for former in line.heads.stages[name].formerly}
     _check_not_retired(predicate, high, bad or app)
     if lost and not late and not Between(line, begin, low, watched, asks).ordered():

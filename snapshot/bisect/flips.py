@@ -13,6 +13,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from ... import instants
 from ...errors import Refused, Usage
@@ -21,6 +22,7 @@ from ...store.read.cache import SstCache
 from ...store.read.duckdb_view import alike, from_files, quoted
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE
 from ...store.versions import history
+from ...store.versions.aside import owner, table_of
 from ...store.versions.manifest import Manifest, Sst
 from ..query.columns import visible_schema
 from ..query.row_local import HINT, ROW, row_local
@@ -115,16 +117,18 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
     """
     if not predicate.sql:
         raise Refused(f"{predicate.text} is no SQL: nobody knows which rows it looks at", hint=HINT)
-    stage, sql = row_local(predicate.sql, between.high.tables)
-    low, high = between.low.stages.get(stage), between.high.stages[stage]
+    table, sql = row_local(predicate.sql, between.high.tables)
+    stage, high = owner(table, between.high.stages), between.high.tables[table]
+    low = table_of(between.low.stages[stage], table) if stage in between.low.stages else None
     first = between.lowest(stage)
-    after = [history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1)]
+    read = (history.read(store, high.app, stage, version) for version in range(first + 1, high.version + 1))
+    after = [table_of(each, table) for each in read]
     sources = [*(_Source(sst, first, None) for sst in (low.ssts if low else ())), *_written(after)]
     manifests = ([low] if low else []) + after
     if not sources:
         return Flips(stage, first, high.version, (), ((first, 0),), 0)
     with duckdb.connect(config={"python_enable_replacements": "false"}) as con:
-        _show(con, stage, high, sources, {each.sst.object: cache.parquet_path(store, each.sst) for each in sources})
+        _show(con, table, high, sources, {each.sst.object: cache.parquet_path(store, each.sst) for each in sources})
         try:
             con.execute(f"CREATE TEMP TABLE _bad AS SELECT {ROW} FROM ({sql})")
         except duckdb.Error as error:
@@ -139,7 +143,7 @@ def flips(store: ObjectStore, cache: SstCache, between: Between, predicate: Pred
     counts = np.cumsum([at_first, *(delta for version, delta in changes if version > first)]).tolist()
     by_version = {each.version: each for each in manifests}
     found = tuple(
-        Flip(ref_of(by_version[version]), version, by_version[version].time_ms, after > 0, after)
+        Flip(ref_of(replace(by_version[version], stage=stage)), version, by_version[version].time_ms, after > 0, after)
         for (_, before), (version, after) in pairwise(zip(versions, counts, strict=True))
         if (before > 0) != (after > 0)
     )
@@ -164,7 +168,7 @@ def _written(manifests: Iterable[Manifest]) -> Iterator[_Source]:
 
 
 def _show(
-    con: duckdb.DuckDBPyConnection, stage: str, high: Manifest, sources: Sequence[_Source], paths: Mapping[str, Path]
+    con: duckdb.DuckDBPyConnection, table: str, high: Manifest, sources: Sequence[_Source], paths: Mapping[str, Path]
 ) -> None:
     """Make `_written` all rows that count, and a view of the table's name those that a query sees, deleted ones not.
 
@@ -199,4 +203,4 @@ def _show(
         f" FROM ({rows}) s JOIN _labels l ON l.path = s.filename WHERE l.seq IS NULL OR l.seq = s.{SEQ}"
     )
     shown = ", ".join(map(quoted, visible_schema(high.table).names))
-    con.execute(f"CREATE TEMP VIEW {quoted(stage)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")
+    con.execute(f"CREATE TEMP VIEW {quoted(table)} AS SELECT {shown}, {ROW} FROM _written WHERE {OP} <> {TOMBSTONE}")

@@ -81,8 +81,9 @@ class Judge:
 
         A table that had another name then is there under both.
         """
-        later, only = self.between.whole.heads.stages, self.between.watched
+        later = self.between.whole.heads.stages
         cut = replace(cut, stages={**_under_names_of_now(cut, later), **cut.stages})
+        only = self.between.tables(cut)
         at = At(self.store, self.cache, cut, later, only, self.reader, self.ref(cut))
         return self.predicate.rows(at, max_rows)
 
@@ -114,7 +115,7 @@ class Judge:
 
     def _columns(self, cut: Cut) -> object:
         """What the tables that decide the predicate look like at a cut."""
-        tables = (cut.tables[stage].table if stage in cut.tables else None for stage in sorted(self.between.watched))
+        tables = (cut.tables[name].table if name in cut.tables else None for name in sorted(self.between.tables(cut)))
         return tuple((table.key, table.values) if table else None for table in tables)
 
 

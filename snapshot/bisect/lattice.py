@@ -7,6 +7,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from ...store.sst import ttl
+from ...store.versions.aside import beside, owner
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, order
 from ..cut.line import Line
@@ -35,6 +36,10 @@ class Between:
     def line(self) -> Line:
         """The line, to be asked for what lies in this stretch."""
         return self.whole.above(self.low)
+
+    def tables(self, cut: Cut) -> frozenset[str]:
+        """The tables of the watched stages: their own, also where a cut does not have them, and those beside them."""
+        return self.watched | {table for table in cut.tables if owner(table, cut.stages) in self.watched}
 
     def ordered(self) -> bool:
         """Whether `low` is nowhere later than `high`."""
@@ -96,7 +101,7 @@ class Between:
         return self.low.stages[stage].version if stage in self.low.stages else self.whole.first(stage) - 1
 
     def _content(self, cut: Cut, stage: str) -> frozenset[object]:
-        """The SSTs of a stage's table: the same ones hold the same rows, but for those expired since.
+        """The SSTs of a stage's tables: the same ones hold the same rows, but for those expired since.
 
         Compaction replaces them, too. A migration shows the same rows in other columns.
         """
@@ -104,6 +109,7 @@ class Between:
             return frozenset()
         manifest = cut.stages[stage]
         content: set[object] = {ttl.shown_rows(sst, manifest.clock_ms) for sst in manifest.ssts}
+        content |= {sst.object for each in beside(manifest) for sst in each.ssts}
         if manifest.table is not None and manifest.table.schema:
             content.add(manifest.table.schema)
         if self.channels:

@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from ...errors import SlackwaterError, Usage
+from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Table
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
@@ -147,7 +148,8 @@ def _connect(at: At) -> duckdb.DuckDBPyConnection:
 
 
 def _empty(at: At) -> dict[str, Table]:
-    return {name: each.table for name, each in at.later.items() if each.table is not None}
+    behind = (each for stage, manifest in at.later.items() for each in tables_of(manifest, stage).items())
+    return {name: each.table for name, each in behind if each.table is not None}
 
 
 def _wrong(why: str) -> pa.Table:

@@ -11,6 +11,7 @@ from ...errors import CommitConflict, ObjectExists, ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import codec, history, keys
 from ...store.versions import limits as fits
+from ...store.versions.aside import each_sst
 from ...store.versions.commit import commit
 from ...store.versions.manifest import AppInfo, Manifest, Output, Sst
 from ..cut.graph import Cut, order
@@ -114,7 +115,7 @@ def _first_version(
     carried: Mapping[str, Carried],
 ) -> Manifest:
     """A stage's first manifest in the clone, under the source's version number: `_seq` goes on from it."""
-    source = cut.stages[stage]
+    source = each_sst(cut.stages[stage], lambda sst: _from(sst, store.url, target.url))
     topics = info.origin.topics if info.origin else {}
     return replace(
         source,
@@ -136,7 +137,7 @@ def _first_version(
         },
         # What the source has not published yet, it publishes itself.
         sinks={},
-        ssts=tuple(_from(sst, store.url, target.url) for sst in source.ssts),
+        aside={name: replace(table, rows=0) for name, table in source.aside.items()},
         # Snapshots under way are the source's.
         recorded={},
         awaited={},

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...store.sst import ttl
+from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Input, Manifest
 
 
@@ -45,13 +46,14 @@ class Cut:
         return max((manifest.time_ms for manifest in self.stages.values()), default=0)
 
     def clock_ms(self, stage: str) -> int:
-        """The clock by which rows of a stage's table are expired at this cut."""
-        return ttl.seen_clock_ms(self.stages[stage], self.seen_ms)
+        """The clock by which rows of a stage's table are expired at this cut; 0 for tables beside it."""
+        return ttl.seen_clock_ms(self.stages[stage], self.seen_ms) if stage in self.stages else 0
 
     @property
     def tables(self) -> dict[str, Manifest]:
-        """The stages that keep a table, by its name, upstream first."""
-        return {stage: self.stages[stage] for stage in order(self.stages) if self.stages[stage].table is not None}
+        """The tables by name, upstream first, each as a version that has it as its table: also those beside others."""
+        each = (tables_of(self.stages[stage], stage) for stage in order(self.stages))
+        return {name: manifest for tables in each for name, manifest in tables.items()}
 
     @property
     def ref(self) -> str:

@@ -19,6 +19,7 @@ from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import hash_keys
 from ...store.sst.ttl import may_have_expired, seen_clock_ms
+from ...store.versions.aside import owner, tables_of
 from ...store.versions.manifest import Manifest
 from ..cut.lineage import Window, direct, losses
 from ..cut.moments import heads_of, stages_of
@@ -123,12 +124,13 @@ def key_history(
         Unavailable: the store did not answer.
     """
     heads = heads_of(store, app, stages_of(store, app))
-    names = [stage for stage, head in heads.items() if head.table is not None]
-    if table not in names or (declared := heads[table].table) is None:
-        raise NotFound(f"table of app {app!r}", table, names)
+    tables = {name: each.table for head in heads.values() for name, each in tables_of(head).items()}
+    declared = tables.get(table)
+    if declared is None:
+        raise NotFound(f"table of app {app!r}", table, tables)
     key = parse_key(table, declared, key_values)
     stored = StoredKey(store, cache, key, int(hash_keys(key, key.schema.names)[0]))
-    versions = Versions(store, app, table)
+    versions = Versions(store, app, owner(table, heads), table)
     changes = tuple(islice(key_changes(versions, stored, now_ms), limit or None))
     gaps = [versions.numbers[place] for place in range(1, len(versions)) if versions.is_gap(place)]
     whole_from = gaps[-1] if gaps else versions.numbers[0] if _inherited(versions) == "collected" else 0
@@ -260,7 +262,7 @@ def _change(versions: Versions, later: _Shown, earlier: _Shown) -> Change:
     before = manifest if later.late else versions[later.place - 1] if later.place else None
     gap = versions.is_gap(later.place)
     return Change(
-        stage=manifest.stage,
+        stage=versions.stage,
         version=manifest.version,
         after_version=before.version if before is not None else 0,
         time_ms=later.expired_ms if later.late and later.expired_ms is not None else manifest.time_ms,

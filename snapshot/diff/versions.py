@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import history
+from ...store.versions.aside import table_of
 from ...store.versions.manifest import Manifest
 
 _AHEAD = 64
@@ -19,12 +20,15 @@ class Versions:
         store: the store of the app.
         app: the app's name.
         stage: the stage's name.
+        table: one beside the stage's own, which the versions then have as theirs; empty for its own.
     """
 
-    def __init__(self, store: ObjectStore, app: str, stage: str) -> None:
+    def __init__(self, store: ObjectStore, app: str, stage: str, table: str = "") -> None:
         self.numbers = history.versions(store, app, stage)
         """Their numbers. One listing for each 1,000."""
-        self._store, self._app, self._stage = store, app, stage
+        self.stage = stage
+        """The stage."""
+        self._store, self._app, self._table = store, app, table or stage
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -36,7 +40,7 @@ class Versions:
             NotFound: it was collected meanwhile.
             Corruption: its manifest is not readable.
         """
-        return history.read(self._store, self._app, self._stage, self.numbers[place])
+        return table_of(history.read(self._store, self._app, self.stage, self.numbers[place]), self._table)
 
     def from_number(self, number: int) -> int:
         """The first place with this number or a larger one."""

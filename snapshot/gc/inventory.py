@@ -139,7 +139,8 @@ def named(inventory: Inventory, stage: str, versions: Iterable[int]) -> Iterator
             )
         except ObjectNotFound:
             raise _missing(app, stage, (version,)) from None
-        return version, tuple(sst.object for sst in found.ssts if sst.root in ("", store.url))
+        named = (*found.ssts, *(sst for each in found.aside.values() for sst in each.ssts))
+        return version, tuple(sst.object for sst in named if sst.root in ("", store.url))
 
     return many(read, versions)
 
@@ -163,6 +164,10 @@ class _Name(Struct, frozen=True):
     root: fits.Line = ""
 
 
+class _Aside(Struct, frozen=True):
+    ssts: tuple[_Name, ...] = ()
+
+
 class _Names(Struct, frozen=True):
     """Of a manifest, the part that says what must stay."""
 
@@ -170,10 +175,11 @@ class _Names(Struct, frozen=True):
     stage: fits.Name
     version: fits.Version
     ssts: tuple[_Name, ...] = ()
+    aside: dict[fits.Name, _Aside] = {}
 
 
 def _light(manifest: Manifest) -> Manifest:
-    return replace(manifest, ssts=(), table=None)
+    return replace(manifest, ssts=(), table=None, aside={})
 
 
 def _there(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:

@@ -11,6 +11,7 @@ from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import history
+from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
 from ..cut.resolve import telling_if_collected
@@ -56,7 +57,8 @@ def answer(
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    empty = {stage: manifest.table for stage, manifest in later.items() if manifest.table is not None}
+    behind = (each for stage, manifest in later.items() for each in tables_of(manifest, stage).items())
+    empty = {name: manifest.table for name, manifest in behind if manifest.table is not None}
     statement = understand(sql)
     is_steady = now_ms is None
     moments = Moments(store, cut.app, instants.now_ms() if now_ms is None else now_ms, is_steady, on_moment)

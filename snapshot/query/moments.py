@@ -11,6 +11,7 @@ from ...errors import NotFound, Usage
 from ...store.objects.protocol import ObjectStore
 from ...store.read.range_reads import at_once
 from ...store.versions import apps, history, horizon
+from ...store.versions.aside import may_be_aside, owner
 from ...store.versions.manifest import Manifest, Table
 from ..cut.graph import Cut
 from ..cut.moments import later_stages
@@ -102,7 +103,9 @@ class Moments:
         return known[ref.text]
 
     def _ref(self, words: str, table: str) -> Ref:
-        text = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=table)
+        # Only a table beside a stage's own has another name than its stage.
+        stage = owner(table, history.list_stages(self.store, self.app)) if may_be_aside(table) else table
+        text = ref_of_words(self.store, self.app, words, now_ms=self.now_ms, stage=stage)
         return parse(text, now_ms=self.now_ms)
 
 
@@ -129,7 +132,8 @@ def ref_of_words(store: ObjectStore, app: str, words: str, *, now_ms: int, stage
 
 def _between(store: ObjectStore, clause: Versions, since: Cut, until: Cut) -> tuple[Manifest, ...]:
     """The version at the beginning, then those that may hold other rows; of steps the last version of each."""
-    stage, last, begin = clause.table, until.stages.get(clause.table), since.stages.get(clause.table)
+    stage = owner(clause.table, until.stages)
+    last, begin = until.stages.get(stage), since.stages.get(stage)
     if last is None:
         return ()
     if begin is not None and begin.version > last.version:

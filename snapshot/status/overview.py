@@ -10,6 +10,7 @@ from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
 from ...store.versions import apps, history, published
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest, Origin
 from ...store.versions.usage import recent
 from ..cut.graph import order
@@ -70,6 +71,10 @@ class StageOverview:
     """Only in detail, and of a stage with a table."""
     sinks: tuple[SinkLag, ...] = ()
     """As far as the store knows: publishers note where they are every few seconds."""
+    rejected: int = 0
+    """Records that it rejected since it began."""
+    rejected_waiting: int = 0
+    """Of these, those that were not retried."""
     since: dict[str, int] = field(default_factory=dict)
     """Columns that migrations added to the table, and the version that each is there since."""
     called: str = ""
@@ -182,6 +187,7 @@ def _stage(
     figures: TableFigures | None,
     sinks: tuple[SinkLag, ...],
 ) -> StageOverview:
+    rejects = rejected_of(head)
     return StageOverview(
         stage=head.stage,
         version=head.version,
@@ -200,6 +206,8 @@ def _stage(
         called=head.called,
         figures=figures,
         sinks=sinks,
+        rejected=rejects.total,
+        rejected_waiting=rejects.waiting,
         since=head.table.added if head.table is not None else {},
         watermark_ms=head.watermark_ms,
         ahead=head.event_time.ahead_total if head.event_time is not None else 0,

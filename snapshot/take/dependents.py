@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
+from ...store.versions.aside import all_ssts
 from ..cut.stored import Snapshot, list_snapshots, of_snapshot
 
 
@@ -83,7 +84,7 @@ def shared(store: ObjectStore, app: str, root: str) -> Iterator[tuple[str, froze
         named: set[str] = set()
         for stage in history.list_stages(where, other):
             for version in history.versions(where, other, stage)[:1]:
-                ssts = history.read(where, other, stage, version).ssts
+                ssts = all_ssts(history.read(where, other, stage, version))
                 named |= {sst.object for sst in ssts if sst.root in homes and sst.object.startswith(f"{app}/")}
         yield other, frozenset(named)
 
@@ -93,7 +94,7 @@ def _pinned(store: ObjectStore, snapshot: Snapshot) -> frozenset[str]:
         cut = of_snapshot(store, snapshot)
     except NotFound:
         return frozenset()  # it keeps nothing whole any more
-    return frozenset(sst.object for manifest in cut.stages.values() for sst in manifest.ssts)
+    return frozenset(sst.object for manifest in cut.stages.values() for sst in all_ssts(manifest))
 
 
 def _needed(app: str, clone: str, root: str) -> Refused:

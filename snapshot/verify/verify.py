@@ -13,6 +13,7 @@ from ...errors import Corruption, NotFound, Unavailable
 from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, keys
+from ...store.versions.aside import all_ssts, beside, tables_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut, Thinned, channels, violations
 from ..cut.in_flight import InFlight
@@ -135,7 +136,7 @@ def verify(
         found += check_markers(snapshot, cut)
         if deep:
             found += reread_markers(snapshot, cut, reader, not_reread)
-    found += map(check_entries, cut.stages.values())
+    found += map(check_entries, (each for manifest in cut.stages.values() for each in (manifest, *beside(manifest))))
     if deep:
         found += _reread_stages(counting, cut, on_progress)
         recounts = _recount(counting, cut, snapshot, on_progress)
@@ -234,12 +235,13 @@ def _reread_stages(store: ObjectStore, cut: Cut, on_progress: Callable[[str], No
     for stage, manifest in sorted(cut.stages.items()):
         past = whole_history(store, cut.app, stage, on_progress)
         yield past.checked
-        for number, sst in enumerate(manifest.ssts, 1):
-            on_progress(f"{stage}: SST {number} of {len(manifest.ssts)}")
-            if manifest.table is not None:
+        for name, at in tables_of(manifest).items():
+            assert at.table is not None  # noqa: S101  what tables_of gives
+            for number, sst in enumerate(at.ssts, 1):
+                on_progress(f"{name}: SST {number} of {len(at.ssts)}")
                 # Of what was written before the kept history, or came with a clone, nobody knows.
-                known = past.partitions if 0 < past.first <= sst.seq_max else frozenset()
-                yield from reread_sst(store, sst, manifest.table, known)
+                known = past.partitions if name == stage and 0 < past.first <= sst.seq_max else frozenset()
+                yield from reread_sst(store, sst, at.table, known)
 
 
 def _recount(
@@ -256,7 +258,7 @@ def _recount(
 def _check_sizes(store: ObjectStore, cut: Cut, snapshot: Snapshot | None) -> Iterator[Checked]:
     wanted: dict[ObjectStore, dict[str, int]] = {}
     for manifest in cut.stages.values():
-        for sst in manifest.ssts:
+        for sst in all_ssts(manifest):
             wrong: list[str] = []
             with noted(wrong):
                 wanted.setdefault(store.at(sst.root), {})[sst.object] = sst.bytes

@@ -8,6 +8,7 @@ nothing (a clone, a rescale) has no `stats`; the `totals` go on from it.
 from msgspec.structs import replace
 
 from ..objects.stats import Stats
+from ..versions.aside import all_ssts
 from ..versions.manifest import Manifest
 from .read_stats import Reads
 
@@ -19,8 +20,8 @@ def charged(before: Manifest, manifest: Manifest, taken: Stats) -> Manifest:
 
     That is `taken`, and the bytes of the SSTs that are new, which are counted here.
     """
-    known = {sst.object for sst in before.ssts}
-    new = [sst for sst in manifest.ssts if sst.object not in known]
+    known = {sst.object for sst in all_ssts(before)}
+    new = [sst for sst in all_ssts(manifest) if sst.object not in known]
     flushed = sum(sst.bytes for sst in new if sst.level == 0)
     stats = taken + Stats(flushed_bytes=flushed, compacted_bytes=sum(sst.bytes for sst in new) - flushed)
     return replace(manifest, stats=stats, totals=(before.totals or Stats()) + stats)

@@ -49,7 +49,14 @@ def _(value: Manifest) -> Iterator[Wrong]:
     if value.table is not None:
         yield from table_is_wrong("table", value.table)
     yield from _names(value)
-    yield from _ssts(value.ssts, (value.stage, *(each.stage for each in value.formerly)), value.version)
+    names = (value.stage, *(each.stage for each in value.formerly))
+    yield from _ssts("ssts", value.ssts, names, value.version)
+    for name, aside in value.aside.items():
+        at = f"aside[{name!r}]"
+        yield from table_is_wrong(f"{at}.table", aside.table)
+        yield from _ssts(f"{at}.ssts", aside.ssts, names, value.version)
+        if aside.total < max(aside.rows, aside.waiting):
+            yield Wrong(f"{at}.total", aside.total, f"at least its rows, {aside.rows}, and those waiting")
     yield from _recorded(value)
 
 
@@ -143,7 +150,7 @@ def _column(at: str, column: Column, seen: set[str]) -> Iterator[Wrong]:
         yield Wrong(f"{at}.type", column.type, "the name of a type that columns can have")
 
 
-def _ssts(ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
+def _ssts(at: str, ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator[Wrong]:
     """Looks at all of them at once first: a manifest may have many thousands."""
     objects = [sst.object for sst in ssts]
     checksums = "".join([sst.checksum for sst in ssts]) + "".join([sst.footer_checksum for sst in ssts])
@@ -162,11 +169,11 @@ def _ssts(ssts: Sequence[Sst], names: tuple[str, ...], version: int) -> Iterator
     ):
         seen: set[str] = set()
         for number, sst in enumerate(ssts):
-            yield from _sst(f"ssts[{number}]", sst, names, version, seen)
+            yield from _sst(f"{at}[{number}]", sst, names, version, seen)
             seen.add(sst.object)
     for root in {sst.root for sst in ssts} - {""}:
         number = next(number for number, sst in enumerate(ssts) if sst.root == root)
-        yield from root_is_wrong(f"ssts[{number}].root", root)
+        yield from root_is_wrong(f"{at}[{number}].root", root)
 
 
 def _sst(at: str, sst: Sst, names: tuple[str, ...], version: int, seen: set[str]) -> Iterator[Wrong]:

@@ -30,8 +30,8 @@ FORMAT = 4
 which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
 SSTs are read that were written under other columns, and with versions by which a table begins with rows from
 elsewhere; 4 with SSTs whose rows say which row they replaced, with stages that have another name since, whose SSTs
-lie under several, and with watermarks, which who does not carry them on starts anew, and with
-sinks, whose rows who does not carry them on would never publish."""
+lie under several, with watermarks, which who does not carry them on starts anew, with tables beside a stage's own,
+which the next manifest must carry on, and with sinks, whose rows who does not carry them on would never publish."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

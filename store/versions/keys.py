@@ -181,6 +181,16 @@ def request(app: str, snapshot_id: str) -> str:
     return f"{app}/requests/{snapshot_id}.json"
 
 
+def retries(app: str) -> str:
+    """Prefix of what is asked for rejected records."""
+    return f"{app}/retries/"
+
+
+def retry(app: str, ulid: str) -> str:
+    """One request to put rejected records through again."""
+    return f"{app}/retries/{ulid}.json"
+
+
 def runners(app: str) -> str:
     """Prefix of the signs of life of the app's runners."""
     return f"{app}/runners/"

@@ -224,6 +224,19 @@ class Sink(Struct, frozen=True):
     """Rows written since the sink began: what its publisher must find."""
 
 
+class Aside(Struct, frozen=True):
+    """A table beside a stage's own, as `aside` gives it to readers."""
+
+    table: Table
+    ssts: Annotated[tuple[Sst, ...], Meta(max_length=fits.MAX_SSTS)] = ()
+    rows: fits.Count = 0
+    """Rows that this version added."""
+    total: fits.Count = 0
+    """Rows added since the stage began, also those of the app that it was cloned from."""
+    waiting: fits.Count = 0
+    """Of these, the ones with which nothing has been done yet: rejected records that were not retried."""
+
+
 class EventTime(Struct, frozen=True):
     """How far a stage's event time has come."""
 
@@ -315,6 +328,8 @@ class Manifest(Struct, frozen=True):
     migration: fits.Seq = 0
     """The number of the newest migration that the stage went through: the same for all stages of an app, but between
     the first and the last commit of one."""
+    aside: dict[fits.Name, Aside] = {}
+    """Tables beside the stage's own, by what they are called behind its name (`aside.NAMES`). Carried on."""
     called: fits.NameOrNone = ""
     """Of a stage that is retired because it was renamed, its name from then on: under this one it never comes back."""
     formerly: Annotated[tuple[Former, ...], fits.RENAMES] = ()

@@ -11,6 +11,7 @@ from ...durations import HOUR_MS
 from ..objects.protocol import ObjectStore
 from ..objects.stats import Stats
 from . import history, keys
+from .aside import all_ssts
 from .manifest import Manifest
 
 
@@ -87,4 +88,4 @@ def recent(store: ObjectStore, head: Manifest, versions: int) -> tuple[int, Stat
 
 def _sst_bytes(manifest: Manifest) -> int:
     own = keys.ssts(manifest.app, manifest.stage)
-    return sum(sst.bytes for sst in manifest.ssts if not sst.root and sst.object.startswith(own))
+    return sum(sst.bytes for sst in all_ssts(manifest) if not sst.root and sst.object.startswith(own))

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 from slackwater.store.versions import keys
-from slackwater.store.versions.manifest import AppInfo, Column, Former, Input, Lost, Manifest, Output, Sst, Table
+from slackwater.store.versions.manifest import (
+    AppInfo,
+    Aside,
+    Column,
+    Former,
+    Input,
+    Lost,
+    Manifest,
+    Output,
+    Sst,
+    Table,
+)
 
 
 def any_value(kind: Any) -> st.SearchStrategy[Any]:
@@ -57,9 +68,15 @@ def _that_can_be(value: Manifest) -> Manifest:
         awaited={snapshot: names for snapshot, names in value.awaited.items() if snapshot in value.recorded},
         captured={},
         lost={name: _lost(lost, value.inputs[name]) for name, lost in value.lost.items() if name in value.inputs},
+        aside={name: _aside(each, value.stage, version) for name, each in value.aside.items()},
         called=value.called if value.kind == "retire" else "",
         formerly=_formerly(value),
     )
+
+
+def _aside(aside: Aside, stage: str, version: int) -> Aside:
+    ssts = tuple(_sst(sst, number, stage, version) for number, sst in enumerate(aside.ssts))
+    return replace(aside, table=_table(aside.table), ssts=ssts, total=max(aside.rows, aside.total, aside.waiting))
 
 
 def _formerly(value: Manifest) -> tuple[Former, ...]:

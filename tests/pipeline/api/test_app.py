@@ -1,6 +1,7 @@
 """Declaring an app: what cannot work is refused where it is written down."""
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -315,6 +316,39 @@ def test_a_span_of_time_that_is_a_number_is_refused_with_the_way_to_write_it() -
     app.stage(name="s", reads=sw.topic("t"), writes=sw.repartition("r", "k"))(rows)  # type: ignore[arg-type]
     with pytest.raises(Usage, match="trigger 10 is not a span of time"):
         app.run(store="s", kafka="k", trigger=10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"on_error": "skip"}, 'on_error is \'skip\'; expected "stop" or "reject"'),
+        ({"max_rejected": 5}, "has max_rejected= and rejects nothing"),
+        ({"rejects": "dead"}, "has rejects= and rejects nothing"),
+        ({"on_error": "reject", "max_rejected": 0}, "max_rejected"),
+        ({"on_error": "reject", "rejects": "no topic!"}, "topic name 'no topic!' is not usable"),
+        (
+            {"on_error": "reject", "rejects": "orders"},
+            "topic 'orders' is for rejected records",
+        ),
+    ],
+)
+def test_what_becomes_of_records_that_fail_is_said_in_words_that_fit(more: dict[str, object], said: str) -> None:
+    app = sw.App("shop")
+    with pytest.raises(Usage, match=re.escape(said)):
+        app.stage(reads=sw.topic("orders"), key="a", state=sw.aggregate(n=sw.count()), **more)(rows)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("names", [("legs", "legs_rejected"), ("legs_rejected", "legs")])
+def test_no_stage_has_the_name_of_another_ones_table_of_rejected_records(names: tuple[str, str]) -> None:
+    app = sw.App("shop")
+
+    def declare(name: str) -> None:
+        state = sw.aggregate(n=sw.count())
+        app.stage(reads=sw.topic("orders"), key="a", state=state, name=name, on_error="reject")(rows)
+
+    declare(names[0])
+    with pytest.raises(Usage, match="stage 'legs_rejected' has the name of the table of what 'legs' rejects"):
+        declare(names[1])
 
 
 def test_late_rows_have_a_channel_of_their_own_beside_what_the_state_emits() -> None:

@@ -1,0 +1,81 @@
+"""The topic of a stage's rejected records: messages as they came, with the headers of Kafka Streams' dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from ...errors import Refused, Unavailable
+from .clients import Kafka, clients, lacking, server
+from .patience import Patience
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+_PREFIX = "__streams.errors."
+_MOST = 65_536
+"""Bytes of a header's value: brokers bound messages, headers and all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record as it came, and why it was rejected."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    error: str
+    message: str
+    stack: str
+
+    def headers_of(self) -> list[tuple[str, bytes | None]]:
+        """Its own headers, and those of KIP-1034: `__streams.errors.exception` and so on, as text."""
+        said = {
+            "exception": self.error,
+            "stacktrace": self.stack,
+            "message": self.message,
+            "topic": self.topic,
+            "partition": str(self.partition),
+            "offset": str(self.offset),
+        }
+        own = [(name, value) for name, value in self.headers if not name.startswith(_PREFIX)]
+        return [*own, *((_PREFIX + name, text.encode()[:_MOST]) for name, text in said.items())]
+
+
+def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, patience_s: float) -> None:
+    """Write rejected records durably. At least once: a batch that is not committed afterwards writes them again.
+
+    Raises:
+        Refused: The broker does not take one: the topic is not there, we may not write to it, or it is full.
+        Unavailable: The broker has been away for longer than `patience_s`.
+    """
+    producer = clients(kafka).producer(patience_s)
+    failed: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            failed.append(error)
+
+    try:
+        for each in letters:
+            producer.produce(topic, each.value, each.key, headers=each.headers_of(), on_delivery=delivered)
+            producer.poll(0)
+        patience = Patience(server(kafka), patience_s + 5)
+        while producer.flush(1) > 0:
+            patience.waited()
+        patience.answered()
+    except (KafkaException, BufferError) as error:
+        cause = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._QUEUE_FULL)
+        failed.insert(0, cause)
+    if not failed:
+        return
+    clients(kafka).discard_producer(patience_s)
+    said = f"the topic of rejected records {topic!r} takes none: {failed[0].str()}"
+    hint = "the batch was dropped whole and nothing is lost: make room there, or name another topic, and run again"
+    if failed[0].retriable() or failed[0].code() in (KafkaError._TRANSPORT, KafkaError._MSG_TIMED_OUT):
+        raise Unavailable(said, hint=hint)
+    raise lacking(kafka, failed[0], "Write", topic) or Refused(said, hint=hint)

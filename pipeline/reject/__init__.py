@@ -1,0 +1,7 @@
+"""Poison records: whose fault an error is, which records are to blame, and the batch without them.
+
+Which records to try next is decided without Spark, in `snapshot/bisect/poison.py`. A stage runner knows this room by
+the Protocol `batch.job.Rejecter`.
+"""
+
+__all__ = ["again", "blame", "culprits", "feed", "given", "places", "records", "rejecter", "retrier", "table", "trials"]

@@ -1,0 +1,33 @@
+"""Rejected records of the stages that run here, put through the program when somebody has asked for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...errors import Unavailable
+from ...snapshot.rejected.retries import done, open_retries
+from ...store.objects.protocol import ObjectStore
+from ...store.versions.aside import rejected_of
+from ..batch.stage_runner import StageRunner
+
+
+class Retrier:
+    """Looks for requests while records wait: a listing each time that it is asked, and none otherwise."""
+
+    def __init__(self, store: ObjectStore, app: str) -> None:
+        self._store = store
+        self._app = app
+
+    def check(self, runners: Iterable[StageRunner]) -> None:
+        """Do what is asked for. Raises what a batch raises, which has ended the stage."""
+        able = {runner.stage.name: runner for runner in runners if rejected_of(runner.head).waiting}
+        if not able:
+            return
+        try:
+            for asked in open_retries(self._store, self._app):
+                if (runner := able.get(asked.stage)) is not None:
+                    runner.retry()
+                    done(self._store, self._app, asked)
+        except Unavailable:
+            # Whether the store has been away for too long is the planners' to say.
+            return

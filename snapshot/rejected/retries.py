@@ -1,0 +1,66 @@
+"""Asking that a stage's rejected records be put through its program again: one object for each request.
+
+Whoever runs the stage does it between two batches, and then removes the request. What is done twice because somebody
+died in between does no harm: a record that was taken is marked in the same commit, and is not put through again.
+"""
+
+from msgspec import Struct
+from ulid import ULID
+
+from ...errors import Refused
+from ...store.objects.protocol import ObjectStore, documents
+from ...store.versions import codec, history, keys
+from ...store.versions import limits as fits
+from ...store.versions.aside import rejected_of
+from ..cut.documents import read_documents
+from ..cut.moments import stages_of
+
+
+class Retry(Struct, frozen=True):
+    """What asks for the rejected records of one stage to be put through again."""
+
+    id: fits.Ulid
+    stage: fits.Name
+    created_ms: fits.TimeMs
+    by: fits.Line
+
+
+def waiting(store: ObjectStore, app: str, stage: str = "") -> dict[str, int]:
+    """The stages with rejected records that wait to be retried, and how many; of `stage` alone, if it is given.
+
+    Raises:
+        NotFound: there is no such app or stage.
+        Unavailable: storage did not answer.
+    """
+    stages = (stage,) if stage in stages_of(store, app, stage) else stages_of(store, app, stage)
+    heads = (history.head(store, app, each) for each in stages)
+    found = {head.stage: rejected_of(head).waiting for head in heads if head is not None}
+    return {name: count for name, count in found.items() if count}
+
+
+def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Retry:
+    """Ask for what waits of a stage; a request that is open already is the same one.
+
+    Raises:
+        NotFound: there is no such app or stage.
+        Refused: nothing waits.
+    """
+    if not waiting(store, app, stage):
+        raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
+    for asked in open_retries(store, app):
+        if asked.stage == stage:
+            return asked
+    asked = Retry(str(ULID()), stage, now_ms, by)
+    store.put_if_absent(keys.retry(app, asked.id), codec.encode(asked))
+    return asked
+
+
+def open_retries(store: ObjectStore, app: str) -> tuple[Retry, ...]:
+    """The requests that are not done yet, oldest first. One listing, and one read for each."""
+    listed = documents(store, keys.retries(app))
+    return tuple(read_documents(store, listed, Retry, lambda asked: keys.retry(app, asked.id)))
+
+
+def done(store: ObjectStore, app: str, asked: Retry) -> None:
+    """Remove a request; no error when it is gone already."""
+    store.delete(keys.retry(app, asked.id))

@@ -1,0 +1,95 @@
+"""Tables that a stage has beside its own, such as that of the records it rejected: `<stage>_<name>` to everybody.
+
+They are in the stage's manifest, so they change with its table in one commit, and are as old, as new and as lasting.
+Whoever reads tables gets each as a manifest of its own that has it as its table: what reads one reads the others.
+"""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from .manifest import Manifest, Sst
+
+REJECTED = "rejected"
+"""The records that the stage could not take, each with its error."""
+NAMES = (REJECTED,)
+"""What such tables are called behind their stage's name."""
+
+
+def table_name(stage: str, name: str) -> str:
+    """What a table beside that of a stage is called."""
+    return f"{stage}_{name}"
+
+
+def may_be_aside(table: str) -> bool:
+    """Whether a table of this name may be beside a stage's own."""
+    return table.endswith(tuple(f"_{name}" for name in NAMES))
+
+
+def owner(table: str, stages: Collection[str]) -> str:
+    """The stage in whose manifests a table is: it bears its name, or the table is beside it; else the name itself."""
+    if table not in stages:
+        for name in NAMES:
+            stage = table.removesuffix(f"_{name}")
+            if stage != table and stage in stages:
+                return stage
+    return table
+
+
+def tables_of(manifest: Manifest, stage: str = "") -> dict[str, Manifest]:
+    """The stage's tables by name, its own first, each as a version that has it as its table.
+
+    `stage` is what the stage is called now, where that is another name.
+    """
+    name = stage or manifest.stage
+    own = {name: manifest} if manifest.table is not None else {}
+    return own | {name + each.stage.removeprefix(manifest.stage): each for each in beside(manifest)}
+
+
+def beside(manifest: Manifest) -> tuple[Manifest, ...]:
+    """As `tables_of`, without the stage's own."""
+    return tuple(
+        replace(
+            manifest, stage=table_name(manifest.stage, name), table=each.table, ssts=each.ssts, clock_ms=0, aside={}
+        )
+        for name, each in manifest.aside.items()
+    )
+
+
+def table_of(manifest: Manifest, table: str) -> Manifest:
+    """A version as `tables_of` gives it of one table; without a table where the stage has none of this name."""
+    if table == manifest.stage:
+        return manifest
+    found = tables_of(manifest).get(table)
+    return replace(manifest, stage=table, table=None, ssts=(), aside={}) if found is None else found
+
+
+class Rejected(NamedTuple):
+    """Numbers of records that a stage rejected."""
+
+    rows: int
+    """By this version."""
+    total: int
+    """Since it began."""
+    waiting: int
+    """Of all, those that were not retried."""
+
+
+def rejected_of(manifest: Manifest) -> Rejected:
+    """How many records a stage has rejected at a version."""
+    found = manifest.aside.get(REJECTED)
+    return Rejected(found.rows, found.total, found.waiting) if found is not None else Rejected(0, 0, 0)
+
+
+def all_ssts(manifest: Manifest) -> tuple[Sst, ...]:
+    """The SSTs of all of its tables."""
+    if not manifest.aside:
+        return manifest.ssts
+    return (*manifest.ssts, *(sst for aside in manifest.aside.values() for sst in aside.ssts))
+
+
+def each_sst(manifest: Manifest, change: Callable[[Sst], Sst]) -> Manifest:
+    """The manifest with each SST of its tables changed."""
+    aside = {name: replace(each, ssts=tuple(map(change, each.ssts))) for name, each in manifest.aside.items()}
+    return replace(manifest, ssts=tuple(map(change, manifest.ssts)), aside=aside)

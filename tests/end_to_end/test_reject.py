@@ -1,0 +1,128 @@
+"""Records that fail are rejected, and the rest of their batch is committed."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import records, topics
+from slackwater.pipeline.replay.compare import compare, sent_rows
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.pipeline.run.program import load_app
+from slackwater.snapshot.rejected.retries import ask, open_retries
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+from slackwater.store.versions.aside import rejected_of
+
+from tests.support.running import APPS, Ledger
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("one_spark")]
+POISON = APPS / "poison.py"
+
+
+class Bank(Ledger):
+    """The app `poison`, with what its tables must be."""
+
+    def deposit(self, *moves: tuple[str, object]) -> list[tuple[int, int]]:
+        """Send moves; partition and offset of each."""
+        producer, at = Producer({**self.kafka, "linger.ms": 5}), []
+        for account, amount in moves:
+            value = json.dumps({"account": account, "amount": str(amount)}).encode()
+            producer.produce(
+                self.topic,
+                value,
+                account.encode(),
+                partition=len(at) % 3,
+                headers=[("from", b"teller")],
+                on_delivery=lambda _error, message: at.append((message.partition(), message.offset())),
+            )
+            if len(at) % 500 == 0:
+                producer.flush()
+        assert producer.flush(30) == 0
+        return at
+
+    def rejected(self, stage: str) -> list[dict[str, Any]]:
+        return list(self.table(f"{stage}_rejected").to_pylist())
+
+    def balances(self) -> dict[str, int]:
+        return {row["account"]: row["balance"] for row in self.table("accounts").to_pylist()}
+
+
+def test_poison_records_are_rejected_one_by_one_and_the_rest_is_committed(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = Bank(kafka.bootstrap, tmp_path, program=POISON)
+    dead = f"{bank.topic}-dead"
+    topics.create_topics(bank.kafka, {dead: 1})
+    monkeypatch.setenv("LEDGER_REJECTS", dead)
+    good = [(f"a{n % 50}", n % 7 + 1) for n in range(3_000)]
+    bank.deposit(*good)
+    bank.catch_up()
+    expected = Counter[str]()
+    for account, amount in good:
+        expected[account] += amount
+    assert bank.balances() == expected
+
+    # Three that no cast takes, and one that overdraws an account with what it has.
+    debt = expected["a7"] + 5_000
+    bank.deposit(*good[:900], ("a1", "ten"), *good[900:950], ("a2", ""), ("a3", "1e"), ("a7", -debt))
+    for account, amount in good[:950]:
+        expected[account] += amount
+    bank.catch_up()
+    assert bank.balances() == expected
+    bank.verify(bank.app)
+    found = bank.rejected("moves")
+    assert sorted(json.loads(row["value"])["amount"] for row in found) == ["", "1e", "ten"]
+    assert {(row["error"], row["topic"], row["attempts"]) for row in found} == {
+        ("NumberFormatException", bank.topic, 1)
+    }
+    assert [header for row in found for header in row["headers"]] == [{"name": "from", "value": b"teller"}] * 3
+    (overdrawn,) = bank.rejected("accounts")
+    assert overdrawn["error"] == "ValueError"
+    assert overdrawn["message"].startswith("an account would stand at -")
+    letters = [one for some in records.read_range(bank.kafka, dead, 0, 0, 3, patience_s=30) for one in some]
+    headers = [dict(message.headers() or ()) for message in letters]
+    assert {each["__streams.errors.exception"] for each in headers} == {b"NumberFormatException"}
+    assert {each["__streams.errors.topic"] for each in headers} == {bank.topic.encode()}
+    assert all(each["from"] == b"teller" for each in headers)
+
+    # What was committed is what a replay gives, whatever the batch had read.
+    store = open_store(bank.store)
+    for stage in ("moves", "accounts"):
+        head = history.head(store, bank.app, stage)
+        assert head is not None
+        assert rejected_of(head)[1:] == (len(bank.rejected(stage)),) * 2
+        newest = max(row["version"] for row in bank.rejected(stage))
+        assert replayed_as_committed(bank, stage, newest)
+
+    # A program that takes them, and more money: what waits is put through, once.
+    bank.deposit(("a7", debt))
+    monkeypatch.setenv("LEDGER_VARIANT", "tolerant")
+    for stage in ("moves", "accounts"):
+        ask(store, bank.app, stage, by="test", now_ms=1)
+    bank.catch_up(variant="tolerant")
+    bank.catch_up(variant="tolerant")
+    assert open_retries(store, bank.app) == ()
+    assert all(row["retried"] for row in bank.rejected("moves"))
+    # The deposit comes before or after the second try: with it, there is enough.
+    (overdrawn,) = bank.rejected("accounts")
+    expected["a7"] += debt if overdrawn["retried"] is None else 0
+    assert overdrawn["attempts"] == 2
+    assert bank.balances() == expected
+    bank.verify(bank.app)
+
+
+def replayed_as_committed(bank: Bank, stage: str, version: int) -> bool:
+    """Whether a replay of the version gives what it committed."""
+    store = open_store(bank.store)
+    os.environ["LEDGER_TOPIC"] = bank.topic
+    app = load_app(str(bank.program), name=bank.app)
+    with open_program(app, store, SstCache(bank.folder / "cache" / "replay", 1 << 30), bank.kafka) as program:
+        replay = StageReplay.of(program, history.read(store, bank.app, stage, version))
+        return compare(replay, sent_rows(replay)).same

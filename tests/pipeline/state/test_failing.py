@@ -1,0 +1,52 @@
+"""A state's function that fails tells for which keys, found in the task."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.pipeline.state.failing import StateFailed, merge_or_tell
+from slackwater.pipeline.state.merge import group
+from slackwater.pipeline.state.update import Update, update
+from slackwater.store.sst.hashing import hash_keys
+
+
+def refuses(bad: set[int]) -> Update:
+    def function(rows: pa.Table, state: pa.Table) -> pa.Table:
+        wrong = bad & set(rows["amount"].to_pylist())
+        if wrong:
+            raise ValueError(f"{min(wrong)} is not taken")
+        return pa.table({"n": np.zeros(state.num_rows, np.int64)})
+
+    return function
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), min_size=1, max_size=80),
+    st.sets(st.integers(0, 60), max_size=4),
+)
+def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, int]], bad: set[int]) -> None:
+    accounts = pa.table({"account": pa.array([key for key, _ in moves], pa.int64())})
+    rows = accounts.append_column("amount", pa.array([amount for _, amount in moves], pa.int64()))
+    rows = rows.add_column(0, "_hash", pa.array(hash_keys(accounts, ["account"])))
+    kept = pa.schema([("n", pa.int64())])
+    bound = update(refuses(bad), state=kept).bind([rows.drop_columns(["_hash"]).schema], ("account",))
+    rows, groups = group(rows, ["account"])
+    keys = rows.select(["account"]).take(pa.array(groups.starts))
+    hashes = rows["_hash"].take(pa.array(groups.starts)).to_numpy()
+    old = pa.table({"n": pa.nulls(groups.num, pa.int64())})
+    guilty = {key for key, amount in moves if amount in bad}
+    expected = {
+        hashed for hashed, key in zip(hashes.tolist(), keys["account"].to_pylist(), strict=True) if key in guilty
+    }
+    if not expected:
+        assert merge_or_tell(bound, rows.select(["account", "amount"]), groups, keys, old, hashes).values.num_rows
+        return
+    with pytest.raises(StateFailed) as caught:
+        merge_or_tell(bound, rows.select(["account", "amount"]), groups, keys, old, hashes)
+    told = json.loads(str(caught.value))
+    assert set(told["keys"]) == expected
+    assert told["kind"] == "ValueError"
+    assert "is not taken" in told["message"]

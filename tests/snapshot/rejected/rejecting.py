@@ -1,0 +1,44 @@
+"""Rejected records in an app's history, without Spark and Kafka."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+from slackwater.pipeline.kafka.rejects import DeadLetter
+from slackwater.pipeline.reject.table import Written, row_of, table_of_rows
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions.aside import REJECTED
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Manifest
+
+from tests.support.histories import FlightsApp
+
+
+def letter(offset: int, error: str = "ValueError") -> DeadLetter:
+    """What came of one record."""
+    headers = (("from", b"test"), ("empty", None))
+    return DeadLetter("flights", 0, offset, b"N001", b"no json", headers, error, f"bad: {offset}", "Traceback: here")
+
+
+def reject(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
+    """Commit a batch of the stage that read nothing and rejected the records at these offsets."""
+    head, now_ms = app.heads[stage], app.clock.tick(stage)
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
+    name = next(iter(head.inputs))
+    rows = [row_of(letter(each), name, 0, now_ms, version=draft.version, now_ms=now_ms) for each in offsets]
+    written = Written(app.store, SstCache(cache, 1 << 30), app.name, stage)
+    table = written.put(head, table_of_rows(rows), draft.version, added=len(rows), waiting=len(rows))
+    return app.commit(replace(draft, aside={REJECTED: table}))
+
+
+def mark_retried(app: FlightsApp, stage: str, offsets: Sequence[int], cache: Path) -> Manifest:
+    """Commit a batch that took these of the rejected records."""
+    head = app.heads[stage]
+    now_ms = app.clock.tick(stage)
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test:1", now_ms=now_ms)
+    written = Written(app.store, SstCache(cache, 1 << 30), app.name, stage)
+    rows = [each for each in written.rows(head).to_pylist() if each["offset"] in offsets]
+    for row in rows:
+        row["retried"], row["attempts"] = draft.version, row["attempts"] + 1
+    table = written.put(head, table_of_rows(rows), draft.version, added=0, waiting=-len(rows))
+    return app.commit(replace(draft, aside={REJECTED: table}))
