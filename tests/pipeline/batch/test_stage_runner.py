@@ -48,7 +48,9 @@ class Looped(StageRunner):
     """By which each attempt was to look its keys up."""
     jobs = 0
 
-    def _compute(self, rows: list[int], base: Manifest, clock_ms: int) -> tuple[Result, ...]:  # type: ignore[override]
+    def _compute(  # type: ignore[override]
+        self, rows: list[int], base: Manifest, clock_ms: int, bound_ms: int
+    ) -> tuple[Result, ...]:
         self.jobs += 1
         (channel,) = self.stage.writes
         name, partitions = base.outputs[channel.name].topic, len(base.outputs[channel.name].ends)
