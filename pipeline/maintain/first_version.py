@@ -68,7 +68,7 @@ def first_version_of(
     Raises:
         Usage: A word says no offset or no time. Others as `load_app` and `first_version`.
     """
-    begin = starting_at(instants.parse("at", at)) if at else None
+    begin = starting_at(instants.parse("--at", at)) if at else None
     where = starting_offsets_in(offsets)
     return first_version(load_app(path, name=app), stage, store, kafka, offsets=where, at=begin, by=by)
 

@@ -196,9 +196,11 @@ def _spans(versions: Versions, stored: StoredKey) -> Iterator[_Span]:
 def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) -> StoredRow | None:
     """The row that is stored at a place; `seq` is what is known of its `_seq`: 0 that there is none, None nothing."""
     manifest = versions[place]
-    if seq == 0 or manifest.table is None:
+    if manifest.table is None:
         return None
-    if seq is not None:
+    if seq == 0 and _lost_nothing(versions, stored, place):
+        return None
+    if seq:
         # Where it was written the SST with it is a batch's, and small.
         wrote = versions[min(versions.from_number(seq), place)]
         row = stored.of_seq(wrote, seq, manifest.table) or stored.of_seq(manifest, seq, manifest.table)
@@ -206,6 +208,16 @@ def _newest(versions: Versions, stored: StoredKey, place: int, seq: int | None) 
         if row is not None:
             return row
     return stored.newest(manifest)
+
+
+def _lost_nothing(versions: Versions, stored: StoredKey, place: int) -> bool:
+    """Whether the next version has all SSTs of this one in which the key may be.
+
+    Where it put a merge in their place, that may have dropped a tombstone of the key or a row that had expired, before
+    the batch looked.
+    """
+    there = set(map(identity, versions[place + 1].ssts))
+    return all(identity(sst) in there for sst in stored.ssts(versions[place]))
 
 
 def _wrote(versions: Versions, stored: StoredKey, row: StoredRow, last: int) -> int:

@@ -39,6 +39,8 @@ _BITMAP_ROWS = 1 << 30
 """Rows of all SSTs that share a bitmap: DuckDB numbers its bits by 32-bit integers."""
 _BATCH_ROWS = 1 << 16
 """Rows of a mapped SST that one thread of DuckDB takes at once."""
+_NO_CURSOR = "a cursor does not see which rows count: ask the connection itself"
+"""Variables are a connection's own. DuckDB tests for one when it plans, so that rows do not."""
 _MAX_SCHEMAS = 10_000
 
 _schemas: LRUCache[str, pa.Schema] = LRUCache(_MAX_SCHEMAS)
@@ -121,11 +123,12 @@ def _mapped_rows(
     condition: str,
 ) -> Iterator[duckdb.DuckDBPyRelation]:
     """The rows that count of mapped SSTs, each with the positions of those that do not, as few relations."""
-    groups: dict[tuple[int, bool, bool], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Mapped, npt.NDArray[np.int64] | None]]] = {}
     for one, dead in rows:
-        groups.setdefault((id(one.reading), EXPIRES in one.stored.schema.names, dead is None), []).append((one, dead))
-    for (_, expires, whole), some in groups.items():
-        like = Alike((), some[0][0].reading, expires)
+        fields = tuple((field.name, field.type, field.nullable) for field in one.stored.schema)
+        groups.setdefault((id(one.reading), dead is None, fields), []).append((one, dead))
+    for (_, whole, _), some in groups.items():
+        like = Alike((), some[0][0].reading, EXPIRES in some[0][0].stored.schema.names)
         tables = [one.stored if dead is None else _with_hidden(one.stored, dead) for one, dead in some]
         # Each thread takes a batch at a time.
         batches = [batch for each in tables for batch in each.to_batches(max_chunksize=_BATCH_ROWS)]
@@ -169,7 +172,8 @@ def _newest_rows(
         position = f"(file_row_number + {starts}[file_index::BIGINT + 1])::INTEGER"
         selects.append(
             f"SELECT {selected} FROM {from_files([paths[sst.object] for sst in chunk], by_name=by_name)}"
-            f" WHERE get_bit(getvariable({literal(variable)}), {position}) = 0 AND {condition}"
+            f" WHERE CASE WHEN getvariable({literal(variable)}) IS NULL THEN error({literal(_NO_CURSOR)})"
+            f" ELSE get_bit(getvariable({literal(variable)}), {position}) = 0 END AND {condition}"
         )
     return selects
 

@@ -87,7 +87,7 @@ class Writer:
             self.hashes,
             self.app,
             clock_ms=clock_ms,
-            base=self.head.ssts,
+            base=apply(self.head.ssts, self.merges),
         )
         latest_ms = expiry.latest_event_ms(state_rows(table, changes, draft.version, self.hashes), table.ttl)
         asked = {request.id for request in open_requests(self.view, self.app)}

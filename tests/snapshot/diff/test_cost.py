@@ -7,12 +7,16 @@ from msgspec.structs import replace
 from slackwater.snapshot.cut.graph import Cut
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
+from slackwater.store.compaction.merge import run
+from slackwater.store.compaction.picker import pick_for
+from slackwater.store.compaction.plan import apply
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import Column, Policy, Ttl
 
 from tests.support.stages import TABLE, Stage
-from tests.support.state_rows import Key, Values
+from tests.support.state_rows import Key, Values, write_version
 
 NUM_ROWS = 130_000
 """Eight row groups."""
@@ -112,6 +116,21 @@ def test_a_history_of_a_key_that_seldom_changes_takes_no_more(cache: SstCache, t
     assert [change.kind for change in found.changes] == ["changed"] * 3 + ["added"]
     runs = len(stage.versions[-1].ssts)
     assert found.reads.requests <= 2 * len(found.changes) + runs
+
+
+def test_a_deletion_that_a_merge_forgot_before_the_next_row_looked_is_in_the_history(cache: SstCache) -> None:
+    """A batch looks up in what its version puts in the place of merged SSTs."""
+    stage = Stage()
+    stage.put(rows(1))
+    head = stage.put({(1,): None})
+    merged = apply(
+        head.ssts, [run(stage.store, cache, "app", "stage", TABLE, one) for one in pick_for(head, full=True)]
+    )
+    assert not merged
+    ssts = write_version(stage.store, None, TABLE, rows(1, plus=1), 3, base=merged)
+    commit.commit(stage.store, replace(head, version=3, time_ms=3, ssts=ssts))
+    found = key_history(stage.store, cache, "app", "stage", ["1"], now_ms=0)
+    assert [(each.version, each.kind) for each in found.changes] == [(3, "added"), (2, "removed"), (1, "added")]
 
 
 def test_a_row_that_expired_since_the_newest_version_is_gone_in_its_history(cache: SstCache) -> None:
