@@ -199,10 +199,15 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
 @pytest.mark.kafka
 def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
     command = [sys.executable, "-m", "slackwater.cli.main", "dev", "up"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
-        eventually(lambda: len(servers_of(folder)) == 2)
-        up.send_signal(signal.SIGINT)
-        out, errors = up.communicate(timeout=PATIENCE_S)
+    for _ in range(5):
+        with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
+            eventually(lambda: len(servers_of(folder)) == 2)
+            up.send_signal(signal.SIGINT)
+            out, errors = up.communicate(timeout=PATIENCE_S)
+        if up.returncode:
+            break
+        # On a busy machine they may be up before it is sent.
+        DevServers(folder).down()
     assert (up.returncode, out) == (130, b"")
     assert b"Traceback" not in errors
     assert servers_of(folder) == set()
