@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from ...errors import Refused
 from .clients import GONE, Kafka, lacking, server
@@ -57,6 +57,8 @@ class Transactions:
         self._patience_s = patience_s
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
+        self._undelivered: KafkaError | None = None
+        """Why the first record that was not taken was not: the transaction itself only says that there is one."""
 
     def open(self) -> tuple[int, str] | None:
         """Fence whoever wrote with this id, see that what it began counts or not, and say where that was.
@@ -69,6 +71,7 @@ class Transactions:
             Refused: It does not let us write in transactions.
         """
         self.close()
+        self._undelivered = None
         quiet = {"log_level": 0, "error_cb": lambda _error: None}
         ours = {
             "transactional.id": self._id,
@@ -80,6 +83,8 @@ class Transactions:
             "queue.buffering.max.kbytes": _QUEUED_BYTES_KB,
             # As Java's clients, and so Spark's sink, place records by their key.
             "partitioner": "murmur2_random",
+            "on_delivery": self._delivered,
+            "delivery.report.only.error": True,
         }
         try:
             self._producer = Producer({**quiet, **self._kafka, **ours})
@@ -162,9 +167,15 @@ class Transactions:
             else:
                 return
 
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and self._undelivered is None:
+            self._undelivered = error
+
     def _understood(self, failed: KafkaException) -> Exception:
         """What an error means to whoever publishes."""
         error: KafkaError = failed.args[0]
+        if not error.fatal() and error.code() not in _OVERTAKEN:
+            error = self._undelivered or error
         code = error.code()
         where = f"{server(self._kafka)} does not take records for {self._topic!r}"
         if refused := lacking(self._kafka, error, "Write", self._topic):

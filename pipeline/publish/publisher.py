@@ -159,6 +159,8 @@ class SinkThread:
         try:
             return self._publisher.step()
         except Gone as error:
+            # Who took the stage over publishes them, and has them deleted: then nothing is lost, nor ours to pass over.
+            self._check_epoch()
             if not self._accept_loss:
                 raise Gone(
                     f"{self.name} cannot go on: {error.message}, and were not published",

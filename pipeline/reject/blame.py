@@ -19,7 +19,11 @@ _OF_SPARK = re.compile(
     r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
     r"|No space left on device"
 )
-_TASK = re.compile(r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage")
+_TASK = re.compile(
+    r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
+    # Of one plan, side by side: each output's own way to the same record. Each of the failures is told.
+    r"|STAGE_MATERIALIZATION_MULTIPLE_FAILURES"
+)
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _WRAPS = ("PythonException", "SparkException", "Py4JJavaError")
 """What Spark wraps errors of tasks in."""
