@@ -14,6 +14,7 @@ from ...store.versions.aside import REJECTED, table_name
 from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
+from ..state.due import Final
 from ..state.protocol import State
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .sink import FunctionSink, Sink, TopicSink, internal_topic
@@ -233,6 +234,9 @@ class App:
             _check_rejects(stage_name, on_error, max_rejected, rejects)
             if table is not None and state is None:
                 raise Usage(f"stage {stage_name!r} has table= and keeps no state, so it has no table")
+            if times.emits == "final" and (state is None or not outputs):
+                lacks = "keeps no state" if state is None else "writes nothing"
+                raise Usage(f'stage {stage_name!r} has event_time(emits="final") and {lacks}')
             late = _late_rows(stage_name, columns, state) if times.late == "table" else times.late
             self._add(
                 Stage(
@@ -240,7 +244,7 @@ class App:
                     transform=transform,
                     reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
                     writes=(*outputs, late) if isinstance(late, Repartition) else outputs,
-                    state=state,
+                    state=Final(state) if state is not None and times.emits == "final" else state,
                     key=columns,
                     table=table or DEFAULT_TABLE,
                     max_records=count("max_records", max_records, 1),
@@ -253,7 +257,7 @@ class App:
                 )
             )
             if times.late == "table" and isinstance(late, Repartition):
-                kept = replace(times, late="keep")
+                kept = replace(times, late="keep", emits="changes")
                 self.stage(reads=late, state=state, table=table, event_time=kept, name=f"{stage_name}_late")(_same)
             return transform
 

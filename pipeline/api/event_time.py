@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .app import Repartition
 
 
+Emits: TypeAlias = Literal["changes", "final"]
 Late: TypeAlias = "Literal['drop', 'keep', 'table'] | Repartition"
 
 
@@ -22,9 +23,10 @@ class EventTimeOptions:
 
     ahead_ms: int
     late: Late = "drop"
+    emits: Emits = "changes"
 
 
-def event_time(*, ahead: str = "1 day", late: Late = "drop") -> EventTimeOptions:
+def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "changes") -> EventTimeOptions:
     """Options of a stage whose rows have a watermark: what Spark's `withWatermark` does not say.
 
     Args:
@@ -34,16 +36,25 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop") -> EventTimeOptions
             beyond `ahead`. `"keep"`: they change the table as all others do. Else they do not, and are counted:
             `"drop"` leaves it at that; `"table"` makes another stage of them, `<stage>_late`, with the same key and
             state; to a `repartition(...)` they go with the columns that the stage's function gives them.
+        emits: What a stage emits whose key has a window: `"changes"`, the rows that each batch changed; `"final"`, each
+            row once, when the watermark has passed the end of its window.
 
     Raises:
-        Usage: `ahead` is no span of time between 0 and a million days, or `late` is something else.
+        Usage: `ahead` is no span of time between 0 and a million days, or `late` or `emits` is something else, or rows
+            would change windows whose row was emitted for good.
     """
     ahead_ms = parse_ms("event_time: ahead", ahead)
     if not 0 <= ahead_ms <= MAX_TTL_MS:
         raise Usage(f"event_time: ahead is {ahead!r}; expected 0 seconds to 1,000,000 days")
     if late not in ("drop", "keep", "table") and not hasattr(late, "partitions"):
         raise Usage(f"event_time: late is {late!r}; expected 'drop', 'keep', 'table' or a slackwater.repartition(...)")
-    return EventTimeOptions(ahead_ms, late)
+    if emits not in ("changes", "final"):
+        raise Usage(f"event_time: emits is {emits!r}; expected 'changes' or 'final'")
+    if emits == "final" and late == "keep":
+        raise Usage(
+            "event_time: late rows are kept, so that no window is ever final; say another late=, or leave emits="
+        )
+    return EventTimeOptions(ahead_ms, late, emits)
 
 
 DEFAULT_EVENT_TIME = event_time()

@@ -27,7 +27,7 @@ from ...store.compaction.rebase import rebase
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.spooled import SpooledStore
 from ...store.objects.stats import Stats
-from ...store.read.version_stats import charged
+from ...store.read.read_stats import charged
 from ...store.versions import commit, history, horizon
 from ...store.versions.aside import all_ssts
 from ...store.versions.manifest import Manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,12 +12,13 @@ from pyspark.sql import functions as F
 
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions.manifest import Aside, Manifest
+from ...store.sst import sorted_runs
+from ...store.versions.manifest import Aside, Manifest, Sst
 from ..api.app import Repartition
 from ..source.planner import Position
 from ..spark.homes import Homes
 from ..state.multi_input import TAG, name_of
-from .task import RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
+from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -106,14 +107,32 @@ def _to(channel: Repartition | ToSink, column: Callable[[str], Column], count: i
 
 
 def run_state(rows: DataFrame, task: StateTask, homes: Homes | None = None) -> tuple[Result, ...]:
-    """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines."""
+    """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines.
+
+    Where rows of the table may fall due, each state partition that has any gets a row that is only a mark.
+    """
     key = [column.name for column in task.table.key]
     late = task.late_to[1] if task.late_to is not None else ()
     names = dict.fromkeys((*key, *task.state.needs, *task.times.names, *late))
     hashed = rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
     count = task.table.partitions
+    if task.falling is not None and task.falling.pending and task.ssts:
+        hashed = _marked(hashed, task.ssts, count)
     partition = _partition(F.col("_hash"), count)
     return _run(homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition), task)
+
+
+def _marked(rows: DataFrame, ssts: Sequence[Sst], partitions: int) -> DataFrame:
+    """The rows, and a mark for each state partition in which there are others already."""
+    places = ", ".join(
+        f"({sorted_runs.bounds(each, partitions)[1]}L)" for each in sorted_runs.by_partition(ssts, partitions)
+    )
+    marks = rows.sparkSession.sql(f"SELECT * FROM VALUES {places} AS marks(_hash)")
+    columns = [
+        F.col("_hash") if field.name == "_hash" else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in rows.schema
+    ]
+    return rows.withColumn(MARK, F.lit(False)).union(marks.select(*columns, F.lit(True)))
 
 
 def _partition(hashed: Column, partitions: int) -> Column:

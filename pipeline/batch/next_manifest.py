@@ -13,8 +13,11 @@ from ...store.compaction.plan import Done
 from ...store.versions import commit
 from ...store.versions.manifest import Aside, Input, Manifest, Output, Sink
 from ..event_time import progress
+from ..event_time.due import after
 from ..event_time.watermarks import Watermark
 from ..source.planner import Position
+from ..state.due import DueBy
+from ..state.falling import Falling
 from .snapshot_events import Outcome
 from .task import Result
 
@@ -30,6 +33,8 @@ def next_manifest(
     watermarks: Sequence[Watermark] = (),
     timed: Collection[str] = (),
     bound_ms: int | None = None,
+    due_by: DueBy | None = None,
+    falling: Falling | None = None,
     clock_ms: int,
     now_ms: int,
     duration_ms: int,
@@ -48,6 +53,8 @@ def next_manifest(
         watermarks: Those of the stage's own.
         timed: The inputs that have one.
         bound_ms: Later event times were too far ahead of the clock for the tasks; None where there were none.
+        due_by: What passes the time at which rows fall due; None for a table whose rows never do.
+        falling: Up to when they did, likewise.
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
         duration_ms: From the batch's start until now.
@@ -65,12 +72,14 @@ def next_manifest(
     read = {name: _read(base.inputs[name], end, own=name in own) for name, end in positions.items()}
     inputs = progress.advanced(draft.inputs | read, watermarks, seen)
     at_ms = progress.watermark_ms(inputs, timed, base.watermark_ms)
+    late = sum(result.late for result in results)
+    event_time = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
+    if due_by is not None and falling is not None:
+        event_time = after(event_time, base.event_time, due_by, falling, (result.next_due_ms for result in results))
     return replace(
         draft,
         inputs=inputs,
-        event_time=progress.after(
-            base.event_time, at_ms, seen, late=sum(result.late for result in results), bound_ms=bound_ms
-        ),
+        event_time=event_time,
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
         sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),

@@ -26,7 +26,6 @@ from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.sink import Sink
-from ..event_time.late import window_of
 from ..event_time.watermarks import Declared, Watermark, declared
 from ..messages import outgoing
 from ..messages.decode import reading
@@ -36,8 +35,10 @@ from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
+from ..state.due import BoundDue, DueBy
 from ..state.multi_input import name_of, tag
 from ..state.protocol import BoundState
+from ..state.window import window_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,6 +90,11 @@ class Shape:
     window: str | None = None
     late: tuple[str, ...] = ()
 
+    @property
+    def due_by(self) -> DueBy | None:
+        """What passes the time at which rows of the table fall due; None where they never do."""
+        return self.bound.by if isinstance(self.bound, BoundDue) else None
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -139,6 +145,11 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             timed = frozenset(own | passed_on)
             closes = timed and stage.event_time.late != "keep"
             shape = replace(shape, watermarks=watermarks, timed=timed, window=_window(shape) if closes else None)
+            if shape.due_by == "watermark" and not timed:
+                raise Refused(
+                    f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
+                    hint='say withWatermark where the topic is read; or update(..., due_by="clock")',
+                )
             known[stage.name] = _with_late(stage, shape, applied)
     return known
 

@@ -26,13 +26,16 @@ from ...store.sst import sorted_runs, ttl
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
 from ..api.app import Stage
+from ..event_time import due
 from ..event_time.late import Lateness
 from ..event_time.progress import Times
 from ..kafka.markers import write_markers
 from ..source.checkpoint import Checkpoint
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
+from ..source.wake import Wake
 from ..spark.homes import Homes
+from ..state.falling import Falling
 from .batch_report import BatchReport
 from .committer import Change, Committed, Committer
 from .compactor import Compactor
@@ -118,6 +121,8 @@ class StageRunner:
         self._access = access
         self._on_commit = on_commit
         self._on_move = on_move
+        scratch = config.checkpoint.folder
+        self._wake = Wake(scratch.with_name(f"{scratch.name}.wake"))
         self._busy = threading.Lock()
         self._stopping = self._settled = False
         self.error: BaseException | None = None
@@ -184,6 +189,8 @@ class StageRunner:
             for name in applied.sources
         ]
         self._config.checkpoint.write(self.head.version, positions)
+        if self._shape.due_by is not None:
+            self._wake_for(self.head)
         return (
             applied.rows(self._shape.key)
             .writeStream.queryName(self.stage.name)
@@ -247,6 +254,9 @@ class StageRunner:
             store=self._places.store if looks else "",
             counts=str(self._meter.folder) if looks else "",
             handled=tuple(self.head.recorded) if asks else (),
+            wake=str(self._wake.path)
+            if self._shape.due_by is not None and name == next(iter(self.stage.inputs))
+            else "",
         )
         private = Private(self._places.kafka, self._places.s3_settings, aws_variables(os.environ))
         return open_stream(spark, options, private, self._shape.inputs[name] if at.upstream else None)
@@ -269,8 +279,12 @@ class StageRunner:
     def _run(self, rows: DataFrame, batch: int) -> None:
         checkpoint = self._config.checkpoint
         before, after = checkpoint.planned(batch - 1), checkpoint.planned(batch)
-        with_rows = any(has_rows(self._committer.tip.inputs[name], end) for name, end in after.items())
-        stall_seconds = self._stall.wait(self._batch_s, lambda: self._stopping) if self._stall and with_rows else 0.0
+        tip = self._committer.tip
+        with_rows = any(has_rows(tip.inputs[name], end) for name, end in after.items())
+        falling = self._falling(tip)
+        pending = falling is not None and falling.pending
+        with_job = with_rows or pending
+        stall_seconds = self._stall.wait(self._batch_s, lambda: self._stopping) if self._stall and with_job else 0.0
         if self._stopping:
             return
         started = time.monotonic()
@@ -279,14 +293,15 @@ class StageRunner:
         outcome = arrive(base, before, after, self._closed_snapshots)
         at = base.inputs
         moved = any((end.offsets, end.version) != (at[name].offsets, at[name].version) for name, end in after.items())
-        if not moved and not outcome.changed:
+        if not moved and not outcome.changed and not pending:
             return
         clock_ms = ttl.batch_clock_ms(base, instants.now_ms())
         merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
         bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
-        computed = self._computed(rows, self._batch(merged, after, clock_ms, bound_ms)) if with_rows else Computed()
+        whole = self._batch(merged, after, clock_ms, bound_ms, falling)
+        computed = self._computed(rows, whole) if with_job else Computed()
         markers = {mark: self._write_markers(mark[0], base.outputs[mark[1]]) for mark in outcome.markers}
-        bounds = (clock_ms, bound_ms if with_rows else None)
+        bounds = (clock_ms, bound_ms if with_rows else None, falling)
         self._submit(base, after, outcome, computed, markers, bounds, started, stall_seconds)
 
     def retry(self) -> None:
@@ -302,10 +317,10 @@ class StageRunner:
                 return
             started, clock_ms = time.monotonic(), ttl.batch_clock_ms(base, instants.now_ms())
             merged = replace(base, ssts=plan.apply(base.ssts, self._finished_merges()))
-            bound_ms = instants.now_ms() + self.stage.event_time.ahead_ms
+            bound_ms, falling = instants.now_ms() + self.stage.event_time.ahead_ms, self._falling(base)
             try:
-                computed = rejecter.retry(self._batch(merged, {}, clock_ms, bound_ms))
-                self._submit(base, {}, unchanged(base), computed, {}, (clock_ms, bound_ms), started)
+                computed = rejecter.retry(self._batch(merged, {}, clock_ms, bound_ms, falling))
+                self._submit(base, {}, unchanged(base), computed, {}, (clock_ms, bound_ms, falling), started)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -317,12 +332,12 @@ class StageRunner:
         outcome: Outcome,
         computed: Computed,
         markers: Mapping[tuple[str, str], tuple[int, ...]],
-        bounds: tuple[int, int | None],
+        bounds: tuple[int, int | None, Falling | None],
         started: float,
         stall_seconds: float = 0.0,
     ) -> None:
-        """Hand a computed batch over to be committed; `bounds` are `clock_ms` and `bound_ms` of `next_manifest`."""
-        clock_ms, bound_ms = bounds
+        """Hand a computed batch over to be committed; `bounds`: its clock, bound, and what falls due."""
+        clock_ms, bound_ms, falling = bounds
         results, merges = computed.results, self._finished_merges()
         manifest = next_manifest(
             base,
@@ -334,6 +349,8 @@ class StageRunner:
             watermarks=self._shape.watermarks,
             timed=self._shape.timed,
             bound_ms=bound_ms,
+            due_by=self._shape.due_by,
+            falling=falling,
             clock_ms=clock_ms,
             now_ms=instants.now_ms(),
             duration_ms=round((time.monotonic() - started) * 1000),
@@ -350,9 +367,24 @@ class StageRunner:
 
         taken = sum((result.stats for result in results), Stats())
         self._committer.submit(Change(base, manifest, merges, started, on_commit, taken))
+        if self._shape.due_by is not None:
+            self._wake_for(manifest)
         self._batch_s = time.monotonic() - started
         if self._limits.max_unflushed:
             self._on_move(self.head, self.tip)
+
+    def _falling(self, base: Manifest) -> Falling | None:
+        """What falls due with the batch after a version; None where nothing ever does."""
+        by = self._shape.due_by
+        return due.falling(base.event_time, by, instants.now_ms()) if by is not None else None
+
+    def _wake_for(self, tip: Manifest) -> None:
+        """Have a batch start when a row falls due, or at once where one has."""
+        times = tip.event_time
+        if times is None or times.next_due_ms is None or not (times.by_clock or times.owed):
+            self._wake.forget()
+        else:
+            self._wake.ask(tip.version, times.next_due_ms if times.by_clock else 0)
 
     def _finished_merges(self) -> tuple[Done, ...]:
         return self._compactor.finished if self._compactor else ()
@@ -370,20 +402,34 @@ class StageRunner:
                 raise
             return self._config.rejecter.rescue(batch, error)
 
-    def _batch(self, base: Manifest, after: Mapping[str, Position], clock_ms: int, bound_ms: int) -> Batch:
+    def _batch(
+        self,
+        base: Manifest,
+        after: Mapping[str, Position],
+        clock_ms: int,
+        bound_ms: int,
+        falling: Falling | None,
+    ) -> Batch:
         return Batch(
             base,
             after,
             clock_ms,
-            compute=lambda rows: self._compute(rows, base, clock_ms, bound_ms),
-            check=lambda rows: self._compute(rows, base, clock_ms, bound_ms, only_checks=True),
+            compute=lambda rows: self._compute(rows, base, clock_ms, bound_ms, falling),
+            check=lambda rows: self._compute(rows, base, clock_ms, bound_ms, None, only_checks=True),
             store=self._store,
             cache=self._cache,
             stopping=lambda: self._stopping,
         )
 
     def _compute(
-        self, rows: DataFrame, base: Manifest, clock_ms: int, bound_ms: int, *, only_checks: bool = False
+        self,
+        rows: DataFrame,
+        base: Manifest,
+        clock_ms: int,
+        bound_ms: int,
+        falling: Falling | None,
+        *,
+        only_checks: bool = False,
     ) -> tuple[Result, ...]:
         targets = tuple(target_of(one, base) for one in self.stage.emits_to)
         writer, version = base.writer, base.version + 1
@@ -408,5 +454,6 @@ class StageRunner:
             lateness=Lateness(window, base.watermark_ms, bound_ms) if window else None,
             late_to=(target_of(late, base), self._shape.late) if late and not only_checks else None,
             times=times,
+            falling=falling,
         )
         return run_state(rows, task, self._homes)

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.read.read_stats import Reads
-from ...store.read.version_stats import looked_up
+from ...store.read.read_stats import Reads, looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
@@ -34,12 +34,15 @@ from ..kafka.messages import split
 from ..kafka.records import send
 from ..messages import outgoing
 from ..source.worker import configure_worker
+from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
 from ..state.protocol import BoundState
 from .places import Places
 
 RESULT_SCHEMA = "result binary"
+MARK = "_is_mark"
+"""A column of rows that come to a task where rows may fall due: true for one that is none, and brings its partition."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -68,6 +71,8 @@ class Result(msgspec.Struct, frozen=True):
     """What it saw of the event times that it was asked to look for."""
     late: int = 0
     """Rows that it left out of the table, since they were late."""
+    next_due_ms: int | None = None
+    """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +191,22 @@ class StateTask(Task):
     """Which rows are late; None where none can be."""
     late_to: tuple[Target, tuple[str, ...]] | None = None
     """Where these go, with which columns; None for nowhere."""
+    falling: Falling | None = None
+    """Up to when rows fall due; None for a table whose rows never do."""
 
     def _run(self, rows: pa.Table, attempt: str) -> Result:
+        if MARK not in rows.column_names:
+            return self._in_time(rows, attempt)
+        mark = rows[MARK]
+        marked = partition_of(rows.filter(mark)["_hash"].to_numpy(), self.table.partitions)
+        return self._in_time(rows.filter(pc.invert(mark)).drop_columns([MARK]), attempt, frozenset(marked.tolist()))
+
+    def _in_time(self, rows: pa.Table, attempt: str, marked: frozenset[int] = frozenset()) -> Result:
+        """What becomes of the rows, and in the `marked` state partitions of those that fall due."""
         if self.lateness is None or not (late := self.lateness.mask(rows)).any():
-            return self._taken(rows, attempt)
+            return self._taken(rows, attempt, marked)
         left_out = rows.filter(pa.array(late))
-        result = self._taken(rows.filter(pa.array(~late)), attempt)
+        result = self._taken(rows.filter(pa.array(~late)), attempt, marked)
         sent = result.sent
         if self.late_to is not None:
             target, columns = self.late_to
@@ -199,9 +214,9 @@ class StateTask(Task):
             sent = sent | _send(self.places, (target,), [(left_out.select(columns), partitions)], attempt)
         return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
 
-    def _taken(self, rows: pa.Table, attempt: str) -> Result:
-        """What becomes of the rows that are not late, if there are any."""
-        if not rows.num_rows:
+    def _taken(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> Result:
+        """What becomes of the rows that are not late, if there are any, and of those that fall due."""
+        if not rows.num_rows and not marked:
             return Result(attempt, 0)
         reads = Reads()
         counted, store, cache = self.places.open()
@@ -209,13 +224,18 @@ class StateTask(Task):
         written: list[Sst] = []
         emitted: list[tuple[pa.Table, ...]] = []
         event_ms: list[int] = []
+        due_ms: list[int] = []
         # One partition a task is what Spark's plan gives; correct for any number of them.
-        for partition in np.unique(partitions).tolist():
-            mine = rows if len(rows) and (partitions == partition).all() else rows.filter(partitions == partition)
-            made, out, latest = self._merge(mine, partition, store, cache, reads)
+        for partition in sorted(marked.union(np.unique(partitions).tolist())):
+            mine = rows if (partitions == partition).all() else rows.filter(partitions == partition)
+            fallen = self._merge(mine, partition, store, cache, reads, marked=partition in marked)
+            if self.only_checks:
+                continue
+            made, latest = self._write(fallen.new, partition, store, cache)
             written += [made] if made else []
-            emitted += [out] if out else []
+            emitted += [fallen.emitted] if fallen.emitted else []
             event_ms += [latest] if latest is not None else []
+            due_ms += [fallen.next_ms] if fallen.next_ms is not None else []
         sent: dict[str, dict[int, Sent]] = {}
         if self.outputs and emitted:
             tables = [pa.concat_tables(parts) for parts in zip(*emitted, strict=True)]
@@ -226,21 +246,46 @@ class StateTask(Task):
             ]
             sent = _send(self.places, self.outputs, list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)
-        latest_ms = max(event_ms, default=None)
-        return Result(attempt, rows.num_rows, tuple(written), sent, taken, cache.ranged_objects(), latest_ms)
+        return Result(
+            attempt,
+            rows.num_rows,
+            tuple(written),
+            sent,
+            taken,
+            cache.ranged_objects(),
+            max(event_ms, default=None),
+            next_due_ms=min(due_ms, default=None),
+        )
 
     def _merge(
-        self, rows: pa.Table, partition: int, store: ObjectStore, cache: SstCache, reads: Reads
-    ) -> tuple[Sst | None, tuple[pa.Table, ...], int | None]:
-        """Merge the rows of one state partition: the SST, what is emitted, and the largest event time written."""
-        ssts = sorted_runs.touching(self.ssts, partition, self.table.partitions)
-        base = Base(self.table, ssts, self.clock_ms)
-        told = self.tells_keys
-        new, emitted = merge(rows, base, self.state, self.version, store, cache, reads, tells_keys=told)
-        if self.only_checks:
-            return None, (), None
+        self, rows: pa.Table, partition: int, store: ObjectStore, cache: SstCache, reads: Reads, *, marked: bool
+    ) -> Fallen:
+        """Merge the rows of one state partition, and where it is `marked` those that fall due."""
+        count = self.table.partitions
+        base = Base(self.table, sorted_runs.touching(self.ssts, partition, count), self.clock_ms)
+        if self.falling is None:
+            to = (base, self.state, self.version, store, cache, reads)
+            return Fallen(*merge(rows, *to, tells_keys=self.tells_keys), None)
+        hashes = sorted_runs.bounds(partition, count) if marked else None
+        return merge_falling(
+            rows,
+            base,
+            self.state,
+            self.version,
+            store,
+            cache,
+            reads,
+            self.falling,
+            hashes=hashes,
+            tells_keys=self.tells_keys,
+        )
+
+    def _write(
+        self, new: pa.Table, partition: int, store: ObjectStore, cache: SstCache
+    ) -> tuple[Sst | None, int | None]:
+        """The SST of one state partition's new rows, if there are any, and the largest event time written."""
         if new.num_rows == 0:
-            return None, emitted, None
+            return None, None
         new = expiry.with_expiry(new, self.table, self.clock_ms)
         made = sst.write(
             store,
@@ -251,4 +296,4 @@ class StateTask(Task):
             partition=partition,
             rows=new,
         )
-        return made, emitted, expiry.latest_event_ms(new, self.table.ttl)
+        return made, expiry.latest_event_ms(new, self.table.ttl)

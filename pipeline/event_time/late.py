@@ -36,16 +36,3 @@ class Lateness:
         if self.watermark_ms is not None:
             out = pc.or_(out, pc.less_equal(end, self.watermark_ms * 1000))
         return np.asarray(pc.fill_null(out, False))
-
-
-def window_of(key: pa.Schema) -> str | None:
-    """The first column of a key that is a window of time, as `F.window` makes them."""
-    return next((field.name for field in key if _is_window(field.type)), None)
-
-
-def _is_window(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_struct(kind)
-        and [field.name for field in kind] == ["start", "end"]
-        and all(pa.types.is_timestamp(field.type) for field in kind)
-    )

@@ -12,7 +12,7 @@ from ...errors import NotFound, Refused
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, migrations
-from ...store.versions.manifest import AppInfo, Manifest, Output
+from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ..api.app import App, Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
 from ..batch.claim import Claimer, program_of
@@ -142,10 +142,16 @@ def first_version(
         table=shape.table,
         by=by,
         program=program_of(app),
+        event_time=_any_due(shape),
         migration=last.number if (last := migrations.newest(store, app.name)) is not None else 0,
     )
     others = tuple(each.name for each in app.in_order() if each.name != name)
     return FirstVersion(manifest, info, others, claimer, stage, shape)
+
+
+def _any_due(shape: Shape) -> EventTime | None:
+    """What a version says whose rows nobody has looked through for those that fall due."""
+    return None if shape.due_by is None else EventTime(next_due_ms=-(1 << 63), by_clock=shape.due_by == "clock")
 
 
 def _asked(

@@ -21,8 +21,9 @@ _OF_SPARK = re.compile(
 )
 _TASK = re.compile(
     r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
-    # Of one plan, side by side: each output's own way to the same record. Each of the failures is told.
-    r"|STAGE_MATERIALIZATION_MULTIPLE_FAILURES"
+    # What an expression raised comes as it is, and not as the failure of a job, where it has a condition's name.
+    r"|^org\.apache\.spark\.Spark\w*Exception: \[(?!INTERNAL_ERROR)[A-Z]",
+    re.MULTILINE,
 )
 _RAISED = re.compile(r"^\s*(?:[\w$]+\.)*([A-Z]\w*): (.+)", re.MULTILINE)
 _WRAPS = ("PythonException", "SparkException", "Py4JJavaError")

@@ -67,6 +67,10 @@ class Index(Struct, frozen=True, kw_only=True):
     before_watermark_ms: fits.EventMs | None = None
     bound_ms: fits.EventMs | None = None
     """By which rows are late: the watermark of the version before it, and what was too far ahead of the clock."""
+    before_due_ms: fits.SpanMs | None = None
+    next_due_ms: fits.SpanMs | None = None
+    due_ms: fits.SpanMs | None = None
+    """What fell due: what the version before it says of that, and up to when rows had at the version."""
     some_keys: bool = False
     """Whether it is a case of some of the keys that the batch wrote: the others are left out on both sides."""
 
@@ -84,13 +88,19 @@ class Index(Struct, frozen=True, kw_only=True):
             table=self.table,
             clock_ms=self.clock_ms,
             seq=self.seq,
-            event_time=EventTime(self.before_watermark_ms, bound_ms=self.bound_ms),
+            event_time=EventTime(self.before_watermark_ms, bound_ms=self.bound_ms, due_ms=self.due_ms),
         )
 
     @property
     def before(self) -> Manifest:
         """The version before it, without its SSTs."""
-        return replace(self.after, version=self.version - 1, clock_ms=self.before_clock_ms, seq=0)
+        times = EventTime(
+            self.before_watermark_ms,
+            bound_ms=self.bound_ms,
+            due_ms=self.before_due_ms,
+            next_due_ms=self.next_due_ms,
+        )
+        return replace(self.after, version=self.version - 1, clock_ms=self.before_clock_ms, seq=0, event_time=times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,8 @@ class Bundle:
         index: What it is.
         program: The source of the program.
         records: What the batch read, by the input's declared name.
-        before: The keys that were touched, the value columns of their rows before the batch as SSTs have them, and
-            whether there was one (`THERE`); None without a table.
+        before: The keys that were touched or fell due, the value columns of their rows before the batch as SSTs have
+            them, and whether there was one (`THERE`); None without a table.
         committed: The rows that the version wrote, as SSTs have them but for `_prev_seq`; None without a table.
         sent: What it sent, by channel, where that is known.
     """

@@ -14,6 +14,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ...errors import Refused
+from ...snapshot.diff.side import distinct
 from ...store.objects.local import LocalStore
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
@@ -21,7 +22,7 @@ from ...store.read.multi_get import multi_get
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import HASH, OP, PUT, SEQ, completed, sst_schema
-from ...store.versions.manifest import Sst, Table
+from ...store.versions.manifest import EventTime, Sst, Table
 from ..run.program import load_app
 from .bundle import (
     FILE_NAME,
@@ -88,6 +89,7 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
     if file is None:
         raise Refused("a bundle has the program's file, and this one was declared in no file")
     inputs, channels = replay.stage.inputs, () if only is not None else replay.stage.repartitions
+    known, times = replay.before.event_time or EventTime(), after.event_time or EventTime()
     index = Index(
         app=after.app,
         stage=after.stage,
@@ -101,14 +103,19 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
         before_clock_ms=replay.before.clock_ms,
         clock_ms=after.clock_ms,
         before_watermark_ms=replay.before.watermark_ms,
-        bound_ms=after.event_time.bound_ms if after.event_time is not None else None,
+        bound_ms=times.bound_ms,
+        before_due_ms=known.due_ms,
+        next_due_ms=known.next_due_ms,
+        due_ms=times.due_ms,
         some_keys=only is not None,
     )
     return Bundle(
         index,
         file.read_bytes(),
         _records(replay, only),
-        _before(replay, table, found.keys.keys) if table is not None and found.keys is not None else None,
+        _before(replay, table, _touched(replay, table, found.keys.keys, only))
+        if table is not None and found.keys is not None
+        else None,
         _stored_form(found.committed, table) if table is not None and found.committed is not None else None,
         {one.name: rows for one in channels if (rows := sent[one.name].rows) is not None},
     )
@@ -151,6 +158,15 @@ def _records(replay: StageReplay, only: pa.Table | None) -> dict[str, Records]:
     if only is None or not replay.apart:
         return replay.records
     return replay.taken(np.unique(replay.record_of(reaching(replay.rows(), only))))
+
+
+def _touched(replay: StageReplay, table: Table, written: pa.Table, only: pa.Table | None) -> pa.Table:
+    """The keys that either side wrote, and those of rows that fell due and were left as they were, each once."""
+    fallen = reaching(replay.fallen_keys(), only).drop_columns([HASH]).cast(written.schema)
+    both = pa.concat_tables([written, fallen])
+    return distinct(both.append_column(HASH, pa.array(hash_keys(both, written.column_names)))).select(
+        written.column_names
+    )
 
 
 def _before(replay: StageReplay, table: Table, keys: pa.Table) -> pa.Table:

@@ -110,6 +110,7 @@ def compare(replay: StageReplay, sent: Mapping[str, Sent], only: pa.Table | None
         return Comparison(*batch, None, 0, None, 0, channels)
     with as_user_error(f"the state of stage {after.stage!r}"):
         new, emitted = replay.merged(every)
+    new = reaching(new, only)
     stored = reaching(replay.written(), only)
     keys = _keys(replay, stored, every, new)
     writes = replay.stage.emits_to if only is None else ()
@@ -195,7 +196,7 @@ def _channel(name: str, committed: Sent, rows: pa.Table) -> ChannelComparison:
 def _keys(replay: StageReplay, stored: pa.Table, every: pa.Table, new: pa.Table) -> KeyChanges | None:
     """The keys that either side touches."""
     schema = arrow_schema(replay.table.key)
-    touched = pa.concat_tables([rows.select(schema.names).cast(schema) for rows in (stored, every)])
+    touched = pa.concat_tables([rows.select(schema.names).cast(schema) for rows in (stored, every, new)])
     program = replay.program
     return changed_keys(program.store, program.cache, replay.after, replay.manifest_with(new), touched)
 

@@ -163,6 +163,8 @@ def _first(program: Program, verdict: Verdict, predicate: Predicate) -> _Level:
     def is_bad(cut: Cut) -> bool:
         return bool(predicate.rows(At(program.store, program.cache, cut), 1).num_rows)
 
+    if _without_records(replay) and (not replay.count or is_bad(commit(every.slice(0, 0)))):
+        raise CannotProve(f"rows that fell due make {after.stage}@v{after.version} bad, whatever records it read")
     for candidates in _candidates(replay, every, verdict.keys):
         level = _Level(replay, commit, is_bad, candidates)
         if level.bad(candidates):
@@ -210,6 +212,8 @@ def _above(program: Program, below: _Level) -> _Level:
     if differing(received, _sent(replay, every, received)).num_rows:
         raise CannotProve(f"a replay of {stage}@v{version} does not send what it sent then. {_WHY}")
     guilty = below.replay.row(below.number)
+    if _without_records(replay) and len(places_of(guilty, _sent(replay, every.slice(0, 0), received))):
+        raise CannotProve(f"it was emitted by a row that fell due at {stage}@v{version}, which no record there did")
     # Of rows that are the same, the record is found that sent as many of them.
     twins = int(np.searchsorted(mine[places_of(guilty, received)], below.number))
     rest = below.replay.inputs(np.setdiff1d(below.earlier, mine))
@@ -232,6 +236,11 @@ def _above(program: Program, below: _Level) -> _Level:
             lambda count: len(places_of(guilty, replay.sent(replay.rows(level.candidates[:count])))) > twins,
         )
     return level
+
+
+def _without_records(replay: StageReplay) -> bool:
+    """Whether the version may have done something that no record of it is behind."""
+    return replay.shape.bound is not None and replay.falling is not None and replay.falling.pending
 
 
 def _sent(replay: StageReplay, rows: pa.Table, received: pa.Table) -> pa.Table:

@@ -16,17 +16,20 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from ...errors import NotFound, Refused
 from ...snapshot.bisect.record import Address
 from ...snapshot.diff.side import Side
+from ...store.read.due_rows import due_rows
 from ...store.read.read_stats import Reads
 from ...store.sst import expiry, ttl
 from ...store.sst import writer as sst
 from ...store.sst.hashing import partition_of
-from ...store.sst.types import SEQ, sst_schema
+from ...store.sst.types import HASH, SEQ, sst_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
 from ..api.app import Stage
 from ..batch.schemas import Shape
+from ..event_time import due
 from ..event_time.late import Lateness
 from ..spark.provenance import RECORD
+from ..state.falling import EVERY_HASH, Falling, merge_falling
 from ..state.merge import Base, merge
 from .function import function_rows
 from .inputs import Records, read_inputs
@@ -229,11 +232,38 @@ class StageReplay:
         """The rows that the table gets, and what the state emits: one table for all outputs, or one for each."""
         bound, table, program = self.shape.bound, self.table, self.program
         assert bound is not None  # noqa: S101  a stage with a table has one
-        rows = self.in_time(rows)
-        if not rows.num_rows:
-            return sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
+        rows, falling = self.in_time(rows), self.falling
+        nothing = sst_schema(table).empty_table(), tuple(kind.empty_table() for kind in bound.emits)
         base = Base(table, self.before.ssts, self.clock_ms)
-        return merge(rows, base, bound, self.after.row_seq, program.store, program.cache, Reads())
+        to = (base, bound, self.after.row_seq, program.store, program.cache, Reads())
+        if falling is None:
+            return merge(rows, *to) if rows.num_rows else nothing
+        fallen = merge_falling(rows, *to, falling, hashes=EVERY_HASH)
+        return (fallen.new, fallen.emitted) if fallen.new.num_columns else nothing
+
+    @property
+    def falling(self) -> Falling | None:
+        """What fell due with the batch; None for a table whose rows never do."""
+        by, after = self.shape.due_by, self.after.event_time
+        return due.falling(self.before.event_time, by, after.due_ms if after else None) if by is not None else None
+
+    def fallen_keys(self) -> pa.Table:
+        """`_hash` and key of the rows that could fall due with the batch: of all whose time had come."""
+        falling, program, table = self.falling, self.program, self.table
+        if falling is None or not falling.pending:
+            return (
+                Side(program.store, program.cache, table, None).no_rows().select([HASH, *(c.name for c in table.key)])
+            )
+        return due_rows(
+            program.store,
+            program.cache,
+            self.before.ssts,
+            table,
+            span=falling.span,
+            hashes=EVERY_HASH,
+            clock_ms=self.clock_ms,
+            reads=Reads(),
+        ).keys
 
     def written(self) -> pa.Table:
         """The rows that the version wrote to its table, as SSTs hold them: internal columns and tombstones included."""

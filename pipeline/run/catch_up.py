@@ -15,7 +15,8 @@ class CatchUp:
     """Watches committed versions; what comes in later may be read as well, and is waited for by nobody.
 
     A stage is done when it has read its topics up to where they ended when the run began, and its channels up to the
-    version with which their writers were done; a writer that runs elsewhere, or nowhere, up to its head at the start.
+    version with which their writers were done, and no row is left that falls due at its watermark; a writer that runs
+    elsewhere, or nowhere, up to its head at the start.
 
     `ends` are the end offsets of the users' topics when the run began, by topic and Kafka partition.
     """
@@ -39,7 +40,11 @@ class CatchUp:
             found = history.head(self._store, self._app, writer)
             self._done[writer] = found.version if found is not None else 0
         for stage, head in heads.items():
-            if stage not in self._done and all(self._has_read(name, at, heads) for name, at in head.inputs.items()):
+            if (
+                stage not in self._done
+                and not _owes(head)
+                and all(self._has_read(name, at, heads) for name, at in head.inputs.items())
+            ):
                 self._done[stage] = head.version
         return heads.keys() <= self._done.keys()
 
@@ -53,7 +58,12 @@ class CatchUp:
         sent = ((manifest, manifest.outputs.get(name)) for manifest in versions)
         # A version without rows, markers and a new watermark, such as a compaction, is no news to a reader.
         return not any(
-            output.rows or output.markers or progress.later(at.watermark_ms, manifest.watermark_ms) != at.watermark_ms
+            output.rows or output.markers or progress.later(at.watermark_ms, manifest.handed_on_ms) != at.watermark_ms
             for manifest, output in sent
             if output is not None
         )
+
+
+def _owes(head: Manifest) -> bool:
+    """Whether rows fall due yet at the watermark of this version."""
+    return head.event_time is not None and head.event_time.owed

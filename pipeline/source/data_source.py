@@ -44,6 +44,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             where nothing is looked for.
         counts: A folder in which requests to the store are counted; empty for none.
         handled: Ids of snapshots for which a batch of this topic has ended already.
+        wake: A file by which the runner has a batch start (`wake`); empty for none.
     """
 
     input: str
@@ -57,6 +58,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     store: str = ""
     counts: str = ""
     handled: tuple[str, ...] = ()
+    wake: str = ""
 
 
 @dataclass(frozen=True, slots=True)

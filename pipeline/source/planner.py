@@ -39,7 +39,8 @@ class Position:
         consumed: For a channel, rows sent since it began that lie behind this, by Kafka partition: those that claims
             passed over, because they were gone, count as well (`Input.passed`).
         snapshots: Ids of the snapshots for which the batch that ended here ended.
-        watermark_ms: For a channel, the watermark of that upstream version; None where it has none.
+        watermark_ms: For a channel, the watermark that this upstream version hands on; None where it has none.
+        woken: The newest version after which a batch was asked for, whatever there is to read (`wake`).
     """
 
     input: str
@@ -48,6 +49,7 @@ class Position:
     consumed: tuple[int, ...] = ()
     snapshots: tuple[str, ...] = ()
     watermark_ms: int | None = None
+    woken: int = 0
 
     @classmethod
     def of(cls, value: Mapping[str, object]) -> Position:
@@ -123,6 +125,7 @@ class TopicPlanner:
         max_records: At most so many a batch; None for no bound.
         requests: Gives the ids of the snapshots that are asked for.
         handled: Ids of those for which a batch has ended.
+        asked: Gives the version after which a batch is to start whatever there is to read, above that one; 0 for none.
     """
 
     kafka: Mapping[str, str]
@@ -132,6 +135,7 @@ class TopicPlanner:
     patience: Patience
     requests: Callable[[], tuple[str, ...]]
     handled: set[str]
+    asked: Callable[[int], int] = lambda _handled: 0
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
@@ -155,11 +159,12 @@ class TopicPlanner:
             return start
         self._refresh()
         ends = admit(start.offsets, self._ends, self.max_records) if self._ends else start.offsets
-        if ends == start.offsets:
+        asked_after = self.asked(start.woken)
+        if ends == start.offsets and not asked_after:
             return start
         self._idle = False
         self.pace.started()
-        return replace(start, offsets=ends, snapshots=())
+        return replace(start, offsets=ends, snapshots=(), woken=asked_after or start.woken)
 
     def _refresh(self) -> None:
         if not self._poll_kafka.now():
@@ -184,6 +189,8 @@ class ChannelPlanner:
     channel: str
     pace: Pace
     max_records: int | None
+    asked: Callable[[int], int] = lambda _handled: 0
+    """As of `TopicPlanner`."""
     _known: list[Manifest] = field(default_factory=list, init=False)
     _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
 
@@ -197,16 +204,22 @@ class ChannelPlanner:
             if end is not None and self.max_records is not None and rows + output.rows > self.max_records:
                 break
             rows += output.rows
-            if output.rows or output.markers or manifest.watermark_ms != start.watermark_ms:
+            if output.rows or output.markers or manifest.handed_on_ms != start.watermark_ms:
                 end = manifest
             if output.markers:
                 snapshots = tuple(sorted(output.markers))
                 break
-        if end is None or not (snapshots or self.pace.due()):
+        if not (snapshots or self.pace.due()):
+            return start
+        asked_after = self.asked(start.woken)
+        if end is None and not asked_after:
             return start
         self.pace.started()
+        woken = asked_after or start.woken
+        if end is None:
+            return replace(start, snapshots=(), woken=woken)
         output = end.outputs[self.channel]
-        return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.watermark_ms)
+        return Position(self.channel, output.ends, end.version, output.sent, snapshots, end.handed_on_ms, woken)
 
     def attempts(self, start: int, end: int) -> frozenset[str]:
         """The attempts whose messages count in the upstream versions start + 1 to end."""

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from ... import instants
 from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
@@ -30,6 +31,7 @@ from ..kafka.records import read_range, topic_columns
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
 from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
+from .wake import Wake
 from .worker import configure_worker
 
 
@@ -95,6 +97,10 @@ class _Reader(DataSourceStreamReader):
         hold = self._options.hold
         return Pace(self._options.trigger_ms / 1000, held=Path(hold).exists if hold else lambda: False)
 
+    def _asked(self, handled: int) -> int:
+        wake = self._options.wake
+        return Wake(Path(wake)).asked(handled, instants.now_ms()) if wake else 0
+
     def _open_store(self) -> ObjectStore:
         # Planning has a process of its own, which Spark may have started with less than the driver was given since.
         os.environ.update(self._private.environ)
@@ -117,6 +123,7 @@ class TopicReader(_Reader):
             patience=Patience(server(self._private.kafka), options.patience_s),
             requests=partial(request_ids, self._open_store(), options.app) if options.store else tuple,
             handled=set(options.handled),
+            asked=self._asked,
         )
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
@@ -151,6 +158,7 @@ class ChannelReader(_Reader):
             options.input,
             pace=self._pace(),
             max_records=options.max_records,
+            asked=self._asked,
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -16,7 +16,7 @@ from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ...store.versions.manifest import Sst, Table
 from .failing import merge_or_tell
-from .protocol import BoundState, Groups
+from .protocol import BoundState, Groups, Merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,29 @@ def merge(
         merged = merge_or_tell(state, wanted, groups, keys, old, hashes.to_numpy())
     else:
         merged = state.merge(wanted, groups, keys, old)
-    deleted = merged.deleted if merged.deleted is not None else np.zeros(groups.num, bool)
+    return stored(hashes, keys, merged, found, before, seq), merged.emitted
+
+
+def stored(
+    hashes: pa.Array | pa.ChunkedArray,
+    keys: pa.Table,
+    merged: Merged,
+    found: npt.NDArray[np.bool_],
+    before: npt.NDArray[np.int64],
+    seq: int,
+) -> pa.Table:
+    """The rows that a table gets of what a state made of these keys.
+
+    Args:
+        hashes: Of the keys.
+        keys: One row a key.
+        merged: What the state gave.
+        found: Whether each key had a row.
+        before: `_seq` of the row that was stored of each, 0 for none.
+        seq: `_seq` of the rows that are made.
+    """
+    count = keys.num_rows
+    deleted = merged.deleted if merged.deleted is not None else np.zeros(count, bool)
     # Nothing to remember of a key that was not there and is deleted.
     write = ~(deleted & ~found) if merged.changed is None else merged.changed & ~(deleted & ~found)
     new = pa.table(
@@ -87,13 +109,13 @@ def merge(
             hashes,
             *keys.columns,
             *merged.values.columns,
-            pa.repeat(pa.scalar(seq, pa.int64()), groups.num),
+            pa.repeat(pa.scalar(seq, pa.int64()), count),
             pa.array(deleted.astype(np.uint8)),
             pa.array(before),
         ],
-        names=["_hash", *key, *merged.values.column_names, "_seq", "_op", "_prev_seq"],
+        names=["_hash", *keys.column_names, *merged.values.column_names, "_seq", "_op", "_prev_seq"],
     )
-    return new if write.all() else new.filter(pa.array(write)), merged.emitted
+    return new if write.all() else new.filter(pa.array(write))
 
 
 def group(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Groups]:

@@ -71,7 +71,7 @@ class BoundState(Protocol):
         ...
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        """Merge a batch's rows into the rows of its keys.
+        """Merge a batch's rows into the rows of its keys; of a state whose rows fall due, none with rows that do.
 
         Args:
             rows: The batch's rows (key and needed columns), sorted by key as `groups` says.

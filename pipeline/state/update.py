@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from ...errors import Refused, Usage
 from . import multi_input
+from .due import Due, DueBy
 from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of
 
 Update = Callable[..., "pa.Table | tuple[pa.Table, ...]"]
@@ -25,6 +26,8 @@ def update(
     state: Columns,
     emits: Columns | tuple[Columns, ...] | None = None,
     order_by: Sequence[str] | str = (),
+    due: str | None = None,
+    due_by: DueBy = "watermark",
 ) -> State:
     """Declare a table that a function of yours keeps, called once per batch and state partition.
 
@@ -47,10 +50,19 @@ def update(
         emits: Columns of the emitted rows, likewise; needed when the stage has outputs. One for all outputs, which then
             get the same rows, or a tuple with one for each, in the order of `writes`.
         order_by: Columns that sort a key's rows; with several inputs, columns that each of them has.
+        due: A column of the state, timestamp or date: when that time has passed, the function is called with the row
+            in `state` and no rows, and may emit, change or delete it. Null: never.
+        due_by: What passes it: the stage's `"watermark"`, or the wall `"clock"`.
+
+    Raises:
+        Usage: `due_by` is something else.
     """
+    if due_by not in ("watermark", "clock"):
+        raise Usage(f"update: due_by is {due_by!r}; expected 'watermark' or 'clock'")
     columns = (order_by,) if isinstance(order_by, str) else tuple(order_by)
     each = emits if isinstance(emits, tuple | list) else () if emits is None else (emits,)
-    return _Update(function, state, tuple(each), columns)
+    made = _Update(function, state, tuple(each), columns)
+    return made if due is None else Due(made, due, due_by)
 
 
 @dataclass(frozen=True, slots=True)

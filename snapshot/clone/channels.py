@@ -123,6 +123,6 @@ def carried_input(source: Input, receiver: str, name: str, app: str, cut: Cut, c
         return Input(channel_topic(app, name), none, source.upstream, consumed=none)
     starts, sender = channel.starts[receiver], cut.stages[source.upstream]
     # A watermark that was not read yet is in flight, too.
-    read_all = starts == channel.ends and source.watermark_ms == sender.watermark_ms
+    read_all = starts == channel.ends and source.watermark_ms == sender.handed_on_ms
     at = sender.version if read_all else sender.version - 1
     return replace(source, topic=channel.topic, offsets=starts, version=at, rows=0)

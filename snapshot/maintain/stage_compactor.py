@@ -21,7 +21,7 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.protocol import ObjectStore, exists
 from ...store.objects.stats import Stats
 from ...store.read.cache import SstCache
-from ...store.read.version_stats import charged
+from ...store.read.read_stats import charged
 from ...store.versions import commit, history
 from ...store.versions.manifest import Manifest
 from ..gc.inventory import many

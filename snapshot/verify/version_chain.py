@@ -114,6 +114,9 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
     old, new = earlier.watermark_ms, later.watermark_ms
     if old is not None and (new is None or new < old):
         yield f"{at} has the watermark {new} ms; expected {old}, that of the one before, or more"
+    was, due = (one.event_time.due_ms if one.event_time is not None else None for one in (earlier, later))
+    if was is not None and (due is None or due < was):
+        yield f"{at} says that rows fell due up to {due} ms; expected {was}, that of the one before, or more"
     for name in sorted(earlier.inputs):
         if name in later.inputs:
             steps = earlier.inputs[name], later.inputs[name]

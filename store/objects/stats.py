@@ -10,7 +10,7 @@ Sum = Annotated[int, Meta(ge=0, le=1 << 62, description="a sum from 0 to 2^62")]
 
 
 class Stats(Struct, frozen=True, omit_defaults=True):
-    """What versions of a stage took, in all processes that worked for it: `version_stats` says what is counted."""
+    """What versions of a stage took, in all processes that worked for it: `read_stats` says what is counted."""
 
     ms: Sum = 0
     """How long was counted: while the stage stood still for want of a runner, nothing was."""

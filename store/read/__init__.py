@@ -9,6 +9,7 @@ __all__ = [
     "decode",
     "duckdb_versions",
     "duckdb_view",
+    "due_rows",
     "footers",
     "hot_tier",
     "mapped_file",
@@ -17,6 +18,5 @@ __all__ = [
     "range_reads",
     "read_stats",
     "remote_sst",
-    "version_stats",
     "visible_rows",
 ]

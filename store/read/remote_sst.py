@@ -29,6 +29,7 @@ from .read_stats import Reads
 _FEW_KEYS = 16
 """Up to so many keys in a row group its filter is worth reading: it is 1/20 of the bytes, and 0.6 of so many absent
 keys are ruled out together."""
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _WINDOW_BYTES = 32 << 20
 """Row groups of so many bytes are read, decoded and searched at once: bounds memory."""
 
@@ -73,10 +74,19 @@ class RangedSst:
 
         All, in SSTs that say nothing of the column: `_seq` and `_expires_at` have statistics in those of today.
         """
+        least, most = self.ranges(column)
+        return np.flatnonzero((least <= high) & (most >= low))
+
+    def ranges(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The least and the largest value of a column of int64 in each row group.
+
+        The smallest and the largest int64 where nothing is said, and the other way round where all are null.
+        """
         metadata = self._footer.metadata
         index = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column)
         found = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
-        return np.flatnonzero([_meets(statistics, low, high) for statistics in found])
+        least, most = zip(*map(_range, found), strict=True)
+        return np.array(least, np.int64), np.array(most, np.int64)
 
     def bytes_of(self, groups: npt.NDArray[np.int64]) -> int:
         """How many bytes these row groups take."""
@@ -139,11 +149,11 @@ class RangedSst:
             raise corrupt(self._sst, f"row groups {groups.tolist()} hold other hashes than its footer says")
 
 
-def _meets(statistics: pq.Statistics | None, low: int, high: int) -> bool:
-    if statistics is None or not statistics.has_min_max:
-        # There is no range of nulls, and none of them is meant.
-        return statistics is None or statistics.num_values > 0
-    return bool(statistics.min <= high and statistics.max >= low)
+def _range(statistics: pq.Statistics | None) -> tuple[int, int]:
+    if statistics is not None and statistics.has_min_max:
+        return int(statistics.min), int(statistics.max)
+    # There is no range of nulls.
+    return (_LOWEST, _HIGHEST) if statistics is None or statistics.num_values else (_HIGHEST, _LOWEST)
 
 
 class _Partly(io.RawIOBase):

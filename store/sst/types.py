@@ -20,6 +20,9 @@ and in SSTs without the column: never."""
 PREV = "_prev_seq"
 """Column of an SST: `_seq` of the row that was stored of the key when this one was made, be it a tombstone or expired;
 0 where none was. Null, and in SSTs of the first formats, which lack the column: not known."""
+DUE = "_due_at"
+"""An internal value column, of tables whose rows fall due: when the row does, milliseconds since 1970 UTC; null: never.
+"""
 PUT = 0
 TOMBSTONE = 1
 FIELD_ID = b"PARQUET:field_id"

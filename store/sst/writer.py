@@ -2,8 +2,8 @@
 
 One format for everybody: our look-ups, DuckDB and any Parquet reader. Rows are sorted by (`_hash`, key); row
 groups are small and carry the range of their `_hash` and a filter over it, so a look-up reads only those it needs, and
-the ranges of `_seq` and `_expires_at`, so that who asks for what changed does; pages carry a CRC, and the manifest the
-checksum of the whole.
+the ranges of `_seq`, `_expires_at` and `_due_at`, so that who asks for what changed or falls due does; pages carry a
+CRC, and the manifest the checksum of the whole.
 
 At the end: the filters of all row groups, the xxh3_64 of each (eight bytes, big-endian), Parquet's footer. The
 checksums lie where Parquet looks for nothing; they are ours, because nothing else says that a filter is whole, and a
@@ -28,7 +28,7 @@ from ..versions.manifest import Sst, Table
 from .bloom import FALSE_POSITIVES
 from .hashing import normalise_keys, partition_of, sort_keys
 from .python_values import python_rows
-from .types import EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
+from .types import DUE, EXPIRES, HASH, OP, PREV, SEQ, TOMBSTONE, completed, shape, sst_schema
 
 ROW_GROUP_ROWS = 16_384
 """One key costs one read of about half a megabyte; larger groups compress and scan hardly any better."""
@@ -49,7 +49,7 @@ class SstWriter:
             self._sink,
             schema,
             **_encoding(schema),
-            write_statistics=[HASH, SEQ, *([EXPIRES] if self._can_expire else [])],
+            write_statistics=[HASH, SEQ, *(name for name in (EXPIRES, DUE) if name in schema.names)],
             write_page_checksum=True,
             # For a full row group; Arrow folds the filter of a smaller one.
             bloom_filter_options={HASH: {"ndv": ROW_GROUP_ROWS, "fpp": FALSE_POSITIVES}},

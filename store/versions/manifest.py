@@ -254,6 +254,19 @@ class EventTime(Struct, frozen=True):
     """The same since the stage began."""
     bound_ms: fits.EventMs | None = None
     """What was too far ahead of the clock at this version: later times than this. None where it read no rows."""
+    due_ms: fits.SpanMs | None = None
+    """Of a table whose rows fall due: up to when they have. None where none could have yet."""
+    next_due_ms: fits.SpanMs | None = None
+    """No row falls due before this time; None where none ever does."""
+    by_clock: bool = False
+    """Whether rows fall due by the wall clock; else by the watermark."""
+
+    @property
+    def owed(self) -> bool:
+        """Whether the watermark has passed a time at which a row may fall due that has not."""
+        if self.by_clock or self.next_due_ms is None or self.watermark_ms is None:
+            return False
+        return self.next_due_ms <= self.watermark_ms
 
 
 class Span(Struct, frozen=True):
@@ -341,6 +354,15 @@ class Manifest(Struct, frozen=True):
     def watermark_ms(self) -> int | None:
         """The stage's watermark at this version, if it has one."""
         return self.event_time.watermark_ms if self.event_time is not None else None
+
+    @property
+    def handed_on_ms(self) -> int | None:
+        """The watermark for the stages that read this version: the stage's own, but for what it owes.
+
+        What rows emit that fall due between the two is still to come, and is not to be late.
+        """
+        owes = self.event_time is not None and self.event_time.owed
+        return self.event_time.due_ms if owes and self.event_time is not None else self.watermark_ms
 
     @property
     def row_seq(self) -> int:

@@ -166,6 +166,23 @@ def test_orders_and_payments_settle_whichever_comes_first() -> None:
     assert program.settle(nothing, payments, program.settle(orders, nothing, new)).to_pydict() == settled
 
 
+def test_a_cart_is_abandoned_when_nothing_came_for_an_hour() -> None:
+    (code,) = (code for code in blocks(ROOT / "docs" / "writing-apps.md", "python") if '"abandoned"' in code)
+    program = ModuleType("carts")
+    exec(code, vars(program))  # noqa: S102  it is our own text that is tried
+    at = pa.array([0, 60_000_000, 0], pa.timestamp("us", "UTC"))
+    rows = pa.table({"at": at, "_key": pa.array([0, 0, 1], pa.int32())})
+    new = pa.table({"visitor": ["ann", "bob"], "items": pa.array([None, 4], pa.int64()), "until": pa.nulls(2, at.type)})
+    state, emitted = program.cart(rows, new)
+    hour_us = 3_600_000_000
+    assert state["items"].to_pylist() == [2, 5]
+    assert state["until"].cast(pa.int64()).to_pylist() == [60_000_000 + hour_us, hour_us]
+    assert emitted.num_rows == 0
+    state, emitted = program.cart(rows.slice(0, 0), state.append_column("visitor", new["visitor"]))
+    assert state["_deleted"].to_pylist() == [True, True]
+    assert emitted.to_pylist() == [{"visitor": "ann", "items": 2}, {"visitor": "bob", "items": 5}]
+
+
 def spoken(page: Path) -> Iterator[str]:
     """Every command of ours that a page types: after `$` in a console, or as code within a sentence."""
     typed = [line[2:] for code in blocks(page, "console") for line in code.splitlines() if line.startswith("$ ")]

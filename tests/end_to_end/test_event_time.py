@@ -9,6 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import slackwater as sw
 from confluent_kafka import Producer
@@ -27,6 +29,7 @@ from slackwater.snapshot.status.overview import overview
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Manifest
 
 from tests.support.running import Ledger
 
@@ -146,6 +149,65 @@ def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
         again = compare(replay, sent_rows(replay))
     assert again.same, "a replay leaves the same rows out"
     assert [(one.name, one.replayed.num_rows) for one in again.channels] == [("hourly-late", count)]
+
+
+def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
+    """Counts a station's hours, and notes where it is half an hour after the last of them that no other has come."""
+    if not rows.num_rows:
+        return state.set_column(state.schema.get_field_index("silent"), "silent", pa.array([True] * state.num_rows))
+    each = rows.append_column("end", pc.struct_field(rows["hour"], "end")).group_by("_key")
+    found = each.aggregate([("end", "count"), ("end", "max")]).sort_by("_key")
+    until = pc.add(found["end_max"], pa.scalar(30 * 60_000_000, pa.duration("us")))
+    hours = pc.add(pc.fill_null(state["hours"], 0), found["end_count"])
+    return pa.table({"hours": hours, "until": until, "silent": pa.array([False] * state.num_rows)})
+
+
+@pytest.mark.kafka
+def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    app, closed = sw.App(name), sw.repartition("closed", "station", partitions=1)
+    app.stage(
+        reads=sw.topic(topic),
+        writes=closed,
+        key=["hour", "station"],
+        state=sw.aggregate(n=sw.count(), mm=sw.sum("mm")),
+        table=sw.table(partitions=2),
+        event_time=sw.event_time(emits="final"),
+    )(hourly)
+    watched = sw.update(quiet, state="hours long, until timestamp, silent boolean", due="until")
+    app.stage(reads=closed, state=watched, table=sw.table(partitions=2), name="stations")(lambda rows: rows)
+    ledger, producer = (
+        Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name),
+        Producer({"bootstrap.servers": kafka.bootstrap}),
+    )
+
+    def run(*records: tuple[str, float]) -> dict[str, tuple[int, bool]]:
+        """Send stations with the minutes of their readings, run until all is done, and give what stations did."""
+        for station, at in records:
+            value = {"station": station, "at": (NOON + timedelta(minutes=at)).isoformat(), "mm": 1}
+            producer.produce(topic, json.dumps(value).encode())
+        assert producer.flush(30) == 0
+        app.run(store=ledger.store, kafka=kafka.bootstrap, until_caught_up=True)
+        return {row["station"]: (row["hours"], row["silent"]) for row in ledger.table("stations").to_pylist()}
+
+    assert run(("a", 0), ("b", 5), ("a", 10), ("a", 61), ("b", 75)) == {"a": (1, False), "b": (1, False)}
+    assert run(("a", 200)) == {"a": (2, True), "b": (2, True)}
+    ledger.verify(name)
+    store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
+    with open_program(app, store, cache, ledger.kafka) as program:
+        for stage, sent in (("hourly", [2, 2]), ("stations", [])):
+            batches = [one for one in history.after(store, name, stage, 0) if one.kind == "batch"]
+            assert [rows for one in batches for out in one.outputs.values() if (rows := out.rows)] == sent
+            replay = StageReplay.of(program, next(filter(without_records, reversed(batches))))
+            assert compare(replay, sent_rows(replay)).same, "a replay lets the same rows fall due"
+
+
+def without_records(version: Manifest) -> bool:
+    return not any(read.rows for read in version.inputs.values())
 
 
 def by_window(rows: list[dict[str, Any]]) -> dict[tuple[datetime, str], tuple[int, int]]:

@@ -16,10 +16,11 @@ from slackwater.pipeline.batch.next_manifest import next_manifest
 from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.batch.task import StateTask
-from slackwater.pipeline.event_time.late import Lateness, window_of
+from slackwater.pipeline.event_time.late import Lateness
 from slackwater.pipeline.event_time.progress import Times
 from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.source.planner import Position
+from slackwater.pipeline.state.window import window_of
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.multi_get import point_get
 from slackwater.store.sst.arrow_types import from_arrow

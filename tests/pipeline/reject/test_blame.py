@@ -22,7 +22,7 @@ OWN = """Traceback (most recent call last):
 KeyError: 1
 """
 SEVERAL = """An error occurred while calling o353.collectToPython.
-: org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multiple failures (2):
+org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multiple failures (2):
   1. SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'ten' cannot be cast.
   2. {}
 """
@@ -36,6 +36,19 @@ def test_an_expression_that_fails_is_a_records_fault() -> None:
     found = blamed(NumberFormatException(CAST))
     assert found is not None
     assert (found.kind, found.message.split()[0]) == ("NumberFormatException", "[CAST_INVALID_INPUT]")
+
+
+def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> None:
+    """Of some conditions Python gets what the JVM raised, as py4j shows it."""
+    said = (
+        "org.apache.spark.SparkException: [{}] Malformed records are detected in record parsing: [null].\n"
+        "com.fasterxml.jackson.core.io.JsonEOFException: Unexpected end-of-input in field name"
+    )
+    wrapped = type("Py4JJavaError", (Exception,), {})
+    found = blamed(wrapped("An error occurred while calling o1.collectToPython.\n" + said.format("MALFORMED_RECORD")))
+    assert found is not None
+    assert (found.kind, found.message) == ("JsonEOFException", "Unexpected end-of-input in field name")
+    assert blamed(wrapped("\n" + said.format("INTERNAL_ERROR"))) is None
 
 
 def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:

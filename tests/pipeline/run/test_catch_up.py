@@ -2,8 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from slackwater.pipeline.run.catch_up import CatchUp
-from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.manifest import EventTime, Manifest
 
 from tests.support.diamonds import APP, STAGES, Diamond
 
@@ -37,6 +38,16 @@ def test_it_is_done_when_what_was_there_has_come_to_the_last_stage_and_then_at_o
 def test_an_idle_app_has_caught_up_at_once() -> None:
     diamond = Diamond()
     assert CatchUp(diamond.store, APP, {"numbers": (0,)}).done(heads(diamond))
+
+
+def test_a_stage_has_not_caught_up_while_rows_fall_due_at_its_watermark() -> None:
+    diamond = Diamond()
+    owing = heads(diamond)
+    owing["joined"] = replace(owing["joined"], event_time=EventTime(60, due_ms=50, next_due_ms=60))
+    catch_up = CatchUp(diamond.store, APP, {"numbers": (0,)})
+    assert not catch_up.done(owing)
+    done = EventTime(60, due_ms=60, next_due_ms=61)
+    assert catch_up.done(owing | {"joined": replace(owing["joined"], event_time=done)})
 
 
 def test_of_a_writer_that_runs_elsewhere_its_head_at_the_start_counts() -> None:

@@ -12,6 +12,7 @@ from msgspec import structs
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, admit
 from slackwater.pipeline.source.readers import _ranges
+from slackwater.pipeline.source.wake import Wake
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import EventTime, Manifest, Output
@@ -85,7 +86,14 @@ class Upstream:
         self.end = 0
         self.rows = 0
 
-    def write(self, rows: int, *markers: str, attempt: str = "", watermark_ms: int | None = None) -> None:
+    def write(
+        self,
+        rows: int,
+        *markers: str,
+        attempt: str = "",
+        watermark_ms: int | None = None,
+        times: EventTime | None = None,
+    ) -> None:
         self.version += 1
         self.end += rows + len(markers)
         self.rows += rows
@@ -100,11 +108,14 @@ class Upstream:
         )
         manifest = Manifest("a", "up", self.version, 1, "w", self.version, "batch", outputs={"c": output})
         if watermark_ms is not None:
-            manifest = structs.replace(manifest, event_time=EventTime(watermark_ms))
+            times = EventTime(watermark_ms)
+        if times is not None:
+            manifest = structs.replace(manifest, event_time=times)
         commit.commit(self.store, manifest)
 
-    def planner(self, max_records: int | None = None) -> ChannelPlanner:
-        return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records)
+    def planner(self, max_records: int | None = None, wake: Wake | None = None) -> ChannelPlanner:
+        asked = {"asked": lambda handled: wake.asked(handled, now_ms=1_000)} if wake is not None else {}
+        return ChannelPlanner(self.store, "a", "up", "c", pace=Pace(0), max_records=max_records, **asked)
 
 
 START = Position("c", (0,), 0, (0,))
@@ -123,6 +134,33 @@ def test_a_batch_takes_whole_upstream_versions_under_the_limit() -> None:
     assert upstream.planner(20).latest(START) == at(20, 2, 20)
     # A version larger than the limit is taken alone: it cannot be divided.
     assert upstream.planner(3).latest(START) == at(10, 1, 10)
+
+
+def test_a_batch_starts_where_the_runner_asks_for_one_though_there_is_nothing_to_read(tmp_path: Path) -> None:
+    upstream, wake = Upstream(), Wake(tmp_path / "s.wake")
+    planner = upstream.planner(wake=wake)
+    assert planner.latest(START) == START
+    wake.ask(7, at_ms=1_001)
+    assert planner.latest(START) == START, "not before its time"
+    wake.ask(7, at_ms=1_000)
+    woken = planner.latest(replace(START, snapshots=("s1",)))
+    assert woken == replace(START, woken=7), "and it brings no snapshot again"
+    assert planner.latest(woken) == woken, "once"
+    wake.ask(9, at_ms=0)
+    upstream.write(10)
+    assert upstream.planner(wake=wake).latest(woken) == replace(at(10, 1, 10), woken=9)
+    wake.forget()
+    assert planner.asked(0) == 0
+
+
+def test_readers_get_the_watermark_only_when_what_falls_due_at_it_was_sent() -> None:
+    upstream = Upstream()
+    upstream.write(10, times=EventTime(50, due_ms=40, next_due_ms=51))
+    assert upstream.planner().latest(START).watermark_ms == 50
+    upstream.write(10, times=EventTime(60, due_ms=50, next_due_ms=51))
+    assert upstream.planner().latest(START).watermark_ms == 50
+    upstream.write(10, times=EventTime(60, due_ms=50, next_due_ms=51, by_clock=True))
+    assert upstream.planner().latest(START).watermark_ms == 60
 
 
 def test_versions_that_are_known_already_are_counted_once() -> None:

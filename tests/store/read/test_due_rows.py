@@ -1,0 +1,71 @@
+"""Finding the rows that fall due: what it reads follows what falls due, and only rows that still stand are found."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.read.cache import SstCache
+from slackwater.store.read.due_rows import due_rows
+from slackwater.store.read.read_stats import Reads
+from slackwater.store.sst import writer
+from slackwater.store.sst.hashing import hash_keys
+from slackwater.store.sst.types import DUE
+from slackwater.store.versions.manifest import Column, Sst, Table
+
+TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1, "test")
+EVERY = (-(1 << 63), (1 << 63) - 1)
+ROWS = 5 * writer.ROW_GROUP_ROWS
+
+
+def write(
+    store: MemoryStore, keys: "np.ndarray[tuple[int], np.dtype[np.int64]]", due: list[int | None], seq: int
+) -> Sst:
+    rows = pa.table({"key": keys, "n": keys * 2, DUE: pa.array(due, pa.int64())})
+    hashes = hash_keys(rows, ["key"])
+    op = np.zeros(len(keys), np.uint8)
+    rows = rows.append_column("_hash", pa.array(hashes)).append_column("_seq", pa.array(np.full(len(keys), seq)))
+    return writer.write(
+        store, None, app="a", stage="s", table=TABLE, partition=0, rows=rows.append_column("_op", pa.array(op))
+    )
+
+
+def keys_by_hash() -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    keys = np.arange(ROWS)
+    return keys[np.argsort(hash_keys(pa.table({"key": keys}), ["key"]))]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_only_rows_that_still_stand_are_found_and_when_the_next_falls_due(tmp_path: Path, *, warm: bool) -> None:
+    store, keys = MemoryStore(), keys_by_hash()
+    # By their hashes they fall due one after the other, so most row groups have none of a short span.
+    old = write(store, keys, list(range(ROWS)), 1)
+    touched = keys[100:120]
+    new = write(store, touched, [None] * 10 + [70_000] * 10, 2)
+    cache, reads = SstCache(tmp_path / "cache", 1 << 30 if warm else 0), Reads()
+    if warm:
+        cache.open(store, old, TABLE)
+    found = due_rows(store, cache, (old, new), TABLE, span=(95, 129), hashes=EVERY, clock_ms=0, reads=reads)
+    assert sorted(found.keys["key"].to_pylist()) == sorted([*keys[95:100].tolist(), *keys[120:130].tolist()])
+    assert found.values["n"].to_pylist() == [key * 2 for key in found.keys["key"].to_pylist()]
+    assert set(found.seqs.tolist()) == {1}
+    assert found.next_ms == 130
+    if not warm:
+        assert reads.row_groups <= 2, "one for the times, and the same once more for the rows"
+        assert reads.bytes < old.bytes
+    none = due_rows(store, cache, (old, new), TABLE, span=(ROWS, EVERY[1]), hashes=EVERY, clock_ms=0, reads=Reads())
+    assert (none.keys.num_rows, none.next_ms) == (0, None)
+
+
+def test_rows_of_other_hashes_are_left_to_others(tmp_path: Path) -> None:
+    store, keys = MemoryStore(), np.arange(100)
+    sst = write(store, keys, [5] * 100, 1)
+    cache = SstCache(tmp_path / "cache", 1 << 30)
+    halves = [
+        due_rows(store, cache, (sst,), TABLE, span=(0, 9), hashes=hashes, clock_ms=0, reads=Reads())
+        for hashes in ((EVERY[0], -1), (0, EVERY[1]))
+    ]
+    found = [key for half in halves for key in half.keys["key"].to_pylist()]
+    assert sorted(found) == keys.tolist()
+    assert all(half.keys.num_rows for half in halves)
