@@ -18,6 +18,7 @@ __all__ = [
     "errors",
     "event_time",
     "first",
+    "foreach_version",
     "last",
     "leveled",
     "max",
@@ -25,6 +26,7 @@ __all__ = [
     "min",
     "open",
     "repartition",
+    "sink",
     "sum",
     "table",
     "topic",
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from .pipeline.api.app import App, repartition, topic
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.event_time import event_time
+    from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import table
     from .pipeline.messages.decode import decode
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
@@ -48,9 +51,11 @@ _HOMES = {
     "App": "pipeline.api.app",
     "decode": "pipeline.messages.decode",
     "event_time": "pipeline.api.event_time",
+    "foreach_version": "pipeline.api.sink",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.app",
+    "sink": "pipeline.api.sink",
     "table": "pipeline.api.table",
     "topic": "pipeline.api.app",
     "universal": "pipeline.api.compaction_policy",

@@ -27,6 +27,9 @@ def overview_parts(found: "Sequence[AppOverview]", *, in_detail: bool) -> Iterat
             ("stage", "runs", ">version", ">epoch", "committed", ">rows read", ">keys", ">SSTs", ">size", "lag"),
             (_row(stage) for stage in each.stages),
         )
+        if any(stage.sinks for stage in each.stages):
+            yield ""
+            yield Grid.of(("stage", "publishes", ">up to", "lag"), _sinks(each))
         yield from (
             f"{stage.stage} rejected {formats.plural(stage.rejected, 'record')}, {stage.rejected_waiting:,} waiting: "
             f"slackwater rejected {each.app}"
@@ -99,6 +102,14 @@ def _lag(source: "InputLag") -> str:
         return f"{source.name} {formats.count(source.lag)}"
     rows = "? rows" if source.records is None else formats.plural(source.records, "row")
     return f"{source.name} {formats.plural(source.versions, 'version')}, {rows}"
+
+
+def _sinks(each: "AppOverview") -> Iterator[tuple[str, ...]]:
+    for stage in each.stages:
+        for sink in stage.sinks:
+            at = "-" if sink.place is None else f"v{sink.place}"
+            lag = f"{formats.plural(sink.versions, 'version')}, {formats.plural(sink.rows, 'row')}"
+            yield stage.stage, sink.name, at, lag if sink.rows else "0"
 
 
 def _figures(stage: "StageOverview", figures: "TableFigures") -> tuple[str, ...]:

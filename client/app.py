@@ -320,6 +320,7 @@ class StoredApp(Shown):
         *,
         at: str | datetime = "now",
         topics: Mapping[str, str] | None = None,
+        sinks: Mapping[str, str] | None = None,
         store: str | None = None,
     ) -> "StoredApp":
         """Make a new app from a moment of this one: same state, same offsets, topics between stages of its own.
@@ -330,6 +331,8 @@ class StoredApp(Shown):
             to: the new app's name.
             at: the moment, as `at` takes it.
             topics: topics that it reads instead, by the names that the app declares.
+            sinks: what it publishes: a topic of its own for each sink, by the name that the app declares; default
+                nothing.
             store: the store root of the new app; default the same.
 
         Returns:
@@ -337,7 +340,7 @@ class StoredApp(Shown):
 
         Raises:
             Usage: the name or the moment is malformed, or nothing says where Kafka is.
-            NotFound: there is no such moment or topic.
+            NotFound: there is no such moment, topic or sink.
             Refused: the name is taken, a topic does not hold the offsets, or records in flight are gone.
             Unavailable: the store or Kafka did not answer.
         """
@@ -349,6 +352,7 @@ class StoredApp(Shown):
             source,
             to,
             topics=topics or {},
+            sinks=sinks,
             channels=channels,
             target_store=target.store,
             by=whoami(),

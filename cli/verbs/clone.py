@@ -27,6 +27,9 @@ def clone(
     topic: list[str] | None = options.option(
         "NAME=OTHER", "Let the clone read topic OTHER where the app says NAME; may be repeated."
     ),
+    sink: list[str] | None = options.option(
+        "NAME=TOPIC", "Let the clone publish its sink NAME to this topic; may be repeated. Default: nothing."
+    ),
     to: str | None = options.option("ROOT", "Store root of the clone. Default: the source's."),
     dry_run: options.DryRun = False,
 ) -> None:
@@ -34,21 +37,23 @@ def clone(
 
     The clone has the source's state, its offsets, and the records that were on the way between its stages. No
     state is copied, however large: the clone points at the source's SSTs, and a snapshot of the source
-    keeps them. The clone has repartition topics of its own and never writes to the source's. An interrupted
-    clone is finished by the same command. --store is where the source is, --to where the clone goes.
+    keeps them. The clone has repartition topics of its own and never writes to the source's. It publishes
+    nothing unless --sink says where to. An interrupted clone is finished by the same command. --store is where the
+    source is, --to where the clone goes.
     """
     from ...pipeline.kafka.channels import KafkaChannels
     from ...snapshot.clone.clone import clone as make
     from ...snapshot.clone.first_versions import has_run
     from ...snapshot.take.audit_log import whoami
 
-    topics, target = _topics(topic or ()), session.store.at(to or "")
+    topics, target = _pairs("--topic", topic or ()), session.store.at(to or "")
     try:
         plan = make(
             session.store,
             source,
             name,
             topics=topics,
+            sinks=_pairs("--sink", sink or ()),
             channels=KafkaChannels(session.settings.kafka()),
             target_store=target,
             by=whoami(),
@@ -67,14 +72,15 @@ def clone(
     session.show(_data(plan, dry_run), *parts)
 
 
-def _topics(pairs: Sequence[str]) -> dict[str, str]:
+def _pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
     topics: dict[str, str] = {}
     for pair in pairs:
         declared, equals, other = pair.partition("=")
         if not (declared and equals and other):
-            raise Usage(f"--topic {pair!r} is not NAME=OTHER", hint="for example --topic flights=flights-corrected")
+            example = "flights=flights-corrected" if option == "--topic" else "alerts=staging-alerts"
+            raise Usage(f"{option} {pair!r} is not NAME=OTHER", hint=f"for example {option} {example}")
         if topics.setdefault(declared, other) != other:
-            raise Usage(f"--topic names {declared!r} twice: as {topics[declared]!r} and as {other!r}")
+            raise Usage(f"{option} names {declared!r} twice: as {topics[declared]!r} and as {other!r}")
     return topics
 
 
@@ -89,6 +95,7 @@ def _data(plan: "ClonePlan", dry_run: bool) -> dict[str, Any]:
             "thinned_out": plan.source.thinned,
         },
         "topics": plan.topics,
+        "sinks": plan.info.origin.sinks if plan.info.origin else {},
         "in_flight": plan.in_flight,
         "resumed": plan.resumed,
         "done_already": plan.done,
@@ -129,6 +136,12 @@ def _parts(plan: "ClonePlan", source: str, flags: str, dry_run: bool) -> Iterato
     rows = sum(flight.rows for flight in plan.in_flight)
     if rows:
         yield f"{formats.plural(rows, 'row')} on the way between stages {'to copy' if dry_run else 'copied'}"
+    publishes = plan.info.origin.sinks if plan.info.origin else {}
+    silent = sorted({name for at in manifests for name in at.sinks} - publishes.keys())
+    if publishes:
+        yield f"it publishes {', '.join(f'{name} to {topic}' for name, topic in publishes.items())}"
+    if silent:
+        yield f"it does not publish {', '.join(silent)}: --sink {silent[0]}=TOPIC would"
     if dry_run:
         return
     if plan.info.origin:

@@ -21,6 +21,7 @@ _RULES = {
     "daily": "daily",
     "young": "less than an hour old",
     "unread": "not read yet downstream",
+    "unpublished": "not published yet",
     "request": "snapshot under way",
     "snapshot": "snapshots",
     "clone": "clones",

@@ -17,6 +17,7 @@ from ...validation import whole
 from ..state.due import Final
 from ..state.protocol import State
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
+from .sink import FunctionSink, Sink, TopicSink, internal_topic
 from .starting_offsets import StartingOffsets, starting_offsets_of
 from .table import DEFAULT_TABLE, TableOptions
 
@@ -108,7 +109,8 @@ class Stage:
     name: str
     transform: Transform
     reads: tuple[Topic | str, ...]
-    writes: tuple[Repartition, ...]
+    writes: tuple[Repartition | Sink, ...]
+    """In the order in which the function, or the state, gives each its rows."""
     state: State | None
     key: tuple[str, ...]
     """As declared; empty when it is that of the channels that are read. `App.key_of` tells."""
@@ -128,13 +130,23 @@ class Stage:
         return {one.name if isinstance(one, Topic) else one: one for one in self.reads}
 
     @property
+    def repartitions(self) -> tuple[Repartition, ...]:
+        """The repartition topics among what it writes."""
+        return tuple(one for one in self.writes if isinstance(one, Repartition))
+
+    @property
+    def sinks(self) -> tuple[Sink, ...]:
+        """The sinks among what it writes."""
+        return tuple(one for one in self.writes if not isinstance(one, Repartition))
+
+    @property
     def late(self) -> Repartition | None:
         """Where rows go that come too late; None for nowhere."""
         late = self.event_time.late
         return late if isinstance(late, Repartition) else None
 
     @property
-    def emits_to(self) -> tuple[Repartition, ...]:
+    def emits_to(self) -> tuple[Repartition | Sink, ...]:
         """Where its rows go, or those that its state emits: all that it writes but the late ones."""
         return tuple(one for one in self.writes if one != self.late)
 
@@ -166,7 +178,7 @@ class App:
         self,
         *,
         reads: Topic | Repartition | str | Sequence[Topic | Repartition | str],
-        writes: Repartition | Sequence[Repartition] = (),
+        writes: Repartition | Sink | Sequence[Repartition | Sink] = (),
         state: State | None = None,
         key: Sequence[str] | str | None = None,
         table: TableOptions | None = None,
@@ -185,7 +197,8 @@ class App:
             reads: A `topic(...)`, or a `repartition(...)`, or its name, that a stage of this app writes; or several
                 of these, and the function gets one DataFrame for each, in this order.
             writes: Where the stage's rows go: the function's rows, for a stage without state; for a stage with
-                state, the rows its state emits.
+                state, the rows its state emits. A `repartition(...)`, a `sink(...)`, a `foreach_version(...)`, or
+                several of these.
             state: `aggregate(...)`, `upsert(...)` or `update(...)`; the table is named after the stage.
             key: The state's key columns; default the key of the repartition topics that are read, which is then the
                 same for all of them.
@@ -208,7 +221,7 @@ class App:
             Refused: The stage does nothing, or closes a circle of stages.
         """
         inputs = (reads,) if isinstance(reads, Topic | Repartition | str) else tuple(reads)
-        outputs = (writes,) if isinstance(writes, Repartition) else tuple(writes)
+        outputs = (writes,) if isinstance(writes, Repartition | TopicSink | FunctionSink) else tuple(writes)
         times = event_time or DEFAULT_EVENT_TIME
         columns = (key,) if isinstance(key, str) else tuple(key or ())
 
@@ -393,7 +406,7 @@ class App:
 
     def _written(self) -> dict[str, tuple[Stage, Repartition]]:
         """The repartition topics that stages write, by name, each with its writer, as far as they are declared."""
-        return {output.name: (stage, output) for stage in self.stages.values() for output in stage.writes}
+        return {output.name: (stage, output) for stage in self.stages.values() for output in stage.repartitions}
 
     def _find(self, channel: str, hint: str = "declare the stage that writes it") -> tuple[Stage, Repartition]:
         written = self._written()
@@ -430,7 +443,8 @@ class App:
             raise Usage(f"app {self.name!r} has two stages named {stage.name!r}; give one another name=")
         if stage.key and len(set(stage.key)) != len(stage.key):
             raise Usage(f"stage {stage.name!r}: key is {stage.key!r}; expected different column names")
-        names = [output.name for output in stage.writes]
+        _check_sinks(self, stage)
+        names = [output.name for output in stage.repartitions]
         for name in names:
             if name in self._written() or names.count(name) > 1:
                 raise Usage(f"repartition topic {name!r} has two writers; one stage writes a topic")
@@ -449,6 +463,27 @@ class App:
                 f"stage {stage.name!r} closes a circle: {' -> '.join(error.args[1])}",
                 hint="records would go round for ever, and no snapshot would end; stages read only what is before them",
             ) from None
+
+
+def _check_sinks(app: App, stage: Stage) -> None:
+    for each in stage.writes:
+        if not isinstance(each, Repartition | TopicSink | FunctionSink):
+            raise Usage(
+                f"stage {stage.name!r} writes {each!r}; expected a slackwater.repartition(...), a slackwater.sink(...) "
+                "or a slackwater.foreach_version(...), or several of them"
+            )
+    names = [one.name for one in stage.writes]
+    for one in stage.sinks:
+        internal_topic(app.name, stage.name, one.name)
+        if names.count(one.name) > 1:
+            raise Usage(f"stage {stage.name!r} writes {one.name!r} twice; expected different names")
+    published = {one.name for it in (*app.stages.values(), stage) for one in it.sinks if one.kind == "topic"}
+    read = app.topics | {one.name for one in stage.reads if isinstance(one, Topic)}
+    for name in sorted(published & read):
+        raise Refused(
+            f"app {app.name!r} reads the topic {name!r}, and its sink publishes there: records would go round for ever",
+            hint="what goes from stage to stage is a slackwater.repartition(...)",
+        )
 
 
 def _check_rejects(stage: str, on_error: str, max_rejected: int | None, rejects: str | None) -> None:

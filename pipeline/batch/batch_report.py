@@ -60,7 +60,7 @@ class BatchReport:
     Attributes:
         rows_in: Records read from the inputs.
         keys: Keys whose state row was written.
-        rows_out: Rows written to channels.
+        rows_out: Rows written to channels and for sinks.
         windows: Input offsets as `topic[partition] from..to`, `to` excluded; partitions without records left out.
         snapshots: The snapshots that this version is part of: by id, and by name where a run tells of it.
         seconds: From the batch's start until the next one could start: to its commit, or, with `max_unflushed`, until
@@ -117,7 +117,8 @@ class BatchReport:
             version=manifest.version,
             rows_in=sum(read.rows for read in manifest.inputs.values()),
             keys=sum(sst.rows for result in results for sst in result.ssts),
-            rows_out=sum(output.rows for output in manifest.outputs.values()),
+            rows_out=sum(output.rows for output in manifest.outputs.values())
+            + sum(sink.rows for sink in manifest.sinks.values()),
             windows=tuple(
                 f"{read.topic}[{partition}] {first}..{last}"
                 for name, read in manifest.inputs.items()

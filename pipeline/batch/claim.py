@@ -27,6 +27,7 @@ from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, 
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST
 from ..kafka import topics
+from ..publish import claimed as sinks
 from .schemas import Shape, ddl_of
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
@@ -56,6 +57,7 @@ class Claimer:
         topics: Users' topics that this app reads under another name (a clone's), by the declared name.
         accept_loss: Whether offsets that are gone may be skipped.
         migration: The number of the app's newest migration, which all of its stages went through.
+        publishes: The topic of each sink, by its declared name, in a clone; None where they are as declared.
     """
 
     store: ObjectStore
@@ -66,6 +68,7 @@ class Claimer:
     by: str
     accept_loss: bool
     migration: int = 0
+    publishes: Mapping[str, str] | None = None
 
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet.
@@ -73,6 +76,7 @@ class Claimer:
         With `only_ask`, only see that this will be allowed. Raises `Refused` where it is not.
         """
         topics.create_topics(self.kafka, self._channels(stages), only_ask=only_ask)
+        sinks.create_internal(self.kafka, self.app.name, stages, self.publishes, only_ask=only_ask)
 
     def check(self, stage: Stage) -> Checked:
         """Refuse what does not fit whatever the stage's columns are: nothing is written, and Spark is not needed.
@@ -117,6 +121,7 @@ class Claimer:
                 self.app.name,
                 stage.name,
             )
+        sinks.prepare(stage, shape.emits, self.publishes)
         log_unseen(stage.name, checked.starts)
 
     def claim(self, stage: Stage, shape: Shape, now_ms: int) -> Manifest:
@@ -135,6 +140,7 @@ class Claimer:
                 table=table,
                 clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
                 outputs=self.outputs(stage, draft, shape),
+                sinks=sinks.claimed(self.store, self.kafka, stage, draft, self.publishes, self.accept_loss),
                 aside=_aside(stage, draft),
                 program=program_of(self.app),
                 migration=max(draft.migration, self.migration),
@@ -146,7 +152,7 @@ class Claimer:
 
     def outputs(self, stage: Stage, known: Manifest, shape: Shape) -> dict[str, Output]:
         """The channels that a stage writes, as its next version begins with them; `known` is its newest, or a first."""
-        return {channel.name: self._output(channel, known, shape) for channel in stage.writes}
+        return {channel.name: self._output(channel, known, shape) for channel in stage.repartitions}
 
     def begin(self, stage: Stage, name: str) -> Input:
         """Where a stage that has versions begins to read an input that is new to it: where the program says.
@@ -171,7 +177,7 @@ class Claimer:
 
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
-        used = [one for stage in stages for one in (*stage.writes, *map(self.app.channel, stage.channels))]
+        used = [one for stage in stages for one in (*stage.repartitions, *map(self.app.channel, stage.channels))]
         return {self._topic_of(channel): channel.partitions for channel in used}
 
     def _topic_of(self, channel: Repartition) -> str:

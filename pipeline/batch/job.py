@@ -14,10 +14,11 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Aside, Manifest, Sst
+from ..api.app import Repartition
 from ..source.planner import Position
 from ..spark.homes import Homes
 from ..state.multi_input import TAG, name_of
-from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, WriteTask
+from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -83,7 +84,7 @@ def run_write(rows: DataFrame, task: WriteTask) -> tuple[Result, ...]:
     if task.rows:
         return _run(rows.select("*", _target(task).alias("_to")), task)
     targets = [
-        _partition(F.xxhash64(*channel.key), count).alias(f"_to_{n}")
+        _to(channel, lambda column: F.col(f"`{column}`"), count).alias(f"_to_{n}")
         for n, (channel, _, count) in enumerate(task.outputs)
     ]
     return _run(rows.select("*", *targets), task)
@@ -93,9 +94,16 @@ def _target(task: WriteTask) -> Column:
     """Where each row goes in the channel that its tag names."""
     columns = []
     for n, (channel, _, count) in enumerate(task.outputs):
-        key = [F.col(f"`{name_of(n, column)}`") for column in channel.key]
-        columns.append(F.when(F.col(TAG) == n, _partition(F.xxhash64(*key), count)))
+        place = _to(channel, lambda column, n=n: F.col(f"`{name_of(n, column)}`"), count)  # type: ignore[misc]
+        columns.append(F.when(F.col(TAG) == n, place))
     return F.coalesce(*columns)
+
+
+def _to(channel: Repartition | ToSink, column: Callable[[str], Column], count: int) -> Column:
+    """The Kafka partition of a row. Sinks have one."""
+    if isinstance(channel, ToSink):
+        return F.lit(0)
+    return _partition(F.xxhash64(*map(column, channel.key)), count)
 
 
 def run_state(rows: DataFrame, task: StateTask, homes: Homes | None = None) -> tuple[Result, ...]:

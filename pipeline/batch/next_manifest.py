@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ...store.compaction import plan
 from ...store.compaction.plan import Done
 from ...store.versions import commit
-from ...store.versions.manifest import Aside, Input, Manifest, Output
+from ...store.versions.manifest import Aside, Input, Manifest, Output, Sink
 from ..event_time import progress
 from ..event_time.due import after
 from ..event_time.watermarks import Watermark
@@ -81,6 +81,7 @@ def next_manifest(
         inputs=inputs,
         event_time=event_time,
         outputs={name: _sent(name, output, results, markers) for name, output in base.outputs.items()},
+        sinks={name: _put_out(name, sink, results) for name, sink in base.sinks.items()},
         clock_ms=max([clock_ms, *(result.event_ms for result in results if result.event_ms is not None)]),
         ssts=plan.apply(ssts, merges),
         aside={**draft.aside, **aside},
@@ -130,6 +131,19 @@ def _sent(
         rows=sum(sent) - sum(before.sent),
         markers=mine,
         sent=tuple(sent),
+    )
+
+
+def _put_out(name: str, before: Sink, results: Sequence[Result]) -> Sink:
+    """The sink with the rows that the tasks wrote for it."""
+    mine = [(result.attempt, part) for result in results for part in result.sent.get(name, {}).values()]
+    rows = sum(part.rows for _, part in mine)
+    return replace(
+        before,
+        end=max([before.end, *(part.end for _, part in mine)]),
+        attempts=tuple(sorted(attempt for attempt, _ in mine)),
+        rows=rows,
+        sent=before.sent + rows,
     )
 
 

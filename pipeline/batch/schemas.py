@@ -25,7 +25,9 @@ from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
 from ..api.app import App, Repartition, Stage, Topic
+from ..api.sink import Sink
 from ..event_time.watermarks import Declared, Watermark, declared
+from ..messages import outgoing
 from ..messages.decode import reading
 from ..messages.registry import forget_latest
 from ..source.data_source import TOPIC_SCHEMA
@@ -180,7 +182,7 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
             hint="return their union, or leave late= out of its event_time(...)",
         )
     rows = applied.frames[0].schema
-    _check_key(stage.late, to_arrow_schema(rows, timezone="UTC"))
+    _check_output(stage.late, to_arrow_schema(rows, timezone="UTC"))
     return replace(shape, emits=shape.emits | {stage.late.name: rows}, late=tuple(rows.names))
 
 
@@ -325,7 +327,7 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
             )
         sent = dict(zip(stage.writes, rows if len(rows) > 1 else rows * len(stage.writes), strict=True))
         for output, schema in sent.items():
-            _check_key(output, to_arrow_schema(schema, timezone="UTC"))
+            _check_output(output, to_arrow_schema(schema, timezone="UTC"))
         emits = {output.name: schema for output, schema in sent.items()}
         return Shape(inputs, emits, (), None, None, tuple(arrow) if len(rows) > 1 else ())
     for schema in arrow:
@@ -384,7 +386,7 @@ def _emitted(stage: Stage, bound: BoundState) -> dict[str, StructType]:
         )
     each = bound.emits if len(bound.emits) > 1 else bound.emits * len(stage.emits_to)
     for output, rows in zip(stage.emits_to, each, strict=True):
-        _check_key(output, rows)
+        _check_output(output, rows)
     return {output.name: from_arrow_schema(rows) for output, rows in zip(stage.emits_to, each, strict=True)}
 
 
@@ -400,8 +402,11 @@ def _check_same_types(stage: Stage, key: tuple[str, ...], rows: Mapping[str, pa.
             )
 
 
-def _check_key(output: Repartition, rows: pa.Schema) -> None:
-    _check_columns(f"repartition topic {output.name!r}", output.key, rows)
+def _check_output(output: Repartition | Sink, rows: pa.Schema) -> None:
+    if isinstance(output, Repartition):
+        _check_columns(f"repartition topic {output.name!r}", output.key, rows)
+    elif output.encoding is not None:
+        outgoing.check(f"sink {output.name!r}", output.encoding, rows)
 
 
 def _check_columns(what: str, key: tuple[str, ...], rows: pa.Schema) -> None:

@@ -27,7 +27,7 @@ from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs, ttl
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Input, Manifest, Output
-from ..api.app import Repartition, Stage
+from ..api.app import Stage
 from ..event_time import due
 from ..event_time.late import Lateness
 from ..event_time.progress import Times
@@ -48,7 +48,7 @@ from .places import Places
 from .prefetcher import Delivery, Prefetcher
 from .schemas import Shape, apply
 from .snapshot_events import Outcome, arrive, unchanged
-from .task import Result, StateTask, Target, WriteTask
+from .task import Result, StateTask, WriteTask, target_of
 from .write_stall import Stall, Triggers
 
 if TYPE_CHECKING:
@@ -442,11 +442,7 @@ class StageRunner:
         *,
         only_checks: bool = False,
     ) -> tuple[Result, ...]:
-        def target(channel: Repartition) -> Target:
-            output = base.outputs[channel.name]
-            return channel, output.topic, len(output.ends)
-
-        targets = tuple(map(target, self.stage.emits_to))
+        targets = tuple(target_of(one, base) for one in self.stage.emits_to)
         writer, version = base.writer, base.version + 1
         rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self.stage.name)
         times = Times(self._shape.watermarks, bound_ms)
@@ -466,7 +462,7 @@ class StageRunner:
             tells_keys=self._config.rejecter is not None,
             only_checks=only_checks,
             lateness=Lateness(window, base.watermark_ms, bound_ms) if window else None,
-            late_to=(target(late), self._shape.late) if late and not only_checks else None,
+            late_to=(target_of(late, base), self._shape.late) if late and not only_checks else None,
             times=times,
             falling=falling,
         )

@@ -25,12 +25,14 @@ from ...store.read.read_stats import Reads, looked_up
 from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
-from ...store.versions.manifest import Sst, Table
+from ...store.versions.manifest import Manifest, Sst, Table
 from ..api.app import Repartition
+from ..api.sink import Encoding, Sink
 from ..event_time.late import Lateness
 from ..event_time.progress import Seen, Times
 from ..kafka.messages import split
 from ..kafka.records import send
+from ..messages import outgoing
 from ..source.worker import configure_worker
 from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
@@ -73,9 +75,26 @@ class Result(msgspec.Struct, frozen=True):
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
 
 
-Target = tuple[Repartition, str, int]
-"""A channel, its Kafka topic and that topic's number of partitions."""
+@dataclass(frozen=True, slots=True)
+class ToSink:
+    """A sink as tasks know it; without `encoding`, its rows stay as they are, for a function."""
+
+    name: str
+    encoding: Encoding | None
+
+
+Target = tuple[Repartition | ToSink, str, int]
+"""A channel or sink, its Kafka topic and that topic's number of partitions. No topic for what is not written."""
 Outputs = tuple[Target, ...]
+
+
+def target_of(one: Repartition | Sink, base: Manifest) -> Target:
+    """Where a batch on this version writes what is for a channel or a sink."""
+    if isinstance(one, Repartition):
+        return one, base.outputs[one.name].topic, len(base.outputs[one.name].ends)
+    # A clone has no sinks but those that it was told to publish.
+    topic = base.sinks[one.name].topic if one.name in base.sinks else ""
+    return ToSink(one.name, one.encoding), topic, 1
 
 
 def _send(
@@ -84,12 +103,23 @@ def _send(
     """Send each output, in their order, its rows, to the partition of each."""
     sent = {}
     for (channel, topic, count), (rows, targets) in zip(outputs, parts, strict=True):
+        if not topic:
+            continue
+        if isinstance(channel, ToSink) and channel.encoding is not None:
+            rows = outgoing.records(rows, channel.encoding, places.patience_s)
         messages = list(split(rows, targets))
         if messages:
             ends = send(places.kafka, topic, messages, attempt.encode(), patience_s=places.patience_s)
             counts = np.bincount(targets, minlength=count).tolist()
             sent[channel.name] = {partition: Sent(counts[partition], end) for partition, end in ends.items()}
     return sent
+
+
+def _targets(rows: pa.Table, channel: Repartition | ToSink, count: int) -> npt.NDArray[np.integer]:
+    """The partition of each row. A sink has one: its records keep the order in which a task wrote them."""
+    if isinstance(channel, ToSink):
+        return np.zeros(rows.num_rows, np.int32)
+    return partition_of(hash_keys(rows, channel.key), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +210,7 @@ class StateTask(Task):
         sent = result.sent
         if self.late_to is not None:
             target, columns = self.late_to
-            channel, _, count = target
-            partitions = partition_of(hash_keys(left_out, channel.key), count)
+            partitions = _targets(left_out, target[0], target[2])
             sent = sent | _send(self.places, (target,), [(left_out.select(columns), partitions)], attempt)
         return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
 
@@ -213,8 +242,7 @@ class StateTask(Task):
             # One table is for all outputs.
             each = tables if len(tables) > 1 else tables * len(self.outputs)
             targets = [
-                partition_of(hash_keys(rows, channel.key), count)
-                for rows, (channel, _, count) in zip(each, self.outputs, strict=True)
+                _targets(rows, channel, count) for rows, (channel, _, count) in zip(each, self.outputs, strict=True)
             ]
             sent = _send(self.places, self.outputs, list(zip(each, targets, strict=True)), attempt)
         taken = counted.take() + looked_up(reads)

@@ -77,7 +77,10 @@ class Clients:
         What it would fetch ahead another worker reads, more often than not; and a fetch that waits at the end of one
         partition holds up the first of the next.
         """
-        consumer = self._idle.pop() if self._idle else Consumer({**self._properties, **_READING})
+        try:
+            consumer = self._idle.pop()
+        except IndexError:  # several threads read
+            consumer = Consumer({**self._properties, **_READING})
         try:
             yield consumer
         finally:

@@ -112,7 +112,7 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
     for message in messages:
         if header_of(message) not in attempts:
             continue
-        rows = pa.Table.from_batches(_batches(message))
+        rows = rows_of(message)
         place = (
             pa.repeat(pa.scalar(message.partition(), pa.int32()), rows.num_rows),
             pa.repeat(pa.scalar(message.offset(), pa.int64()), rows.num_rows),
@@ -121,6 +121,11 @@ def decode_addressed(messages: Sequence[Message], attempts: frozenset[str]) -> I
         for name, column in zip(ADDRESS, place, strict=True):
             rows = rows.append_column(name, column)
         yield rows
+
+
+def rows_of(message: Message) -> pa.Table:
+    """The rows of one message. Raises `Corruption`."""
+    return pa.Table.from_batches(_batches(message))
 
 
 def read_rows(

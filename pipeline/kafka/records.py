@@ -110,7 +110,8 @@ class _Range:
                 patience.waited(error.str())
         messages = [message for message in chunk if message.error() is None] if errors else chunk
         if messages:
-            at = messages[-1].offset() + 1
+            # The end that came with them may lie further on: behind the marks of a transaction.
+            at = max(at, messages[-1].offset() + 1)
         if at > self.end:
             messages = [message for message in messages if message.offset() < self.end]
         return messages, at

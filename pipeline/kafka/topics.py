@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import NewTopic, OffsetSpec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AclOperation, NewTopic, OffsetSpec
 
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
 from .clients import GONE, POLL_S, Kafka, clients, lacking, server, unavailable
@@ -136,11 +137,16 @@ def _list(kafka: Kafka, topic: str, specs: Sequence[OffsetSpec], timeout_s: floa
 
 
 def create_topics(
-    kafka: Kafka, partitions: Mapping[str, int], *, only_ask: bool = False, timeout_s: float = 30
+    kafka: Kafka,
+    partitions: Mapping[str, int],
+    *,
+    only_ask: bool = False,
+    timeout_s: float = 30,
+    config: Mapping[str, str] | None = None,
 ) -> None:
     """Make those of these topics that there are not, with so many partitions; the others stay as they are.
 
-    With `only_ask`, the broker says whether it would, and makes none.
+    With `only_ask`, the broker says whether it would, and makes none. `config` are further properties of the topics.
 
     Raises:
         Refused: The broker does not allow it.
@@ -151,7 +157,7 @@ def create_topics(
     if not missing:
         return
     # Replication as the brokers' default says (-1); one Arrow message may hold up to a megabyte of rows.
-    large = {"max.message.bytes": "8388608"}
+    large = {"max.message.bytes": "8388608", **(config or {})}
     new = [NewTopic(topic, num_partitions=n, replication_factor=-1, config=large) for topic, n in missing.items()]
     asked = clients(kafka).admin.create_topics(new, request_timeout=timeout_s, validate_only=only_ask)
     for topic, error in failures(kafka, asked, (KafkaError.TOPIC_ALREADY_EXISTS,)):
@@ -165,12 +171,32 @@ def create_topics(
         time.sleep(POLL_S)
 
 
+def not_writable(kafka: Kafka, topic: str, *, timeout_s: float = 10) -> Refused | None:
+    """Why we may not write to a topic; None where we may, or the broker does not say. Raises `Unavailable`."""
+    asked = clients(kafka).admin.describe_topics(
+        TopicCollection([topic]), include_authorized_operations=True, request_timeout=timeout_s
+    )
+    for _, error in failures(kafka, asked, ()):
+        return lacking(kafka, error, "Describe", topic)
+    allowed = asked[topic].result().authorized_operations
+    if not allowed or AclOperation.WRITE in allowed or AclOperation.ALL in allowed:
+        return None
+    return lacking(kafka, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "Write", topic)
+
+
 def delete_topics(kafka: Kafka, names: Sequence[str]) -> tuple[str, ...]:
     """Remove topics that are there; returns those that Kafka does not let us remove. Raises `Unavailable`."""
     if not names:
         return ()
     asked = clients(kafka).admin.delete_topics(list(names), request_timeout=30)
     return tuple(name for name, _ in failures(kafka, asked, GONE))
+
+
+def delete_records(kafka: Kafka, topic: str, offset: int) -> None:
+    """Delete what a topic of one partition has before an offset; where Kafka does not let us, or is away, it stays."""
+    place = TopicPartition(topic, 0, offset)
+    with suppress(KafkaException):
+        clients(kafka).admin.delete_records([place], request_timeout=10)[place].result()
 
 
 def failures(

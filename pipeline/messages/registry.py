@@ -28,6 +28,7 @@ _UNKNOWN_CODES = (40401, 40402, 40403)
 """What a registry says is not there: a subject, a version, a schema."""
 _LATER = (408, 429)
 _FORBIDDEN = (401, 403)
+_INCOMPATIBLE = (409, 422)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,28 @@ class Registry:
         """The schema that a message names; an id never gets another one. Raises as `latest`."""
         return _by_id(self, number)
 
-    def ask(self, path: str, what: str, name: str) -> Any:
-        """The answer to a question, waiting for it with patience. Raises as `latest`."""
+    def register(self, subject: str, text: str) -> int:
+        """Have an Avro schema under a subject; one that is there keeps its id.
+
+        Raises:
+            Refused: It does not fit those that are there, or the registry does not let us.
+            Unavailable: It has not answered for as long as there is patience.
+        """
+        path = f"/subjects/{quote(subject, safe='')}/versions"
+        answer = self.ask(path, "subject", subject, {"schema": text, "schemaType": "AVRO"})
+        if not isinstance(answer, Mapping) or not isinstance(answer.get("id"), int):
+            raise Refused(f"the registry at {self.url} answers with no id to the schema of {subject!r}")
+        return int(answer["id"])
+
+    def ask(self, path: str, what: str, name: str, sent: Mapping[str, str] | None = None) -> Any:
+        """The answer to a question, or to what is sent, waiting for it with patience. Raises as `latest`."""
+        body = None if sent is None else json.dumps(sent).encode()
+        headers = self._headers() | ({} if body is None else {"content-type": "application/vnd.schemaregistry.v1+json"})
         patience = Patience(f"the schema registry at {self.url}", self.patience_s)
         while True:
             try:
-                answer = _pool(os.getpid()).request("GET", f"{self.url}{path}", headers=self._headers())
+                method = "GET" if body is None else "POST"
+                answer = _pool(os.getpid()).request(method, f"{self.url}{path}", body=body, headers=headers)
             except urllib3.exceptions.HTTPError as error:
                 patience.waited(type(error).__name__)
             else:
@@ -95,8 +112,13 @@ class Registry:
             raise NotFound(what, name, found=f"the schema registry at {self.url} does not know it")
         if answer.status in _FORBIDDEN:
             raise Refused(
-                f"the schema registry at {self.url} does not let this user read (it says {answer.status})",
-                hint=f"set {USER_INFO}=user:password, with the right to read subjects",
+                f"the schema registry at {self.url} does not let this user read or write (it says {answer.status})",
+                hint=f"set {USER_INFO}=user:password, with the right to read subjects, and for a sink to write its own",
+            )
+        if answer.status in _INCOMPATIBLE:
+            raise Refused(
+                f"the schema registry at {self.url} does not take the columns of {what} {name!r}: {_why(answer.data)}",
+                hint="keep the columns compatible, or give the sink another subject=",
             )
         try:
             if answer.status == 200:
@@ -107,6 +129,14 @@ class Registry:
             f"what answers at {self.url} is no schema registry: it says {answer.status} to {what} {name!r}",
             hint="the URL is that under which /subjects is, such as http://localhost:8081",
         )
+
+
+def _why(answer: bytes) -> str:
+    """What the registry says, in a line."""
+    try:
+        return " ".join(str(json.loads(answer)["message"]).split())[:300]
+    except (ValueError, KeyError, TypeError):
+        return "it does not say why"
 
 
 def _is_its_own(answer: urllib3.BaseHTTPResponse) -> bool:

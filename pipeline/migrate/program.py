@@ -54,7 +54,7 @@ def declared(app: App, known: Mapping[str, Shape]) -> Declared:
             stage.name: DeclaredStage(
                 stage.name,
                 {name: "" if isinstance(one, Topic) else app.writer_of(one).name for name, one in stage.inputs.items()},
-                {channel.name: ddl_of(known[stage.name].emits[channel.name]) for channel in stage.writes},
+                {channel.name: ddl_of(known[stage.name].emits[channel.name]) for channel in stage.repartitions},
                 known[stage.name].table,
             )
             for stage in app.in_order()

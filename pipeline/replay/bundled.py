@@ -88,7 +88,7 @@ def capture(replay: StageReplay, found: Comparison, sent: Mapping[str, Sent], on
     file, table, after = replay.program.app.file, replay.before.table, replay.after
     if file is None:
         raise Refused("a bundle has the program's file, and this one was declared in no file")
-    inputs, channels = replay.stage.inputs, () if only is not None else replay.stage.writes
+    inputs, channels = replay.stage.inputs, () if only is not None else replay.stage.repartitions
     known, times = replay.before.event_time or EventTime(), after.event_time or EventTime()
     index = Index(
         app=after.app,

@@ -137,6 +137,8 @@ def sent_rows(replay: StageReplay) -> dict[str, Sent]:
 
 def _sent(replay: StageReplay, name: str) -> Sent:
     before, after, program = replay.before.outputs.get(name), replay.after.outputs.get(name), replay.program
+    if name in replay.after.sinks:
+        return Sent(None, "is a sink, whose rows wait for nobody to compare them")
     if after is None:
         return Sent(None, f"{replay.after.stage}@v{replay.after.version} wrote no such channel")
     # As a reader takes it that has consumed all before this version, and then this one.

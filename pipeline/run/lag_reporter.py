@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ... import instants
 from ...errors import Corruption, Refused, Unavailable
 from ...snapshot.status import roster
-from ...snapshot.status.lag import StageLag, input_lag
+from ...snapshot.status.lag import StageLag, input_lag, sink_lags
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
+from ...store.versions.published import Place
 from ..batch.stage_runner import StageRunner
 from ..kafka.topics import EndOffsets
 from .news import News
@@ -27,7 +28,8 @@ _END_S = 2.0
 class LagReporter:
     """Works every few seconds, on a thread of its own: no batch waits for it, and nothing depends on what it finds.
 
-    Its `store` is of little patience. `writer` is unique to this run, `by` is host:pid.
+    Its `store` is of little patience. `writer` is unique to this run, `by` is host:pid; `places` says how far the
+    sinks of a stage of this run are.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class LagReporter:
         by: str,
         runners: Sequence[StageRunner],
         news: News,
+        places: Callable[[str], Mapping[str, Place | None]],
     ) -> None:
         self._store = store
         self._kafka = kafka
         self._app = app
         self._runners = runners
         self._news = news
+        self._places = places
         self._beat = roster.Beat(writer, by, {runner.stage.name: runner.head.epoch for runner in runners})
         self._others: dict[str, Manifest] = {}
         self._alive: tuple[roster.Beat, ...] | None = None
@@ -106,6 +110,7 @@ class LagReporter:
                 stage,
                 tuple(input_lag(name, head, heads, ends_of) for name in head.inputs),
                 True if stage in own else self._runs(head),
+                sink_lags(head, self._places(stage)) if stage in own else (),
             )
             for stage, head in sorted(heads.items())
         )

@@ -17,6 +17,7 @@ from ..batch.batch_report import BatchReport
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STAGE = ("app", "stage")
 _INPUT = (*_STAGE, "topic")
+_SINK = (*_STAGE, "sink")
 
 _HISTOGRAMS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
     "batch_seconds": ("From a batch's start until the next could start.", lambda b: b.seconds),
@@ -77,6 +78,11 @@ class Metrics:
             "versions": self._gauge("lag_versions", "Versions of a channel's writer that are not read yet.", _INPUT),
         }
 
+        self._sinks = {
+            "rows": self._gauge("sink_lag_rows", "Rows committed for a sink and not published yet.", _SINK),
+            "versions": self._gauge("sink_lag_versions", "Versions since the newest that is published.", _SINK),
+        }
+
     def observe(self, batch: BatchReport) -> None:
         """Note a committed batch."""
         labels = (batch.app, batch.stage)
@@ -105,6 +111,9 @@ class Metrics:
                         self._lag[name].remove(*labels)
                     else:
                         self._lag[name].labels(*labels).set(value)
+            for sink in stage.sinks:
+                for name, value in (("rows", sink.rows), ("versions", sink.versions)):
+                    self._sinks[name].labels(stage.app, stage.stage, sink.name).set(value)
 
     def serve(self, port: int) -> int:
         """Answer `GET /metrics` on this port of all interfaces, for the rest of the process; 0 for any that is free.

@@ -34,6 +34,8 @@ from ..batch.stage_runner import Limits
 from ..batch.write_stall import Triggers
 from ..kafka import topics
 from ..kafka.clients import server
+from ..publish.check import check_targets
+from ..publish.publishers import publishes
 from .news import News
 from .options import Options
 
@@ -112,7 +114,9 @@ def preflight(app: App, options: Options, news: News) -> Start:
         by=f"{socket.gethostname()}:{os.getpid()}",
         accept_loss=options.accept_loss,
         migration=migration,
+        publishes=publishes(info),
     )
+    check_targets(options.kafka, app, stages, claimer.topics, claimer.publishes)
     stores = {stage.name: CountingStore(opened) for stage in stages}
     checked = {stage.name: replace(claimer, store=stores[stage.name]).check(stage) for stage in stages}
     claimer.create_channels(stages, only_ask=True)

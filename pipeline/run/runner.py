@@ -22,6 +22,7 @@ from ..batch.schemas import Shape, shapes
 from ..batch.stage_runner import StageConfig, StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
+from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
@@ -81,10 +82,20 @@ def run(
             known = shapes(app, spark)
         with stop.at_once():
             claimed = _claim(start, known, news)
-            runners = _build(start, known, claimed, spark, on_commit, stack)
+            publishers = _publishers(start, claimed)
+            stack.callback(publishers.close)
+            runners = _build(start, known, claimed, spark, on_commit, stack, publishers)
+            publishers.start()
         claimer = start.claimer
         reporter = LagReporter(
-            start.heartbeats, options.kafka, app.name, writer=claimer.writer, by=claimer.by, runners=runners, news=news
+            start.heartbeats,
+            options.kafka,
+            app.name,
+            writer=claimer.writer,
+            by=claimer.by,
+            runners=runners,
+            news=news,
+            places=publishers.places,
         )
         stack.callback(reporter.close)
         reporter.start()
@@ -98,9 +109,24 @@ def run(
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)
-        supervisor = Supervisor(spark, runners, completer, retrier, announcer, catch_up, stop, news)
+        supervisor = Supervisor(spark, runners, completer, retrier, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
+
+
+def _publishers(start: Start, claimed: Mapping[str, Manifest]) -> Publishers:
+    """Who publishes what the stages write for their sinks."""
+    options, store, app = start.options, start.store, start.app.name
+    info = apps.read_app(store, app) if any(one.sinks for one in claimed.values()) else None
+    return Publishers(
+        store,
+        info,
+        options.kafka,
+        start.stages,
+        claimed,
+        accept_loss=options.accept_loss,
+        patience_s=options.patience_s,
+    )
 
 
 def _collector(start: Start, runners: tuple[StageRunner, ...], news: News) -> Collector | None:
@@ -144,6 +170,7 @@ def _build(
     spark: SparkSession,
     on_commit: Callable[[BatchReport], None],
     stack: ExitStack,
+    publishers: Publishers,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     options, stages = start.options, start.stages
@@ -160,6 +187,10 @@ def _build(
 
     def report(batch: BatchReport) -> None:
         on_commit(replace(batch, snapshots=snapshot_names(start.store, start.app.name, batch.snapshots, names)))
+
+    def move(head: Manifest, tip: Manifest) -> None:
+        backpressure.move(head, tip)
+        publishers.move(head)
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
@@ -196,7 +227,7 @@ def _build(
             meter=StageMeter(scratch / "counts" / stage.name, store, *shared),
             access=start.access,
             on_commit=report,
-            on_move=backpressure.move,
+            on_move=move,
         )
         stack.callback(runner.close)
         backpressure.move(runner.head, runner.tip)

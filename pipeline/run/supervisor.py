@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import SlackwaterError, Unavailable
 from ..batch.stage_runner import StageRunner
 from ..kafka.consumer_groups import Announcer
+from ..publish.publishers import Publishers
 from ..reject.retrier import Retrier
 from ..spark.query_errors import translate
 from .catch_up import CatchUp
@@ -51,6 +52,7 @@ class Supervisor:
         catch_up: CatchUp | None,
         stop: Stop,
         news: News,
+        publishers: Publishers,
     ) -> None:
         self._spark = spark
         self._runners = runners
@@ -60,6 +62,7 @@ class Supervisor:
         self._completer = completer
         self._retrier = retrier
         self._announcer = announcer
+        self._publishers = publishers
         self._queries: list[StreamingQuery] = []
 
     def until_done(self) -> None:
@@ -165,7 +168,8 @@ class Supervisor:
                 thread.join(_LOOK_S / 2)
 
     def _raise_failures(self, *, halted: bool = False) -> None:
-        """Raise what has stopped a stage; of queries that were halted, only what their runners say."""
+        """Raise what has stopped a stage or a sink; of queries that were halted, only what their runners say."""
+        self._publishers.check()
         for runner, query in zip(self._runners, self._queries, strict=False):
             # All that was to be read is committed by then, and a batch on later records may die of being halted.
             failed = None if halted or query.isActive else query.exception()
@@ -195,7 +199,7 @@ class Supervisor:
     def _caught_up(self) -> bool:
         try:
             heads = {runner.stage.name: runner.head for runner in self._runners}
-            return self._catch_up is not None and self._catch_up.done(heads)
+            return self._catch_up is not None and self._catch_up.done(heads) and self._publishers.done
         except Unavailable:
             # Whether the store has been away for too long is the planners' to say.
             return False

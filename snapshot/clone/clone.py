@@ -32,6 +32,7 @@ def clone(
     *,
     topics: Mapping[str, str],
     channels: Channels,
+    sinks: Mapping[str, str] | None = None,
     target_store: ObjectStore | None = None,
     by: str,
     now_ms: int | None = None,
@@ -48,6 +49,8 @@ def clone(
         topics: topics the clone reads instead of the source's, by their names as declared; with the same
             partitions and offsets. Those that are not named are read on by both.
         channels: Kafka.
+        sinks: what the clone publishes: a topic of its own for each sink by its name as declared; a function gets its
+            own name. Sinks that are not named are not written at all.
         target_store: where the clone lives; default the source's store.
         by: user@host.
         now_ms: what relative refs count from; default the wall clock.
@@ -55,14 +58,14 @@ def clone(
 
     Raises:
         Usage: the ref, or the name, is malformed.
-        NotFound: there is no such app, moment or topic.
+        NotFound: there is no such app, moment, topic or sink.
         Refused: the name or one of its topics is taken, a topic does not hold the offsets, or records in
             flight are gone.
         Unavailable: storage or Kafka did not answer; the clone may have been begun, and the same call finishes it.
     """
     target = target_store or store
     moment_ms = instants.now_ms() if now_ms is None else now_ms
-    plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, topics, channels, moment_ms)
+    plan = make_plan(store, target, parse(source, now_ms=moment_ms), name, topics, sinks or {}, channels, moment_ms)
     if dry_run:
         return plan
     if not plan.resumed:

@@ -135,6 +135,8 @@ def _first_version(
             for name, output in source.outputs.items()
             for copied in [carried[name]]
         },
+        # What the source has not published yet, it publishes itself.
+        sinks={},
         aside={name: replace(table, rows=0) for name, table in source.aside.items()},
         # Snapshots under way are the source's.
         recorded={},

@@ -42,6 +42,7 @@ def make_plan(
     ref: Ref,
     name: str,
     topics: Mapping[str, str],
+    sinks: Mapping[str, str],
     channels: Channels,
     now_ms: int,
 ) -> ClonePlan:
@@ -51,12 +52,14 @@ def make_plan(
         raise Refused(f"app {name!r} cannot be cloned onto itself", hint="give the clone a name of its own")
     cut = cut_at(store, ref)
     read_topics = _read_topics(cut, topics)
+    _check_sinks(cut, sinks)
     origin = Origin(
         root=store.url,
         app=cut.app,
         snapshot="",
         cut=cut.versions,
         topics={declared: topic for declared, topic in sorted(read_topics.items()) if declared != topic},
+        sinks=dict(sorted(sinks.items())),
     )
     source = apps.find_app(store, cut.app)
     # Stages that have no version yet begin in the clone where they would have begun here.
@@ -77,6 +80,7 @@ def make_plan(
         )
     if begun is None:
         _check_free(cut, name, channels)
+        _check_published(cut, read_topics, sinks, channels)
     return plan
 
 
@@ -87,6 +91,35 @@ def _read_topics(cut: Cut, wanted: Mapping[str, str]) -> dict[str, str]:
         if declared not in current:
             raise NotFound(f"topic read by {cut.app}", declared, current, hint="--topic takes NAME=OTHER")
     return current | dict(wanted)
+
+
+def _check_sinks(cut: Cut, sinks: Mapping[str, str]) -> None:
+    """See that these are sinks of the app, and publish where it does not. Raises `NotFound` or `Refused`."""
+    known = {name: sink.kind for stage in cut.stages.values() for name, sink in stage.sinks.items()}
+    for name, topic in sinks.items():
+        keys.check_topic(topic)
+        if name not in known:
+            raise NotFound(f"sink of {cut.app}", name, known, hint="--sink takes NAME=TOPIC")
+        if known[name] == "topic" and (topic == name or topic in known):
+            raise Refused(
+                f"{cut.app} publishes to the topic {topic!r} itself: its readers would get records of both",
+                hint=f"--sink {name}=OTHER, with a topic of the clone's own",
+            )
+
+
+def _check_published(cut: Cut, read_topics: Mapping[str, str], sinks: Mapping[str, str], kafka: Channels) -> None:
+    """See that the topics of sinks are there, and not read by the clone. Raises `NotFound` or `Refused`."""
+    for name, topic in sinks.items():
+        if all(stage.sinks[name].kind == "function" for stage in cut.stages.values() if name in stage.sinks):
+            continue
+        if topic in read_topics.values():
+            raise Refused(
+                f"the clone would read the topic {topic!r} and publish there: records would go round for ever"
+            )
+        if kafka.ends(topic) is None:
+            raise NotFound(
+                "Kafka topic", topic, (), hint=f"the sink {name!r} of the clone is to publish there: make it"
+            )
 
 
 def _users_inputs(cut: Cut) -> list[tuple[str, str, Input]]:

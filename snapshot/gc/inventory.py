@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ... import instants
 from ...errors import Corruption, ObjectNotFound
 from ...store.objects.protocol import ObjectInfo, ObjectStore
-from ...store.versions import apps, codec, history, horizon, keys
+from ...store.versions import apps, codec, history, horizon, keys, published
 from ...store.versions import limits as fits
 from ...store.versions.horizon import MIN_AGE_MS, Boundary
 from ...store.versions.manifest import Manifest
@@ -117,7 +117,8 @@ def _list_all(store: ObjectStore, app: str, now_ms: int) -> Inventory:
         seen[stage, head.version] = head
         since_ms = now_ms - MIN_AGE_MS
         young = (version for version, info in versions.items() if version >= first and info.modified_ms > since_ms)
-        there[stage] = StageKnown(first, head, min(young, default=head.version + 1))
+        needed = {name: max(first, version) for name, version in published.needed(store, head).items()}
+        there[stage] = StageKnown(first, head, min(young, default=head.version + 1), needed)
     known = Known(now_ms, there, list_snapshots(store, app), last)
     _check_kept(app, known, manifests)
     return Inventory(store, app, ssts, manifests, boundaries, known, seen)

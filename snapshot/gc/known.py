@@ -1,7 +1,7 @@
 """What is known of an app when it is decided what may go: its stages, its snapshots, what was collected before."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...store.versions.horizon import Boundary
 from ...store.versions.manifest import Manifest
@@ -17,6 +17,8 @@ class StageKnown:
     head: Manifest
     young: int
     """From here on its versions are too young to go; after the head when none is."""
+    published: Mapping[str, int] = field(default_factory=dict)
+    """By sink: from here on versions are needed to publish it."""
 
 
 @dataclass(frozen=True, slots=True)

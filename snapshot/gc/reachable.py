@@ -4,7 +4,7 @@ Pure: what is known of the app goes in, with a function that reads a version; wh
 reasons. Of every stage stays
 
 - a history without gaps up to the head: what retention keeps whole, what was written in the last hour, what a stage
-  downstream has not read yet, and what an open request for a snapshot has recorded;
+  downstream has not read yet, what is not published yet, and what an open request for a snapshot has recorded;
 - before that, single versions: those of snapshots (a clone's pin is one) and of the moments that a thinned history
   keeps.
 
@@ -40,7 +40,8 @@ class Reason:
     """Why something stays."""
 
     rule: str
-    """`head`, `retention`, `versions`, `hourly`, `daily`, `young`, `unread`, `request`, `snapshot` or `clone`."""
+    """`head`, `retention`, `versions`, `hourly`, `daily`, `young`, `unread`, `unpublished`, `request`, `snapshot` or
+    `clone`."""
     detail: str
     """The same as half a sentence."""
     reader: str = ""
@@ -175,6 +176,8 @@ def _whole(found: Reachable, retention: Retention, read: Read) -> None:
         for name in sorted(head.outputs):
             if (stage, name) not in reads and not head.retired:
                 mine.append((known.first, Reason("unread", f"no stage has begun to read the channel {name}")))
+        for name, version in sorted(known.published.items()):
+            mine.append((version, Reason("unpublished", f"the sink {name} is published up to v{version}")))
         recorded = Reason("request", "a snapshot under way has recorded it")
         mine += ((version, recorded) for version in head.recorded.values())
         for spans in head.captured.values():

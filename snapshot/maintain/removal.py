@@ -45,7 +45,7 @@ class Removal(Struct, frozen=True):
     """user@host."""
     stages: tuple[fits.Name, ...]
     topics: tuple[fits.Topic, ...]
-    """Its repartition topics."""
+    """Its repartition topics, and the internal ones of its sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,7 @@ def _check(store: ObjectStore, app: str, heads: dict[str, Manifest], now_ms: int
 
 def _removal(app: str, heads: dict[str, Manifest], by: str) -> Removal:
     topics = {output.topic for head in heads.values() for output in head.outputs.values()}
+    topics |= {sink.topic for head in heads.values() for sink in head.sinks.values()}
     ulid = ULID()
     return Removal(str(ulid), app, ulid.milliseconds, by, tuple(sorted(heads)), tuple(sorted(topics)))
 

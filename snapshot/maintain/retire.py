@@ -15,7 +15,7 @@ from ulid import ULID
 
 from ...errors import NotFound, Refused
 from ...store.objects.protocol import ObjectStore
-from ...store.versions import commit, history
+from ...store.versions import commit, history, published
 from ...store.versions.manifest import Manifest
 from ..cut.graph import consumed, order
 from ..cut.moments import heads_of, stages_of
@@ -55,7 +55,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
 
     Raises:
         NotFound: there is no such app or stage; the nearest names are told.
-        Refused: a stage that is not retired reads what this one writes.
+        Refused: a stage that is not retired reads what this one writes, or rows for its sinks are not published yet.
         CommitConflict: others kept winning the race for the next version.
         Unavailable: storage did not answer; the same call again finishes it.
     """
@@ -72,6 +72,7 @@ def retire(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int, dr
     readers = [name for name in order(heads) if not heads[name].retired and stage in consumed(heads[name])]
     if readers:
         raise _still_read(app, stage, readers)
+    published.check(store, head)
     unread = {
         sender: heads[sender].version - version
         for sender, version in consumed(head).items()

@@ -8,6 +8,7 @@ from ulid import ULID
 from ... import instants
 from ...errors import Refused
 from ...store.objects.protocol import ObjectStore
+from ...store.versions import published
 from ...store.versions.manifest import Input
 from ...store.versions.migrations import Migration, newest
 from ..cut.moments import heads_of, newest_cut, stages_of
@@ -60,7 +61,12 @@ def find_plan(
             "through it",
             hint="the next `slackwater migrate` or `run` finishes it",
         )
-    return plan(heads, declared, renames, stages=stages or {}, after=last.number if last is not None else 0)
+    found = plan(heads, declared, renames, stages=stages or {}, after=last.number if last is not None else 0)
+    for name in heads.keys() - declared.stages.keys():
+        # Under its new name a stage begins its sinks anew, and who retires publishes nothing any more.
+        if not heads[name].retired:
+            published.check(store, heads[name])
+    return found
 
 
 def finish_earlier(store: ObjectStore, app: str, *, now_ms: int) -> int:

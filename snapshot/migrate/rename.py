@@ -112,6 +112,7 @@ def _first(
         time_ms=max(now_ms, last.time_ms + 1),
         writer=str(ULID()),
         outputs={name: _unread(name, each, read[name], sent) for name, each in last.outputs.items()},
+        sinks={},
         called="",
         formerly=(*last.formerly, Former(last.stage, last.version)),
     )

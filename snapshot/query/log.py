@@ -96,7 +96,8 @@ def _entry(
         kind=manifest.kind,
         time_ms=manifest.time_ms,
         rows_in=sum(source.rows for source in manifest.inputs.values()),
-        rows_out=sum(output.rows for output in manifest.outputs.values()),
+        rows_out=sum(output.rows for output in manifest.outputs.values())
+        + sum(sink.rows for sink in manifest.sinks.values()),
         windows=windows,
         lost=manifest.lost,
         duration_ms=manifest.duration_ms,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...store.objects.prices import Prices, monthly_cost
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.stats import Stats
 from ...store.versions import apps, history
-from ...store.versions.prices import Prices, monthly_cost
 from ...store.versions.usage import StageUsage, hourly, usage_since
 from ..cut.graph import order
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ...store.versions import published
 from ...store.versions.manifest import Manifest
+from ...store.versions.published import Place
 
 EndOffsets = Callable[[str], tuple[int, ...] | None]
 """End offsets of a user's topic by partition, or None when they are not known."""
@@ -33,6 +35,22 @@ class InputLag:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkLag:
+    """How far one sink of a stage is not published."""
+
+    name: str
+    """As declared."""
+    topic: str
+    """The internal topic."""
+    place: int | None
+    """The version up to which it is published; None before its publisher's first start."""
+    rows: int
+    """Rows that are committed and not published."""
+    versions: int
+    """Versions of the stage since; 0 where they brought no rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageLag:
     """How far one stage is, and whether it runs."""
 
@@ -41,12 +59,25 @@ class StageLag:
     inputs: tuple[InputLag, ...]
     running: bool | None
     """Whether a runner that gives signs of life has it; None when that is not known."""
+    sinks: tuple[SinkLag, ...] = ()
+    """Of a stage of the run that reports."""
 
     @property
     def records(self) -> int | None:
         """Records of all inputs; None when those of one are not known."""
         counts = [one.records for one in self.inputs]
         return None if None in counts else sum(count or 0 for count in counts)
+
+
+def sink_lags(head: Manifest, places: Mapping[str, Place | None]) -> tuple[SinkLag, ...]:
+    """The lag of each sink of `head`, by where its publisher is; None for one that has not begun."""
+    found = []
+    for name, sink in head.sinks.items():
+        place = places.get(name)
+        rows = published.behind(sink, place)
+        at = place.version if place is not None else None
+        found.append(SinkLag(name, sink.topic, at, rows, head.version - (at or sink.since) if rows else 0))
+    return tuple(found)
 
 
 def input_lag(name: str, head: Manifest, heads: Mapping[str, Manifest], ends_of: EndOffsets) -> InputLag:

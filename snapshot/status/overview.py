@@ -9,14 +9,14 @@ from ... import instants
 from ...errors import Corruption, Refused
 from ...store.objects.protocol import ObjectStore
 from ...store.sst.sorted_runs import deltas, l0_files
-from ...store.versions import apps, history
+from ...store.versions import apps, history, published
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest, Origin
 from ...store.versions.usage import recent
 from ..cut.graph import order
 from ..cut.requests import open_requests
 from . import roster
-from .lag import EndOffsets, InputLag, input_lag
+from .lag import EndOffsets, InputLag, SinkLag, input_lag, sink_lags
 
 _RECENT = 100
 """Versions that figures of a table are told of."""
@@ -69,6 +69,8 @@ class StageOverview:
     """Whether it has no part in the app any more; then it has no lag."""
     figures: TableFigures | None
     """Only in detail, and of a stage with a table."""
+    sinks: tuple[SinkLag, ...] = ()
+    """As far as the store knows: publishers note where they are every few seconds."""
     rejected: int = 0
     """Records that it rejected since it began."""
     rejected_waiting: int = 0
@@ -125,12 +127,26 @@ def overview(store: ObjectStore, app: str, ends_of: EndOffsets, *, in_detail: bo
     except Corruption as error:
         alive = None
         damaged.append(f"{app}: which stages run is not known: {error.message} ({error.hint})")
+    sinks: dict[str, tuple[SinkLag, ...]] = {}
+    for stage, head in heads.items():
+        try:
+            sinks[stage] = sink_lags(head, published.places(store, head))
+        except Corruption as error:
+            sinks[stage] = ()
+            damaged.append(f"{app}/{stage}: how far its sinks are is not known: {error.message} ({error.hint})")
     return AppOverview(
         app=app,
         created_ms=info.created_ms,
         origin=info.origin,
         stages=tuple(
-            _stage(heads[stage], heads, ends_of, alive, _figures(store, heads[stage]) if in_detail else None)
+            _stage(
+                heads[stage],
+                heads,
+                ends_of,
+                alive,
+                _figures(store, heads[stage]) if in_detail else None,
+                sinks[stage],
+            )
             for stage in order(heads)
         ),
         requested=tuple(request.name for request in open_requests(store, app)),
@@ -169,6 +185,7 @@ def _stage(
     ends_of: EndOffsets,
     alive: tuple[roster.Beat, ...] | None,
     figures: TableFigures | None,
+    sinks: tuple[SinkLag, ...],
 ) -> StageOverview:
     rejects = rejected_of(head)
     return StageOverview(
@@ -188,6 +205,7 @@ def _stage(
         retired=head.retired,
         called=head.called,
         figures=figures,
+        sinks=sinks,
         rejected=rejects.total,
         rejected_waiting=rejects.waiting,
         since=head.table.added if head.table is not None else {},

@@ -1,7 +1,7 @@
 """Blobs and their guarantees: an object store behind one Protocol, in a folder, in memory or in S3.
 
-Here too: counting requests, retrying them, spooling them on this machine, injecting faults. Not here: what the objects
-mean; names of objects are plain keys.
+Here too: counting requests and what they cost, retrying them, spooling them on this machine, injecting faults. Not
+here: what the objects mean; names of objects are plain keys.
 """
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "local",
     "memory",
     "open",
+    "prices",
     "protocol",
     "retry",
     "retry_budget",

@@ -5,6 +5,7 @@ Pure Python and JSON, so that reading a manifest needs no Arrow. Not here: rows,
 
 __all__ = [
     "apps",
+    "aside",
     "checks",
     "codec",
     "column_types",
@@ -15,7 +16,7 @@ __all__ = [
     "limits",
     "manifest",
     "migrations",
-    "prices",
+    "published",
     "unreadable",
     "usage",
 ]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...errors import Usage
 from ..objects.open import check_root
 from . import column_types, keys
-from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Span, Sst, Table
+from .manifest import AppInfo, Column, Input, Lost, Manifest, Output, Sink, Span, Sst, Table
 
 _RESERVED = frozenset(keys.RESERVED_COLUMNS)
 _HEXADECIMAL = b"0123456789abcdefABCDEF"
@@ -42,6 +42,8 @@ def _(value: Manifest) -> Iterator[Wrong]:
         yield from input_is_wrong(f"stopped[{name!r}]", source, value.stage)
     for name, output in value.outputs.items():
         yield from _output(f"outputs[{name!r}]", output)
+    for name, sink in value.sinks.items():
+        yield from _sink(f"sinks[{name!r}]", sink, value.version)
     for name, lost in value.lost.items():
         yield from _lost(f"lost[{name!r}]", lost, value.inputs.get(name))
     if value.table is not None:
@@ -111,6 +113,13 @@ def _output(at: str, output: Output) -> Iterator[Wrong]:
             column_types.parse_ddl(output.schema)
         except ValueError:
             yield Wrong(f"{at}.schema", output.schema, "a Spark DDL string")
+
+
+def _sink(at: str, sink: Sink, version: int) -> Iterator[Wrong]:
+    if sink.since > version:
+        yield Wrong(f"{at}.since", sink.since, f"at most the version, {version}")
+    if sink.rows > sink.sent:
+        yield Wrong(f"{at}.rows", sink.rows, f"at most all rows sent, {sink.sent}")
 
 
 def table_is_wrong(at: str, table: Table) -> Iterator[Wrong]:

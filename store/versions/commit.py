@@ -31,9 +31,9 @@ def successor(
     """The version after `head` with nothing changed yet: a writer replaces what it changes.
 
     State, offsets, open snapshots and `totals` are carried on. What `head` itself read, wrote and took is not: inputs
-    and tables aside have rows=0, outputs keep their `ends` and schema with attempts=(), rows=0 and no markers, `lost`
-    is empty, `stats` None, and the counts of `event_time` 0. `time_ms` is `now_ms`, or one more than `head`'s when that
-    is later.
+    and tables aside have rows=0, outputs keep their `ends` and schema and sinks their `end` with attempts=(), rows=0
+    and no markers, `lost` is empty, `stats` None, and the counts of `event_time` 0. `time_ms` is `now_ms`, or one more
+    than `head`'s when that is later.
 
     Raises:
         Fenced: `head` has a newer epoch than `epoch`.
@@ -53,6 +53,7 @@ def successor(
         kind=kind,
         inputs={name: replace(channel, rows=0) for name, channel in head.inputs.items()},
         outputs={name: replace(channel, attempts=(), rows=0, markers={}) for name, channel in head.outputs.items()},
+        sinks={name: replace(sink, attempts=(), rows=0) for name, sink in head.sinks.items()},
         lost={},
         aside={name: replace(table, rows=0) for name, table in head.aside.items()},
         duration_ms=duration_ms,

@@ -136,6 +136,16 @@ def sst_pattern(*names: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{NAME}+/stages/(?:{'|'.join(map(re.escape, names))})/sst/{_FILE}\n)*+")
 
 
+def published(app: str, stage: str, sink: str) -> str:
+    """Prefix of how far a sink was published."""
+    return f"{app}/stages/{stage}/sinks/{sink}/"
+
+
+def published_up_to(app: str, stage: str, sink: str, version: int) -> str:
+    """The place at which a sink was published up to a version; names sort as numbers do."""
+    return f"{app}/stages/{stage}/sinks/{sink}/{version:020}.json"
+
+
 def snapshots(app: str) -> str:
     """Prefix of all snapshots."""
     return f"{app}/snapshots/"

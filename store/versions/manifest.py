@@ -204,6 +204,27 @@ class Output(Struct, frozen=True):
     """Rows written since the channel began, by Kafka partition: what readers must find."""
 
 
+class Sink(Struct, frozen=True):
+    """What one version wrote for one sink: rows on an internal topic of one partition, for a publisher to take out.
+
+    It is no channel: no stage reads it, so it is in no cut, and nobody waits for it.
+    """
+
+    topic: fits.Topic
+    """The internal topic."""
+    end: fits.Offset
+    """The next offset after this version's last message (also when it wrote none)."""
+    since: fits.Version
+    """The version that began the sink, with no rows. Before anything is published, a publisher begins there."""
+    kind: Literal["topic", "function"] = "topic"
+    """Records of a topic, as they are to be published, or rows for a function."""
+    attempts: tuple[fits.Attempt, ...] = ()
+    """The task attempts whose messages count, as of an output."""
+    rows: fits.Count = 0
+    sent: fits.Count = 0
+    """Rows written since the sink began: what its publisher must find."""
+
+
 class Aside(Struct, frozen=True):
     """A table beside a stage's own, as `aside` gives it to readers."""
 
@@ -310,6 +331,8 @@ class Manifest(Struct, frozen=True):
     """By the name of the topic or channel as declared."""
     outputs: dict[fits.Topic, Output] = {}
     """By the name of the channel as declared; carried on by versions that write nothing."""
+    sinks: dict[fits.Topic, Sink] = {}
+    """By the sink's name as declared; likewise."""
     table: Table | None = None
     clock_ms: fits.SpanMs = 0
     """By which rows of the table expire (`sst.ttl`): those whose time is this or earlier are gone at this version.
@@ -407,6 +430,9 @@ class Origin(Struct, frozen=True):
     """Source version of each stage."""
     topics: dict[fits.Topic, fits.Topic] = {}
     """User topics read under another name: source name to this app's name."""
+    sinks: dict[fits.Topic, fits.Topic] = {}
+    """The sinks that the clone publishes, by their names as declared, and the topic of each. The others it does not
+    write at all."""
 
 
 class AppInfo(Struct, frozen=True):

@@ -62,6 +62,7 @@ def _that_can_be(value: Manifest) -> Manifest:
         inputs={name: _input(source, value.stage) for name, source in value.inputs.items()},
         stopped={name: _input(source, value.stage) for name, source in value.stopped.items()},
         outputs={name: _output(output) for name, output in value.outputs.items()},
+        sinks={name: replace(one, since=min(one.since, version), rows=0) for name, one in value.sinks.items()},
         table=_table(table) if value.ssts or value.table else None,
         ssts=tuple(_sst(sst, number, value.stage, version) for number, sst in enumerate(value.ssts)),
         recorded={snapshot: min(at, version) for snapshot, at in value.recorded.items()},

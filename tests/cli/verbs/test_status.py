@@ -5,8 +5,13 @@ import re
 import signal
 
 import pytest
+from msgspec.structs import replace
 from slackwater import instants
 from slackwater.snapshot.status import roster
+from slackwater.store.versions import keys, published
+from slackwater.store.versions.commit import successor
+from slackwater.store.versions.manifest import Sink
+from slackwater.store.versions.published import Place
 from ulid import ULID
 
 from tests.cli.verbs.calling import done, from_json, process, slackwater
@@ -82,3 +87,18 @@ def test_ctrl_c_ends_a_watch_with_130_and_no_traceback() -> None:
         watch.send_signal(signal.SIGINT)
         _, errors = watch.communicate(timeout=60)
         assert (watch.returncode, errors) == (130, "")
+
+
+def test_status_shows_how_far_sinks_are(app: FlightsApp) -> None:
+    head = app.heads["carriers"]
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
+    sinks = {"alerts": Sink("internal", 9, since=draft.version, rows=7, sent=7)}
+    head = app.commit(replace(draft, sinks=sinks))
+    assert re.search(r"^carriers +alerts +- +0 versions, 7 rows$", done("status"), re.MULTILINE)
+    published.note(app.store, head, "alerts", Place(head.version, 9, 7), None)
+    assert re.search(rf"^carriers +alerts +v{head.version} +0$", done("status"), re.MULTILINE)
+    app.store.put(keys.published_up_to("flights", "carriers", "alerts", head.version), b"{")
+    result = slackwater("status")
+    assert result.exit_code == 1
+    assert "how far its sinks are is not known" in result.stderr
+    assert "carriers  no" in result.stdout

@@ -3,13 +3,17 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import slackwater as sw
 from slackwater.errors import Refused
 from slackwater.pipeline.kafka import consumer_groups, records, topics
+from slackwater.pipeline.kafka.transactions import Aborted, Transactions
+from slackwater.pipeline.publish.check import check_targets
 from slackwater.store.objects.open import open_store
 
 from tests.pipeline.kafka.secured import ADMIN, USER, SecuredKafka
@@ -149,3 +153,48 @@ def test_an_app_runs_is_pinned_verified_and_cloned_with_the_documented_rights_al
     ledger.user = USER
     ledger.catch_up()
     ledger.check_tables()
+
+
+def test_a_sink_needs_the_right_to_write_to_its_topic_and_to_its_transactions(secured: SecuredKafka) -> None:
+    name = uuid4().hex[:8]
+    app, alerts = f"a{name}", f"alerts-{name}"
+    admin, user = secured.client(ADMIN), secured.client(USER)
+    topics.create_topics(admin, {alerts: 1, f"{app}-s-{alerts}-sink": 1})
+    secured.allow("Describe", "topic", alerts)
+    program = sw.App(app)
+    program.stage(reads=sw.topic("in"), writes=sw.sink(alerts), name="s")(lambda raw: raw)
+
+    def check() -> None:
+        check_targets(user, program, program.in_order(), {}, None)
+
+    eventually(lambda: "the right Write on topic" in refusal(check), "it is seen, and may not be written", 60)
+    secured.allow("Write", "topic", alerts)
+    eventually(lambda: not refusal(check), "it may be written", 60)
+    transactions = Transactions(
+        user,
+        transactional_id=f"slackwater-{app}-s-{alerts}",
+        group=consumer_groups.group_of(app, "s"),
+        source=f"{app}-s-{alerts}-sink",
+        topic=alerts,
+        patience_s=20,
+    )
+    with closing(transactions):
+        assert "in transactions of" in refusal(transactions.open)
+        for right in ("Describe", "Write"):
+            secured.allow(right, "transactional_id", f"slackwater-{app}-", prefixed=True)
+        secured.allow("Read", "group", consumer_groups.group_of(app, "s"))
+        for right in ("Describe", "Read"):
+            secured.allow(right, "topic", f"{app}-", prefixed=True)
+
+        def publish() -> bool:
+            try:
+                transactions.open()
+                transactions.begin()
+                transactions.add([b"k"], [b"v"])
+                transactions.commit(1, "place")
+            except (Aborted, Refused):
+                return False
+            return True
+
+        eventually(publish, "these rights are enough", 60)
+        assert transactions.open() == (1, "place")

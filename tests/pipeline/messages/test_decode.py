@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import slackwater as sw
 from confluent_kafka import Producer
 from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
-from slackwater.errors import NotFound, Usage
+from slackwater.errors import NotFound, Refused, Usage
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka.topics import create_topics
+from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.decode import reading
 from slackwater.pipeline.messages.registry import forget_latest
 from slackwater.pipeline.run.options import Options
@@ -112,3 +114,20 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(registry: EmbeddedReg
     with pytest.raises(Usage, match="has credentials in it") as caught:
         sw.decode("value", registry="http://me:hush@localhost:1", subject="s")
     assert "hush" not in str(caught.value)
+
+
+def test_what_a_sink_publishes_as_avro_is_read_and_columns_that_do_not_fit_are_refused(
+    registry: EmbeddedRegistry,
+) -> None:
+    rows = pa.table({"number": pa.array([1, None], pa.int64()), "customer": ["ann", "bob"], "tags": [["a"], []]})
+    encoding = sw.sink("sold", value="avro", registry=registry.url).encoding
+    outgoing.prepare(encoding, rows.schema, 30)
+    messages = outgoing.records(rows, encoding, 30)["value"].to_pylist()
+    forget_latest()
+    column = sw.decode("value", registry=registry.url, subject="sold-value")
+    found = topic(*messages).select(column.alias("o")).select("o.*").collect()
+    assert [tuple(row) for row in found] == [(1, "ann", ["a"]), (None, "bob", [])]
+    text = rows.set_column(0, "number", pa.array(["one", "two"]))
+    with pytest.raises(Refused, match="does not take the columns of subject 'sold-value'") as caught:
+        outgoing.prepare(encoding, text.schema, 30)
+    assert "subject=" in caught.value.hint

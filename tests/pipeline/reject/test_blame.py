@@ -21,6 +21,11 @@ OWN = """Traceback (most recent call last):
   File "/x/slackwater/pipeline/batch/task.py", line 9, in _run
 KeyError: 1
 """
+SEVERAL = """An error occurred while calling o353.collectToPython.
+org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multiple failures (2):
+  1. SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'ten' cannot be cast.
+  2. {}
+"""
 OURS = """Traceback (most recent call last):
   File "/x/slackwater/pipeline/source/readers.py", line 130, in read
 slackwater.errors.{}: {}
@@ -57,6 +62,11 @@ def test_a_states_function_tells_the_keys_for_which_it_fails() -> None:
     found = blamed(PythonException(STATE))
     assert found is not None
     assert (found.kind, found.message, found.keys) == ("ValueError", "no", (7, -3))
+
+
+def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_them_is() -> None:
+    assert blamed(RuntimeError(SEVERAL.format("SparkNumberFormatException: [CAST_INVALID_INPUT] so do I"))) is not None
+    assert blamed(RuntimeError(SEVERAL.format("SparkException: ExecutorLostFailure (executor 1 exited)"))) is None
 
 
 def test_a_message_that_cannot_be_decoded_is_a_records_fault() -> None:

@@ -12,7 +12,7 @@ from slackwater.pipeline.batch.batch_report import BatchReport, StateFigures
 from slackwater.pipeline.batch.committer import Committed
 from slackwater.pipeline.batch.task import Result
 from slackwater.pipeline.run.metrics import Metrics
-from slackwater.snapshot.status.lag import InputLag, StageLag
+from slackwater.snapshot.status.lag import InputLag, SinkLag, StageLag
 from slackwater.store.objects.stats import Stats
 from slackwater.store.versions.manifest import Input, Manifest, Output, Sst
 
@@ -79,12 +79,15 @@ def test_lag_and_what_runs_have_samples_only_where_they_are_known() -> None:
     port = metrics.serve(0)
     topic = InputLag("t", "t", "", (4,), (9,), 5, 5, None)
     channel = InputLag("c", "a-c-repartition", "up", (6,), (9,), 3, 40, 2)
-    metrics.observe_lags((StageLag("a", "s", (topic, channel), True), StageLag("a", "gone", (), False)))
+    sink = SinkLag("alerts", "a-s-alerts-sink", 7, 12, 3)
+    metrics.observe_lags((StageLag("a", "s", (topic, channel), True, (sink,)), StageLag("a", "gone", (), False)))
     said = scrape(port)
     for line in (
         'slackwater_lag_records{app="a",stage="s",topic="t"} 5.0',
         'slackwater_lag_records{app="a",stage="s",topic="a-c-repartition"} 40.0',
         'slackwater_lag_versions{app="a",stage="s",topic="a-c-repartition"} 2.0',
+        'slackwater_sink_lag_rows{app="a",sink="alerts",stage="s"} 12.0',
+        'slackwater_sink_lag_versions{app="a",sink="alerts",stage="s"} 3.0',
         'slackwater_stage_running{app="a",stage="s"} 1.0',
         'slackwater_stage_running{app="a",stage="gone"} 0.0',
     ):

@@ -23,7 +23,7 @@ from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import successor
-from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Span
+from slackwater.store.versions.manifest import AppInfo, EventTime, Manifest, Sink, Span
 
 from tests.support.histories import STAGES, Clock, Flight, FlightsApp, InFlight, Kafka, flights, rows_of
 
@@ -520,3 +520,29 @@ def test_a_clone_takes_the_same_requests_at_any_size_of_the_state() -> None:
     large, large_bytes = requests_of_a_clone(1_000_000)
     assert small == large
     assert large_bytes < small_bytes + 100  # longer numbers in the manifests; no byte of an SST
+
+
+def test_a_clone_publishes_what_it_is_told_and_begins_it_anew(app: FlightsApp) -> None:
+    head = app.heads["legs"]
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
+    sinks = {
+        "alerts": Sink("internal", 5, since=2, sent=5),
+        "to-lake": Sink("internal-too", 5, since=2, kind="function", sent=5),
+    }
+    app.commit(replace(draft, sinks=sinks))
+    for name, said in (("nothing", "no sink of flights named 'nothing'"), ("alerts", "publishes to the topic")):
+        with pytest.raises(SlackwaterError, match=said):
+            make(app, sinks={name: "alerts"})
+    with pytest.raises(NotFound, match="no Kafka topic named 'gone'"):
+        make(app, sinks={"alerts": "gone"})
+    with pytest.raises(Refused, match="would read the topic 'flights' and publish there"):
+        make(app, sinks={"alerts": "flights"})
+    app.kafka.create("trial")
+    plan = make(app, sinks={"alerts": "trial", "to-lake": "to-lake"})
+    assert plan.info.origin is not None
+    assert plan.info.origin.sinks == {"alerts": "trial", "to-lake": "to-lake"}
+    # What the source has not published, it publishes itself.
+    assert history.read(app.store, "staging", "legs", app.heads["legs"].version).sinks == {}
+    assert make(app, sinks={"alerts": "trial", "to-lake": "to-lake"}).done
+    with pytest.raises(Refused, match="exists already"):
+        make(app)

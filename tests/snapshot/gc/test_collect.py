@@ -1,6 +1,7 @@
 """What garbage collection takes, and what it leaves: versions, SSTs, records in flight."""
 
 import pytest
+from msgspec.structs import replace
 from slackwater.errors import Corruption, NotFound
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
@@ -12,7 +13,9 @@ from slackwater.snapshot.take import taking
 from slackwater.snapshot.take.audit_log import list_operations
 from slackwater.snapshot.take.remove import remove
 from slackwater.snapshot.take.snapshots import pin
-from slackwater.store.versions import history, horizon, keys
+from slackwater.store.versions import commit, history, horizon, keys, published
+from slackwater.store.versions.manifest import Manifest, Sink
+from slackwater.store.versions.published import Place
 
 from tests.support.collecting import (
     HOUR_MS,
@@ -263,3 +266,30 @@ def test_records_in_flight_that_no_snapshot_names_go_and_those_of_a_request_stay
     assert (done.records, done.record_bytes) == (1, 4)
     assert litter not in keys_of(store_of(app))
     assert asked in keys_of(store_of(app))
+
+
+def test_what_is_not_published_yet_stays() -> None:
+    app = old_app()
+    app.commit(with_sink(app.heads["carriers"], rows=0))
+    begun = app.heads["carriers"].version
+    for _ in range(20):
+        app.commit(with_sink(app.heads["carriers"], rows=1))
+    wait(app)
+    gc(app, Retention(versions=1))
+    assert history.first_version(app.store, "flights", "carriers") <= begun
+    published.note(app.store, app.heads["carriers"], "alerts", Place(begun + 15, 15, 15), None)
+    seen = gc(app, Retention(versions=1))
+    carriers = next(stage for stage in seen.stages if stage.stage == "carriers")
+    assert (carriers.first, carriers.rules["unpublished"]) == (begun + 15, 5)
+
+
+def with_sink(head: Manifest, *, rows: int) -> Manifest:
+    """The next version of a stage, with rows for a sink; the first begins it."""
+    draft = commit.successor(
+        head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1
+    )
+    sink = draft.sinks.get("alerts") or Sink("internal", 0, since=draft.version)
+    return replace(
+        draft,
+        sinks={"alerts": replace(sink, end=sink.end + rows, rows=rows, sent=sink.sent + rows)},
+    )

@@ -3,6 +3,7 @@
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone
@@ -23,9 +24,10 @@ from slackwater.snapshot.take.taking import answers, request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import apps, history
+from slackwater.store.versions import apps, history, published
 from slackwater.store.versions.commit import commit, successor
-from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.manifest import Manifest, Sink
+from slackwater.store.versions.published import Place
 
 from tests.support.collecting import HOUR_MS, AgingStore, Killed, aging_app, fresh
 from tests.support.histories import Flight, FlightsApp, Kafka, flights, rows_of
@@ -350,3 +352,13 @@ def _iso(time_ms: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def test_a_stage_with_rows_to_be_published_is_not_retired(app: FlightsApp) -> None:
+    head = app.heads["carriers"]
+    draft = successor(head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms + 1)
+    head = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
+    with pytest.raises(Refused, match="flights/carriers wrote for its sink 'alerts' is published yet: 2 rows to go"):
+        gone(app)
+    published.note(app.store, head, "alerts", Place(head.version, 1, 2), None)
+    assert not gone(app).already

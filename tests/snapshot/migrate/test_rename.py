@@ -28,8 +28,9 @@ from slackwater.snapshot.take.taking import request
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
-from slackwater.store.versions import commit, history
-from slackwater.store.versions.manifest import Column, Former, Manifest, Table
+from slackwater.store.versions import commit, history, published
+from slackwater.store.versions.manifest import Column, Former, Manifest, Sink, Table
+from slackwater.store.versions.published import Place
 
 from tests.support.collecting import FEW, Killed, aging_app, gc, keys_of, store_of, wait
 from tests.support.histories import SCHEMA, TABLES, FlightsApp, Kafka, flights, rows_of
@@ -448,3 +449,15 @@ def test_a_runner_reads_on_where_it_stands_and_takes_what_was_on_its_way(app: Fl
         assert (end.offsets, end.version) == (was[old].ends, head(app, sender).version)
         assert planner.attempts(start.version, end.version) == set(was[old].attempts)
         assert sum(end.consumed) - sum(start.consumed) == was[old].rows
+
+
+def test_a_stage_gets_another_name_when_all_of_its_sinks_is_published_and_begins_them_anew(app: FlightsApp) -> None:
+    last = head(app, "carriers")
+    draft = commit.successor(last, kind="batch", epoch=last.epoch, writer=last.writer, by="test", now_ms=last.time_ms)
+    last = app.commit(replace(draft, sinks={"alerts": Sink("internal", 1, since=draft.version, rows=2, sent=2)}))
+    called = {"carriers": "airlines"}
+    with pytest.raises(Refused, match="flights/carriers wrote for its sink 'alerts' is published yet: 2 rows to go"):
+        find_plan(app.store, program(called), {}, stages=called)
+    published.note(app.store, last, "alerts", Place(last.version, 1, 2), None)
+    rename(app, called)
+    assert head(app, "airlines").sinks == {}

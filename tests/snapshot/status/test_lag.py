@@ -8,10 +8,11 @@ import pytest
 from slackwater.cli.reporter import idle
 from slackwater.errors import Corruption
 from slackwater.snapshot.status import roster
-from slackwater.snapshot.status.lag import InputLag, StageLag, input_lag
+from slackwater.snapshot.status.lag import InputLag, StageLag, input_lag, sink_lags
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
-from slackwater.store.versions.manifest import Input, Manifest, Output
+from slackwater.store.versions.manifest import Input, Manifest, Output, Sink
+from slackwater.store.versions.published import Place
 from ulid import ULID
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -110,3 +111,15 @@ def test_a_damaged_sign_of_life_is_told() -> None:
     store.put("a/runners/w.json", b"{")
     with pytest.raises(Corruption, match="a/runners/w"):
         roster.beats(store, "a", NOW_MS)
+
+
+def test_a_sink_is_behind_by_its_rows_and_the_versions_since() -> None:
+    writer = head("s", 9, sinks={"alerts": Sink("a-s-alerts-sink", 30, since=4, rows=0, sent=25)})
+    for place, expected in (
+        (None, (None, 25, 5)),
+        (Place(6, 20, 15), (6, 10, 3)),
+        (Place(8, 30, 25), (8, 0, 0)),
+    ):
+        (lag,) = sink_lags(writer, {"alerts": place})
+        assert (lag.name, lag.topic) == ("alerts", "a-s-alerts-sink")
+        assert (lag.place, lag.rows, lag.versions) == expected

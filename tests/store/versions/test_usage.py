@@ -16,13 +16,13 @@ from slackwater.cli import main
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.open import open_store
+from slackwater.store.objects.prices import Prices, monthly_cost
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.objects.stats import Stats
 from slackwater.store.read.read_stats import charged
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Manifest, Sst, Table
-from slackwater.store.versions.prices import Prices, monthly_cost
 from slackwater.store.versions.usage import hourly, recent, usage_since
 from typer.testing import CliRunner, Result
 

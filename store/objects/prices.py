@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from ..objects.stats import Stats
+from .stats import Stats
 
 HOURS_A_MONTH = 730
 """365 days of 24 hours, a twelfth of them: what AWS calculates with."""

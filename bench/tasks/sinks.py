@@ -1,0 +1,211 @@
+"""Sinks: what publishing costs beside a plain producer, and what a batch costs with a sink beside one without.
+
+`python -m bench.tasks.sinks with|without BOOTSTRAP FOLDER TOPIC SINK` runs the app in a fresh process until it has read
+the topic, and prints a JSON list: seconds from batch to batch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Producer
+
+from ..support import side
+from ..support.events import KEYS, PARTITIONS, cycles, fill
+from ..support.row import Row
+
+if TYPE_CHECKING:
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+
+RECORDS = 1_000_000
+BATCH = 400_000
+WARM_UP = 3
+MEASURED = 6
+LATE = 60.0
+"""Minutes of delay in a batch from which on a leg is told of: a tenth of them."""
+SIDES = ("with", "without")
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Publishing beside a plain producer; a batch with a sink beside one without."""
+    records = RECORDS // 10 if quick else RECORDS
+    ours, plain = publishing(bootstrap, folder, records, rounds=1 if quick else 3)
+    seconds = batches(bootstrap, folder, rounds=1 if quick else 2)
+    with_sink, without = median(seconds["with"]), median(seconds["without"])
+    return [
+        Row.at_least(
+            f"publishing {records:,} records of a sink, exactly once",
+            f"{records / ours:,.0f} records/s",
+            f"a plain producer: {records / plain:,.0f} records/s",
+            plain / ours,
+            0.8,
+        ),
+        Row.at_most(
+            f"batch of {BATCH:,} rows with a sink that gets a tenth of the keys, median of {len(seconds['with'])}",
+            f"{with_sink:.2f} s",
+            f"without the sink: {without:.2f} s",
+            with_sink / without,
+            1.1,
+        ),
+    ]
+
+
+def publishing(bootstrap: str, folder: Path, records: int, *, rounds: int) -> tuple[float, float]:
+    """Seconds of the publisher and of a plain producer for the same records; the best of some rounds of each."""
+    values = [
+        json.dumps({"leg": f"leg-{number % KEYS:07}", "flights": number, "delay": number % 90}).encode()
+        for number in range(records)
+    ]
+    keys = [f"leg-{number % KEYS:07}".encode() for number in range(records)]
+    made = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    ours, plain = [], []
+    for number in range(rounds):
+        ours.append(_published(bootstrap, folder / f"published-{number}", made, f"bench-sink-{number}"))
+        plain.append(_produced(bootstrap, keys, values, f"bench-plain-{number}"))
+    return min(ours), min(plain)
+
+
+def _published(bootstrap: str, folder: Path, records: pa.Table, topic: str) -> float:
+    """Seconds from when the publisher hears of the records until all are published."""
+    import slackwater as sw
+    from msgspec.structs import replace
+    from slackwater.pipeline.kafka import topics
+    from slackwater.pipeline.kafka.messages import split
+    from slackwater.pipeline.kafka.records import send
+    from slackwater.pipeline.publish.claimed import claimed, create_internal
+    from slackwater.pipeline.publish.publishers import Publishers
+    from slackwater.store.objects.open import open_store
+    from slackwater.store.versions import apps, commit
+    from slackwater.store.versions.manifest import AppInfo, Manifest
+
+    app, kafka, store = sw.App(topic), {"bootstrap.servers": bootstrap}, open_store(str(folder))
+    app.stage(reads=sw.topic("in"), writes=sw.sink(topic), name="s")(lambda raw: raw)
+    (stage,) = app.in_order()
+    info = apps.ensure_app(store, AppInfo(topic, 1))
+    topics.create_topics(kafka, {topic: PARTITIONS})
+    create_internal(kafka, topic, (stage,), None, only_ask=False)
+
+    def build(draft: Manifest) -> Manifest:
+        return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
+
+    head = commit.claim(store, topic, "s", writer="w", by="bench", now_ms=1, build=build)
+    publishers = Publishers(store, info, kafka, (stage,), {"s": head}, accept_loss=False, patience_s=60)
+
+    def written(part: pa.Table) -> Manifest:
+        sink, attempt = head.sinks[topic], f"w.{head.version}"
+        messages = list(split(part, np.zeros(len(part), np.int32)))
+        end = send(kafka, sink.topic, messages, attempt.encode(), patience_s=60)[0]
+        draft = commit.successor(head, kind="batch", epoch=1, writer="w", by="bench", now_ms=head.time_ms)
+        sinks = {topic: replace(sink, end=end, attempts=(attempt,), rows=len(part), sent=sink.sent + len(part))}
+        commit.commit(store, made := replace(draft, sinks=sinks))
+        return made
+
+    def publish() -> float:
+        began = time.perf_counter()
+        publishers.move(head)
+        while not publishers.done:
+            publishers.check()
+            time.sleep(0.002)
+        return time.perf_counter() - began
+
+    publishers.start()
+    # Clients are connected by then, as those of a producer are after its first record.
+    head = written(records.slice(0, 100))
+    publish()
+    for at in range(0, len(records), 100_000):
+        head = written(records.slice(at, 100_000))
+    took = publish()
+    publishers.close()
+    return took
+
+
+def _produced(bootstrap: str, keys: list[bytes], values: list[bytes], topic: str) -> float:
+    """Seconds that a producer of the same properties takes, without transactions, from lists that are in memory."""
+    from slackwater.pipeline.kafka import topics
+
+    topics.create_topics({"bootstrap.servers": bootstrap}, {topic: PARTITIONS})
+    properties = {
+        "bootstrap.servers": bootstrap,
+        "enable.idempotence": True,
+        "linger.ms": 5,
+        "partitioner": "murmur2_random",
+        "queue.buffering.max.messages": 2 * len(keys),
+        "queue.buffering.max.kbytes": 1 << 20,
+    }
+    producer = Producer(properties)
+    producer.produce(topic, values[0], keys[0])
+    producer.flush(60)
+    began = time.perf_counter()
+    for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+        producer.produce(topic, value, key)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    assert producer.flush(120) == 0
+    return time.perf_counter() - began
+
+
+def batches(bootstrap: str, folder: Path, *, rounds: int) -> dict[str, list[float]]:
+    """Seconds from batch to batch, warm, with a sink and without; they take turns, since machines drift."""
+    from slackwater.pipeline.kafka import topics
+
+    topic, sink = "bench-flights-sink", "bench-late-legs"
+    topics.create_topics({"bootstrap.servers": bootstrap}, {sink: PARTITIONS})
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    for number in range(rounds):
+        fill(bootstrap, (1 + WARM_UP + MEASURED) * BATCH, topic=topic, seed=number)
+        for name in SIDES if number % 2 == 0 else reversed(SIDES):
+            found: list[float] = side.run("tasks.sinks", name, bootstrap, folder / name, topic, sink)
+            seconds[name] += found[WARM_UP:]
+    return seconds
+
+
+def add(rows: pa.Table, state: pa.Table, *, tells: bool) -> pa.Table | tuple[pa.Table, pa.Table]:
+    """Counts and sums by leg; tells of those that are late in this batch."""
+    added = rows.group_by("_key", use_threads=False).aggregate([("arr_delay", "sum")])["arr_delay_sum"]
+    flights = pc.add(pc.fill_null(state["flights"], 0), np.bincount(rows["_key"].to_numpy()))
+    delay = pc.add(pc.fill_null(state["delay"], 0.0), added)
+    after = pa.table({"flights": flights, "delay": delay})
+    told = pa.table({"leg": state["leg"], "flights": flights, "delay": delay})
+    return (after, told.filter(pc.greater(added, LATE))) if tells else after
+
+
+def app_of(topic: str, sink: str) -> sw.App:
+    """Counts and sums by leg, of a topic of flights; with a sink, the late legs go there."""
+    import slackwater as sw
+
+    from ..throughput import _legs
+
+    app = sw.App("bench")
+    update = partial(add, tells=bool(sink))
+    columns = "flights long, delay double"
+    state = sw.update(update, state=columns, emits=f"leg string, {columns}" if sink else None)
+
+    @app.stage(
+        reads=sw.topic(topic),
+        key="leg",
+        state=state,
+        writes=sw.sink(sink, key="leg") if sink else (),
+        table=sw.table(partitions=PARTITIONS),
+    )
+    def legs(flights: DataFrame) -> DataFrame:
+        return _legs(flights)
+
+    return app
+
+
+if __name__ == "__main__":
+    name, bootstrap, folder, topic, sink = sys.argv[1:]
+    work = Path(folder)
+    work.mkdir(parents=True, exist_ok=True)
+    app = app_of(topic, sink if name == "with" else "")
+    print(json.dumps(cycles(side.commits_ms(app, bootstrap, str(work / "store"), work / "cache", BATCH), 0)))

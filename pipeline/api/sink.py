@@ -1,0 +1,126 @@
+"""What leaves an app: a topic that others read, or a function that is called with each version's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ...errors import Usage
+from ...store.versions.keys import check_name, check_topic
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VersionFunction = Callable[[str, str, int, "pa.Table"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How rows become records of a topic. Crosses to workers by pickle, inside Spark.
+
+    Attributes:
+        key: Columns; none for records without a key.
+        value: `json`, `avro`, or the column that is the value.
+        headers: Names, and the column of each.
+        registry: The URL of the schema registry, for Avro.
+        subject: Under which the schema of the values is registered.
+    """
+
+    key: tuple[str, ...]
+    value: str
+    headers: tuple[tuple[str, str], ...]
+    registry: str = ""
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSink:
+    """A topic that others read. `name` is the topic; a clone that publishes at all publishes to another."""
+
+    name: str
+    encoding: Encoding
+    kind: Literal["topic", "function"] = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSink:
+    """A function that gets the rows of each version."""
+
+    name: str
+    function: VersionFunction
+    kind: Literal["topic", "function"] = "function"
+    encoding: None = None
+
+
+Sink = TopicSink | FunctionSink
+
+
+def sink(
+    topic: str,
+    *,
+    key: Sequence[str] | str | None = None,
+    value: str = "json",
+    headers: Mapping[str, str] | None = None,
+    registry: str = "",
+    subject: str = "",
+) -> TopicSink:
+    """Publish a stage's rows to a Kafka topic that others read, each record exactly once for a `read_committed` reader.
+
+    The rows of committed versions alone are published, version after version, in Kafka transactions.
+
+    Args:
+        topic: The topic, which must be there.
+        key: The column, or columns, that make the records' key: of one column of strings or bytes these, of anything
+            else JSON. Records of one key keep their order. Default: no key.
+        value: `"json"` for an object with all columns but those of headers, as Spark's `to_json` writes it; `"avro"`
+            for the same columns in Confluent's wire format, whose schema is registered; else the name of a column of
+            bytes or strings, in which null is a tombstone.
+        headers: Columns of bytes or strings by the names of headers; a null is left out.
+        registry: For Avro, the URL of the schema registry. SLACKWATER_REGISTRY_USER_INFO has `user:password` where it
+            takes them.
+        subject: For Avro, default the topic with `-value`.
+
+    Raises:
+        Usage: An argument is none that can be meant.
+    """
+    if check_topic(topic) in (".", ".."):
+        raise Usage(f"topic name {topic!r} is not usable: Kafka has no such topic")
+    columns = (key,) if isinstance(key, str) else tuple(key or ())
+    if len(set(columns)) != len(columns):
+        raise Usage(f"sink {topic!r}: key is {columns!r}; expected different column names")
+    if (value == "avro") != bool(registry):
+        raise Usage(
+            f"sink {topic!r}: value={value!r} {'needs' if value == 'avro' else 'has no use for'} registry=",
+            hint='as sink("alerts", value="avro", registry="http://localhost:8081")',
+        )
+    if subject and not registry:
+        raise Usage(f"sink {topic!r}: subject= is for value='avro'")
+    named = tuple((headers or {}).items())
+    return TopicSink(
+        topic, Encoding(columns, value, named, registry, subject or (f"{topic}-value" if registry else ""))
+    )
+
+
+def foreach_version(function: VersionFunction, *, name: str = "") -> FunctionSink:
+    """Call a function with the rows of each committed version, in the runner, in order and at least once.
+
+    `function(app, stage, version, rows)` gets an Arrow table with what the version's batch wrote. When it returns, the
+    version is done; when it raises, or the runner is killed, it is called with the same rows again. Versions of a stage
+    only grow, and a version's rows are always the same: whoever writes rows and the version in one transaction, and
+    passes over a version that is not larger than the one that is there, has each row exactly once.
+
+    Args:
+        function: See above. Versions without rows are passed over.
+        name: By which its place is kept, so that it must not change; default the function's name.
+
+    Raises:
+        Usage: The name is not usable.
+    """
+    found = name or getattr(function, "__name__", "").strip("<>").replace("_", "-").lower()
+    return FunctionSink(check_name("foreach_version", found), function)
+
+
+def internal_topic(app: str, stage: str, sink_name: str) -> str:
+    """Where committed rows of a sink wait for their publisher. Raises `Usage` where that is too long for a topic."""
+    return check_topic(f"{app}-{stage}-{sink_name}-sink")

@@ -1,0 +1,201 @@
+"""Records into a topic in Kafka's transactions, each with the place behind it in another topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from ...errors import Refused
+from .clients import GONE, Kafka, lacking, server
+
+_QUEUED_BYTES_KB = 256 << 10
+_TIMEOUT_S = 60
+"""Of a transaction: the broker gives up one that is open for longer, and whoever began it is overtaken."""
+_WAIT_S = 10.0
+_ABORT_S = 3.0
+_POLL_S = 0.1
+_OVERTAKEN = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.INVALID_TXN_STATE,
+)
+_NEVER = (
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
+
+
+class Fenced(Exception):
+    """Another producer with the same transactional id began, or the broker gave the transaction up."""
+
+
+class Aborted(Exception):
+    """Something of the transaction failed; whether it counts is known when its id is taken over again."""
+
+
+class Transactions:
+    """A transactional producer, and the place that it commits with what it publishes.
+
+    Args:
+        kafka: Client properties.
+        transactional_id: Of which one producer at a time may write.
+        group: The consumer group that has the place, as the offset of partition 0 of `source`.
+        source: The topic of the place.
+        topic: Where records go.
+        patience_s: How long a message may wait for its broker.
+    """
+
+    def __init__(
+        self, kafka: Kafka, *, transactional_id: str, group: str, source: str, topic: str, patience_s: float
+    ) -> None:
+        self._kafka = kafka
+        self._id, self._group, self._source, self._topic = transactional_id, group, source, topic
+        self._patience_s = patience_s
+        self._producer: Producer | None = None
+        self._consumer: Consumer | None = None
+        self._undelivered: KafkaError | None = None
+        """Why the first record that was not taken was not: the transaction itself only says that there is one."""
+
+    def open(self) -> tuple[int, str] | None:
+        """Fence whoever wrote with this id, see that what it began counts or not, and say where that was.
+
+        Returns:
+            The offset that was committed last and the text with it, or None where there is none.
+
+        Raises:
+            Aborted: Kafka does not answer now.
+            Refused: It does not let us write in transactions.
+        """
+        self.close()
+        self._undelivered = None
+        quiet = {"log_level": 0, "error_cb": lambda _error: None}
+        ours = {
+            "transactional.id": self._id,
+            "transaction.timeout.ms": _TIMEOUT_S * 1000,
+            "message.timeout.ms": int(min(self._patience_s, _TIMEOUT_S - 5) * 1000),
+            "linger.ms": 5,
+            "message.max.bytes": 8 << 20,
+            "queue.buffering.max.messages": 1_000_000,
+            "queue.buffering.max.kbytes": _QUEUED_BYTES_KB,
+            # As Java's clients, and so Spark's sink, place records by their key.
+            "partitioner": "murmur2_random",
+            "on_delivery": self._delivered,
+            "delivery.report.only.error": True,
+        }
+        try:
+            self._producer = Producer({**quiet, **self._kafka, **ours})
+            self._producer.init_transactions(_WAIT_S)
+            self._consumer = Consumer(
+                {**quiet, **self._kafka, "group.id": self._group, "isolation.level": "read_committed"}
+            )
+            (found,) = self._consumer.committed([TopicPartition(self._source, 0)], timeout=_WAIT_S)
+            if found.error is not None:
+                raise KafkaException(found.error)
+        except KafkaException as error:
+            raise self._understood(error) from error
+        return (found.offset, found.metadata or "") if found.offset >= 0 else None
+
+    def begin(self) -> None:
+        """Begin a transaction. Raises `Fenced` or `Aborted`, and `Refused` where Kafka never will."""
+        try:
+            self._open.begin_transaction()
+        except KafkaException as error:
+            raise self._understood(error) from error
+
+    def add(
+        self,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        headers: Sequence[list[tuple[str, bytes]]] | None = None,
+    ) -> None:
+        """Write records, for nobody to read yet. Raises as `begin`."""
+        producer, topic = self._open, self._topic
+        try:
+            # A call for each record is faster than `produce_batch`, for which a dict has to be made of each.
+            if headers is None:
+                for key, value in zip(keys, values, strict=True):
+                    try:
+                        producer.produce(topic, value, key)
+                    except BufferError:
+                        self._put(key, value)
+            else:
+                for key, value, named in zip(keys, values, headers, strict=True):
+                    self._put(key, value, named)
+            producer.poll(0)
+        except KafkaException as error:
+            raise self._understood(error) from error
+
+    def commit(self, offset: int, text: str) -> None:
+        """Make what was written readable, together with the place. Raises as `begin`."""
+        producer = self._open
+        try:
+            assert self._consumer is not None  # noqa: S101  it is open
+            place = TopicPartition(self._source, 0, offset, text)
+            producer.send_offsets_to_transaction([place], self._consumer.consumer_group_metadata(), _TIMEOUT_S / 2)
+            producer.commit_transaction(_TIMEOUT_S)
+        except KafkaException as error:
+            raise self._understood(error) from error
+
+    def close(self) -> None:
+        """Give up what is open: a transaction that nobody ends holds up its readers until the broker does."""
+        if self._producer is not None:
+            self._producer.purge()
+            with suppress(KafkaException):
+                self._producer.abort_transaction(_ABORT_S)
+            self._producer = None
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    @property
+    def _open(self) -> Producer:
+        if self._producer is None:
+            raise Aborted("it is not open")
+        return self._producer
+
+    def _put(self, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes]] | None = None) -> None:
+        """Write one record, once there is room for it: what the broker does not take in time is an error soon."""
+        while True:
+            try:
+                self._open.produce(self._topic, value, key, headers=headers)
+            except BufferError:
+                self._open.poll(_POLL_S)
+            else:
+                return
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and self._undelivered is None:
+            self._undelivered = error
+
+    def _understood(self, failed: KafkaException) -> Exception:
+        """What an error means to whoever publishes."""
+        error: KafkaError = failed.args[0]
+        if not error.fatal() and error.code() not in _OVERTAKEN:
+            error = self._undelivered or error
+        code = error.code()
+        where = f"{server(self._kafka)} does not take records for {self._topic!r}"
+        if refused := lacking(self._kafka, error, "Write", self._topic):
+            return refused
+        if code in GONE:
+            return Refused(f"{where}: there is no such topic any more", hint="make it again; nothing is lost")
+        if code == KafkaError.MSG_SIZE_TOO_LARGE:
+            return Refused(
+                f"{where}: one is larger than it takes", hint="raise max.message.bytes of the topic; nothing is lost"
+            )
+        if code in _NEVER:
+            return Refused(
+                f"{where} in transactions of {self._id!r}: {error.str()}",
+                hint="a sink needs the rights Write and Describe on its TransactionalId, and Read on the stage's group",
+            )
+        if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return Refused(
+                f"{where} in transactions of up to {_TIMEOUT_S} s",
+                hint=f"the broker's transaction.max.timeout.ms is less than {_TIMEOUT_S * 1000}: raise it",
+            )
+        if code in _OVERTAKEN or error.fatal():
+            return Fenced(error.str())
+        return Aborted(error.str())

@@ -1,0 +1,123 @@
+"""Rows as JSON objects, a whole Arrow table at a time, as Spark's `to_json` writes them.
+
+Each column becomes a column of texts `"name":value`, null where the value is, and those are joined: Arrow's kernels do
+all of it, but for what is nested or has characters to escape, which Python's own encoder writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import Refused
+
+_ESCAPED = r'["\\\x00-\x1f]'
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""How Spark writes what JSON has no number for."""
+_ENCODER = msgspec.json.Encoder(decimal_format="number")
+
+
+def check(what: str, schema: pa.Schema) -> None:
+    """See that there is JSON for these columns. Raises `Refused`, beginning with `what`."""
+    for field in schema:
+        if not _has_json(field.type):
+            raise Refused(
+                f"{what}: column {field.name!r} is {field.type}, for which there is no JSON",
+                hint="cast it in the stage's function, to a string for example",
+            )
+
+
+def objects(rows: pa.Table) -> pa.Array:
+    """An object for each row, as UTF-8 bytes; what is null is left out."""
+    pieces = [
+        pc.binary_join_element_wise(f"{json.dumps(name, ensure_ascii=False)}:", _values(_one(rows[name])), "")
+        for name in rows.column_names
+    ]
+    if not pieces:
+        return pa.repeat(pa.scalar(b"{}", pa.binary()), rows.num_rows)
+    # With "skip", Arrow leaves a row out in which all are null. So one piece never is, and "{,…" becomes "{…".
+    brace = pa.repeat(pa.scalar("{"), rows.num_rows)
+    joined = pc.binary_join_element_wise(brace, *pieces, ",", null_handling="skip")
+    opened = pc.binary_replace_slice(joined, 1, 2, "")
+    return pc.binary_join_element_wise(opened, "}", "").cast(pa.binary())
+
+
+def values(column: pa.ChunkedArray) -> pa.Array:
+    """The JSON of each value, as UTF-8 bytes; null where it is null."""
+    return _values(_one(column)).cast(pa.binary())
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _values(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return column.cast(pa.string())
+    if pa.types.is_floating(kind):
+        return _floats(column)
+    if pa.types.is_string(kind):
+        return _strings(column)
+    if pa.types.is_date32(kind):
+        return pc.binary_join_element_wise('"', column.cast(pa.string()), '"', "")
+    if pa.types.is_timestamp(kind):
+        # As Spark writes it by default: to the millisecond. Arrow formats what has a zone ten times as slowly.
+        plain = pc.floor_temporal(column.cast(pa.int64()).cast(pa.timestamp(kind.unit)), unit="millisecond")
+        plain = plain.cast(pa.timestamp("ms"))
+        text = pc.replace_substring(plain.cast(pa.string()), " ", "T", max_replacements=1)
+        return pc.binary_join_element_wise('"', text, 'Z"' if kind.tz else '"', "")
+    written = (None if value is None else _ENCODER.encode(_plain(value, kind)).decode() for value in column.to_pylist())
+    return pa.array(written, pa.string())
+
+
+def _strings(column: pa.Array) -> pa.Array:
+    quoted = pc.binary_join_element_wise('"', column, '"', "")
+    special = pc.match_substring_regex(column, _ESCAPED)
+    return _replaced(
+        quoted, special, lambda: [_ENCODER.encode(one).decode() for one in column.filter(special).to_pylist()]
+    )
+
+
+def _floats(column: pa.Array) -> pa.Array:
+    odd = pc.invert(pc.is_finite(column))
+    return _replaced(
+        column.cast(pa.string()), odd, lambda: [f'"{_NAMES[str(one)]}"' for one in column.filter(odd).to_pylist()]
+    )
+
+
+def _replaced(texts: pa.Array, which: pa.Array, others: Callable[[], list[str]]) -> pa.Array:
+    """The texts with others in the place of some, rarely of any."""
+    if not pc.any(which).as_py():
+        return texts
+    return pc.replace_with_mask(texts, pc.fill_null(which, False), pa.array(others(), pa.string()))
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """A value of a nested column as the encoder takes it, and Spark writes it."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        each = ((field.name, _plain(value[field.name], field.type)) for field in kind)
+        return {name: one for name, one in each if one is not None}
+    if pa.types.is_map(kind):
+        return {str(_plain(name, kind.key_type)): _plain(one, kind.item_type) for name, one in value}
+    if pa.types.is_list(kind):
+        return [_plain(one, kind.value_type) for one in value]
+    if pa.types.is_floating(kind) and not math.isfinite(value):
+        return _NAMES[str(value)]
+    if pa.types.is_timestamp(kind):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return value
+
+
+def _has_json(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return all(_has_json(kind.field(number).type) for number in range(kind.num_fields))
+    return not (pa.types.is_duration(kind) or pa.types.is_interval(kind) or pa.types.is_time(kind))

@@ -1,0 +1,86 @@
+"""What a claim makes of a stage's sinks: their internal topics, where they begin, and what may not be given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ...errors import Refused
+from ...store.objects.protocol import ObjectStore
+from ...store.versions import published
+from ...store.versions.manifest import Manifest, Sink
+from ..api import sink as api
+from ..api.app import Stage
+from ..kafka import topics
+from ..kafka.clients import Kafka
+from ..messages import outgoing
+
+_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
+"""Of an internal topic: its records go when they are published, and not before."""
+_PATIENCE_S = 30.0
+
+
+def written(stage: Stage, publishes: Mapping[str, str] | None) -> Iterator[api.Sink]:
+    """The sinks that a stage writes: all, or, in a clone, those that it was told to publish."""
+    return (one for one in stage.sinks if publishes is None or one.name in publishes)
+
+
+def create_internal(
+    kafka: Kafka, app: str, stages: Sequence[Stage], publishes: Mapping[str, str] | None, *, only_ask: bool
+) -> None:
+    """Make the internal topics of the stages' sinks, where there are none. Raises `Refused` or `Unavailable`."""
+    wanted = {api.internal_topic(app, at.name, one.name): 1 for at in stages for one in written(at, publishes)}
+    if wanted:
+        topics.create_topics(kafka, wanted, only_ask=only_ask, config=_FOR_EVER)
+
+
+def prepare(stage: Stage, emits: Mapping[str, StructType], publishes: Mapping[str, str] | None) -> None:
+    """Register schemas of what the sinks will publish. Raises `Refused` or `Unavailable`."""
+    for one in written(stage, publishes):
+        if one.encoding is not None:
+            outgoing.prepare(one.encoding, to_arrow_schema(emits[one.name], timezone="UTC"), _PATIENCE_S)
+
+
+def claimed(
+    store: ObjectStore,
+    kafka: Kafka,
+    stage: Stage,
+    draft: Manifest,
+    publishes: Mapping[str, str] | None,
+    accept_loss: bool,
+) -> dict[str, Sink]:
+    """The sinks of a claim: those that were there go on, and new ones begin with it.
+
+    Raises:
+        Refused: One is gone from the program, and not all of its rows are published; `accept_loss` gives these up.
+        Unavailable: Kafka or the store did not answer.
+    """
+    declared = {one.name: one for one in written(stage, publishes)}
+    gone = {
+        name: sink for name, sink in draft.sinks.items() if name not in declared or declared[name].kind != sink.kind
+    }
+    if not accept_loss:
+        _check_published(store, draft, gone)
+    found = {}
+    for name, one in declared.items():
+        if name in draft.sinks and name not in gone:
+            found[name] = draft.sinks[name]
+        else:
+            topic = api.internal_topic(draft.app, stage.name, name)
+            found[name] = Sink(topic, topics.offsets(kafka, topic)[1][0], draft.version, one.kind)
+    return {name: replace(sink, attempts=(), rows=0) for name, sink in found.items()}
+
+
+def _check_published(store: ObjectStore, draft: Manifest, gone: Mapping[str, Sink]) -> None:
+    for name, sink in gone.items():
+        left = published.behind(sink, published.newest(store, draft, name))
+        if left:
+            raise Refused(
+                f"stage {draft.stage!r} no longer has the sink {name!r}, and not all of its rows are published yet: "
+                f"{left:,} to go",
+                hint="run the program that has it until `slackwater status` shows that all is published, or give "
+                "these rows up by --accept-loss",
+            )

@@ -1,0 +1,81 @@
+"""How far each sink was published: small objects beside a stage's versions, of which the newest counts.
+
+A place lies under the number of its version, and older ones are deleted behind it: so a publisher that was away and
+wakes up takes nothing back. For a sink that is a Kafka topic Kafka's own transactions say
+what was published, and this follows within seconds: garbage collection, `status` and the deletion of internal records
+go by it, and each may well think that a little less was published. For a function it is the place.
+"""
+
+from msgspec import Struct
+
+from ...errors import ObjectNotFound, Refused
+from ..objects.protocol import ObjectStore, documents
+from . import codec, keys
+from . import limits as fits
+from .manifest import Manifest, Sink
+
+
+class Place(Struct, frozen=True, order=True):
+    """How far a sink was published: all of its versions up to this one."""
+
+    version: fits.Version
+    offset: fits.Offset
+    """The next message of the internal topic to be published."""
+    rows: fits.Count
+    """Rows published since the sink began."""
+
+
+def newest(store: ObjectStore, head: Manifest, sink: str) -> Place | None:
+    """Where the publisher of a stage's sink is, as far as storage knows; None before its first start.
+
+    A listing, and a read. What an earlier sink of that name left counts for nothing.
+
+    Raises:
+        Corruption: what is stored cannot be read.
+        Unavailable: storage did not answer.
+    """
+    while names := [info.key for info in documents(store, keys.published(head.app, head.stage, sink))]:
+        try:
+            found = codec.read(
+                store, names[-1], Place, under=lambda it: keys.published_up_to(head.app, head.stage, sink, it.version)
+            )
+        except ObjectNotFound:
+            continue  # a newer one has replaced it since the listing
+        return found if found.version >= head.sinks[sink].since else None
+    return None
+
+
+def note(store: ObjectStore, head: Manifest, sink: str, place: Place, before: Place | None) -> None:
+    """Write a place, and delete the one `before` it. Two requests; `Unavailable` where storage did not answer."""
+    store.put(keys.published_up_to(head.app, head.stage, sink, place.version), codec.encode(place))
+    if before is not None and before.version < place.version:
+        store.delete(keys.published_up_to(head.app, head.stage, sink, before.version))
+
+
+def behind(sink: Sink, place: Place | None) -> int:
+    """Rows of a stage's newest version that are not published yet."""
+    return sink.sent - (place.rows if place else 0)
+
+
+def check(store: ObjectStore, head: Manifest) -> None:
+    """See that all is published of a stage that will publish no more under this name.
+
+    Requests as of `places`. Raises `Refused` where rows are left, and as that does.
+    """
+    for name, place in places(store, head).items():
+        if left := behind(head.sinks[name], place):
+            raise Refused(
+                f"not all that stage {head.app}/{head.stage} wrote for its sink {name!r} is published yet: "
+                f"{left:,} rows to go",
+                hint=f"run the program that has it until `slackwater status {head.app}` shows none",
+            )
+
+
+def places(store: ObjectStore, head: Manifest) -> dict[str, Place | None]:
+    """Where each sink of a stage's newest version is. Requests as of `newest`, for each. Raises as that does."""
+    return {name: newest(store, head, name) for name in head.sinks}
+
+
+def needed(store: ObjectStore, head: Manifest) -> dict[str, int]:
+    """By sink: the version from which on what is stored is needed to publish it. Requests and errors as of `places`."""
+    return {name: place.version if place else head.sinks[name].since for name, place in places(store, head).items()}

@@ -1,0 +1,116 @@
+"""A runner without Spark, for tests that kill it: it claims a stage, commits batches, and publishes them.
+
+`python committing.py STORE BROKERS APP ROWS DELTA SQLITE` commits until the stage has sent so many rows, waits until
+all are published, and ends. Rows are numbered through, so that whoever reads them knows which are missing.
+"""
+
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import deltalake
+import numpy as np
+import pyarrow as pa
+import slackwater as sw
+from deltalake import CommitProperties, DeltaTable, Transaction
+from msgspec.structs import replace
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.messages import split
+from slackwater.pipeline.kafka.records import send
+from slackwater.pipeline.messages import outgoing
+from slackwater.pipeline.publish.claimed import claimed, create_internal
+from slackwater.pipeline.publish.publishers import Publishers
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import apps, commit
+from slackwater.store.versions.manifest import AppInfo, Manifest, Sink
+from ulid import ULID
+
+STORE, BROKERS, APP, ROWS, DELTA, SQLITE = sys.argv[1:]
+TOPIC = f"{APP}-numbers"
+BATCH = 500
+
+
+def to_delta(app: str, stage: str, version: int, rows: pa.Table) -> None:
+    """Rows and the number of their version in one commit of Delta's."""
+    name = f"{app}/{stage}"
+    if DeltaTable.is_deltatable(DELTA):
+        done = DeltaTable(DELTA).transaction_version(name)
+        if done is not None and done >= version:
+            return
+    properties = CommitProperties(app_transactions=[Transaction(name, version)])
+    deltalake.write_deltalake(DELTA, rows, mode="append", commit_properties=properties)
+
+
+def to_sqlite(app: str, stage: str, version: int, rows: pa.Table) -> None:
+    """Rows and the number of their version in one transaction of SQLite's."""
+    with sqlite3.connect(SQLITE) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("CREATE TABLE IF NOT EXISTS numbers (n INTEGER)")
+        database.execute("CREATE TABLE IF NOT EXISTS done (id TEXT PRIMARY KEY, version INTEGER)")
+        known = database.execute("SELECT version FROM done WHERE id = ?", [f"{app}/{stage}"]).fetchone()
+        if known is not None and known[0] >= version:
+            return
+        database.executemany("INSERT INTO numbers VALUES (?)", zip(rows["n"].to_pylist(), strict=True))
+        database.execute("INSERT OR REPLACE INTO done VALUES (?, ?)", [f"{app}/{stage}", version])
+
+
+def declared() -> sw.App:
+    """The app; its function is never called."""
+    app = sw.App(APP)
+    writes = [
+        sw.sink(TOPIC, key="k", headers={"batch": "h"}),
+        sw.foreach_version(to_delta),
+        sw.foreach_version(to_sqlite),
+    ]
+    app.stage(reads=sw.topic("numbers-in"), writes=writes, name="numbers")(lambda raw: raw)
+    return app
+
+
+def main() -> None:
+    store, kafka = open_store(STORE), {"bootstrap.servers": BROKERS}
+    (stage,) = declared().in_order()
+    apps.ensure_app(store, AppInfo(APP, 1))
+    create_internal(kafka, APP, (stage,), None, only_ask=False)
+    writer = str(ULID())
+
+    def build(draft: Manifest) -> Manifest:
+        return replace(draft, sinks=claimed(store, kafka, stage, draft, None, False))
+
+    head = commit.claim(store, APP, stage.name, writer=writer, by="test", now_ms=time.time_ns() // 10**6, build=build)
+    publishers = Publishers(
+        store, apps.read_app(store, APP), kafka, (stage,), {stage.name: head}, accept_loss=False, patience_s=60
+    )
+    publishers.start()
+    attempt = 0
+    while (sent := head.sinks[TOPIC].sent) < int(ROWS):
+        rows = pa.table({"n": np.arange(sent, sent + BATCH), "k": [f"k{n % 7}" for n in range(sent, sent + BATCH)]})
+        rows = rows.append_column("h", pa.array([f"b{head.version}"] * BATCH))
+        draft = commit.successor(head, kind="batch", epoch=head.epoch, writer=writer, by="test", now_ms=head.time_ms)
+        sinks: dict[str, Sink] = {}
+        for one in stage.sinks:
+            mine = outgoing.records(rows, one.encoding, 30) if one.encoding is not None else rows
+            sink = head.sinks[one.name]
+            # Every other attempt is of a task that lost.
+            for name in (f"{writer}.lost.{attempt}", f"{writer}.{attempt}"):
+                messages = list(split(mine, np.zeros(len(rows), np.int32)))
+                end = send(kafka, sink.topic, messages, name.encode(), patience_s=60)[0]
+            sinks[one.name] = replace(sink, end=end, attempts=(name,), rows=BATCH, sent=sent + BATCH)
+        attempt += 1
+        head = replace(draft, sinks=sinks)
+        commit.commit(store, head)
+        publishers.move(head)
+        publishers.check()
+        sys.stdout.write(f"{head.version}\n")
+        sys.stdout.flush()
+    while not publishers.done:
+        publishers.check()
+        time.sleep(0.02)
+    publishers.close()
+    publishers.check()
+    assert topics.offsets(kafka, TOPIC)
+    assert Path(SQLITE).exists()
+
+
+if __name__ == "__main__":
+    main()

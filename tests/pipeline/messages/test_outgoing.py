@@ -1,0 +1,123 @@
+"""Records of a sink: JSON, Avro and bytes, of whatever columns rows have."""
+
+import io
+import json
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slackwater.errors import NotFound, Refused
+from slackwater.pipeline.api.sink import Encoding, sink
+from slackwater.pipeline.messages import avro_rows, json_rows, outgoing
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(max_size=8),
+    pa.binary(): st.binary(max_size=8),
+    pa.date32(): st.dates(date(1, 1, 1), date(9999, 1, 1)),
+    pa.timestamp("us", "UTC"): st.integers(-(2**50), 2**52).map(lambda us: EPOCH + timedelta(microseconds=us)),
+    pa.decimal128(10, 2): st.decimals(-1000, 1000, places=2),
+    pa.list_(pa.string()): st.lists(st.none() | st.text(max_size=4), max_size=3),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """A slice of rows, nulls among them, so that nothing may count from a buffer's beginning."""
+    kinds = draw(st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=4))
+    rows = draw(st.integers(1, 6))
+    columns = [pa.array(draw(st.lists(st.none() | TYPES[kind], min_size=rows, max_size=rows)), kind) for kind in kinds]
+    table = pa.table(columns, names=[f"c{number}" for number in range(len(kinds))])
+    return table.slice(draw(st.integers(0, rows - 1)))
+
+
+@given(tables())
+def test_avro_is_what_any_reader_of_avro_reads(rows: pa.Table) -> None:
+    schema = fastavro.parse_schema(json.loads(avro_rows.schema_of("alerts-value", rows.schema)))
+    messages = avro_rows.messages(rows, 258).to_pylist()
+    assert {message[:5] for message in messages} == {b"\x00\x00\x00\x01\x02"}
+    found = [fastavro.schemaless_reader(io.BytesIO(message[5:]), schema) for message in messages]
+    assert found == rows.to_pylist()
+
+
+@given(tables())
+def test_json_says_what_the_rows_do_and_leaves_nulls_out(rows: pa.Table) -> None:
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03}Z"
+        if isinstance(value, bytes):
+            return base64(value)
+        return value.isoformat() if isinstance(value, date) else float(value) if isinstance(value, Decimal) else value
+
+    expected = [{name: plain(one) for name, one in row.items() if one is not None} for row in rows.to_pylist()]
+    assert [json.loads(text) for text in json_rows.objects(rows).to_pylist()] == expected
+
+
+def base64(value: bytes) -> str:
+    from base64 import b64encode
+
+    return b64encode(value).decode()
+
+
+def test_json_is_as_spark_writes_it() -> None:
+    rows = pa.table(
+        {
+            "n": [None, 1],
+            "text": ['say "é"\n', None],
+            "f": [float("nan"), 1e20],
+            "d": [Decimal("1.10"), None],
+            "nested": pa.array([{"a": [1, None], "b": None}, None]),
+            "map": pa.array([[("k", Decimal("2.50"))], []], pa.map_(pa.string(), pa.decimal128(10, 2))),
+            "at": pa.array([1_700_000_000_123_999, None], pa.timestamp("us", "UTC")),
+            "local": pa.array([0, None], pa.timestamp("us")),
+        }
+    )
+    # What to_json of Spark 4.3 gives for these, but for 1.0E20.
+    assert [text.decode() for text in json_rows.objects(rows).to_pylist()] == [
+        '{"text":"say \\"é\\"\\n","f":"NaN","d":1.10,"nested":{"a":[1,null]},"map":{"k":2.50},'
+        '"at":"2023-11-14T22:13:20.123Z","local":"1970-01-01T00:00:00.000"}',
+        '{"n":1,"f":1e+20,"map":{}}',
+    ]
+
+
+def test_key_value_and_headers_are_columns_or_made_of_them() -> None:
+    rows = pa.table({"k": ["a", None], "n": [1, 2], "body": [b"x", None], "trace": ["t", None]})
+
+    def made(encoding: Encoding) -> dict[str, list[Any]]:
+        outgoing.check("the sink", encoding, rows.schema)
+        return outgoing.records(rows, encoding, 1).to_pydict()
+
+    assert made(sink("t", key="k", value="body", headers={"id": "trace"}).encoding) == {
+        "key": [b"a", None],
+        "value": [b"x", None],
+        "header id": [b"t", None],
+    }
+    assert made(sink("t", key=["k", "n"], value="body").encoding)["key"] == [b'{"k":"a","n":1}', b'{"n":2}']
+    assert made(sink("t", key="n", headers={"a": "trace", "b": "body"}).encoding) == {
+        "key": [b"1", b"2"],
+        "value": [b'{"k":"a","n":1}', b'{"n":2}'],
+        "header a": [b"t", None],
+        "header b": [b"x", None],
+    }
+    assert made(sink("t", value="body").encoding)["key"] == [None, None]
+
+
+def test_columns_of_which_nothing_can_be_made_are_refused() -> None:
+    rows = pa.schema([("n", pa.int64()), ("took", pa.duration("us")), ("a-b", pa.string())])
+    with pytest.raises(NotFound, match="key column named 'k'"):
+        outgoing.check("sink 't'", sink("t", key="k").encoding, rows)
+    with pytest.raises(Refused, match="its value column 'n' is int64; expected bytes or a string"):
+        outgoing.check("sink 't'", sink("t", value="n").encoding, rows)
+    with pytest.raises(Refused, match="column 'took' is duration"):
+        outgoing.check("sink 't'", sink("t").encoding, rows)
+    with pytest.raises(Refused, match="column 'a-b' has a name that Avro does not take"):
+        outgoing.check("sink 't'", sink("t", value="avro", registry="http://r:1").encoding, rows.remove(1))

@@ -1,0 +1,209 @@
+"""A broker with transactions, a stage that commits, and publishers that die: what `core` is held to, without Kafka."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from msgspec.structs import replace
+from slackwater.pipeline.publish.core import Backlog, Broken, Overtaken, Publisher
+from slackwater.store.versions.manifest import Manifest, Sink
+from slackwater.store.versions.published import Place
+
+SINK = "alerts"
+START = Place(1, 0, 0)
+
+
+class Killed(Exception):
+    """The publisher's process is gone."""
+
+
+@dataclass
+class Stage:
+    """Versions of a stage, and the messages of its internal topic: attempt and rows of each."""
+
+    versions: list[Manifest] = field(default_factory=list)
+    log: list[tuple[str, list[int]]] = field(default_factory=list)
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        self._commit(Sink("internal", 0, since=1))
+
+    @property
+    def sink(self) -> Sink:
+        return self.versions[-1].sinks[SINK]
+
+    def commit(self, messages: list[int], losers: int) -> None:
+        """A version whose task wrote so many rows in each message, among those of attempts that lost."""
+        version = len(self.versions) + 1
+        first = self.rows
+        for number, count in enumerate(messages):
+            if number < losers:
+                self.log.append((f"lost.{version}.{number}", [-1] * count))
+            self.log.append((f"won.{version}", list(range(self.rows, self.rows + count))))
+            self.rows += count
+        attempts = (f"won.{version}",) if messages else ()
+        self._commit(replace(self.sink, end=len(self.log), attempts=attempts, rows=self.rows - first, sent=self.rows))
+
+    def _commit(self, sink: Sink) -> None:
+        version = len(self.versions) + 1
+        self.versions.append(Manifest("app", "stage", version, 1, "w", version, "batch", sinks={SINK: sink}))
+
+    def after(self, version: int) -> Iterator[Manifest]:
+        yield from self.versions[version:]
+
+    def read(self, start: int, end: int, attempts: frozenset[str]) -> Iterator[tuple[int, pa.Table]]:
+        for offset in range(start, end):
+            attempt, rows = self.log[offset]
+            if attempt in attempts:
+                yield offset + 1, pa.table({"row": rows})
+
+
+@dataclass
+class Broker:
+    """The transactional broker: what is committed, with the place; and who may write."""
+
+    published: list[int] = field(default_factory=list)
+    place: Place = START
+    owner: int = 0
+    """The newest producer of the transactional id; the others are fenced."""
+
+
+@dataclass
+class Topic:
+    """A target on the broker. At each call `happens` may kill the publisher, or run others, or break the answer off.
+
+    `happens` gets whether an effect is about to be, and may say that the answer is lost.
+    """
+
+    broker: Broker
+    happens: Callable[[], str]
+    max_rows: int
+    mine: int = 0
+    held: list[int] | None = None
+
+    def open(self) -> Place:
+        self._before()
+        self.broker.owner += 1
+        self.mine, self.held = self.broker.owner, None
+        self._after()
+        # Since the id was taken over, nobody else's transaction can end; unless it is taken over again.
+        return self.broker.place
+
+    def begin(self, version: int) -> None:
+        self._before()
+        self._check()
+        assert self.held is None
+        self.held = []
+
+    def add(self, rows: pa.Table) -> None:
+        self._before()
+        self._check()
+        assert self.held is not None
+        self.held += rows["row"].to_pylist()
+
+    def commit(self, place: Place) -> None:
+        self._before()
+        self._check()
+        assert self.held is not None
+        self.broker.published += self.held
+        self.broker.place = place
+        self.held = None
+        self._after()
+
+    def close(self) -> None:
+        self.held = None
+
+    def _check(self) -> None:
+        if self.broker.owner != self.mine:
+            raise Overtaken("fenced")
+
+    def _before(self) -> None:
+        match self.happens():
+            case "killed":
+                raise Killed
+            case "broken":
+                raise Broken("no answer; nothing was done")
+
+    def _after(self) -> None:
+        match self.happens():
+            case "killed":
+                raise Killed
+            case "broken":
+                raise Broken("the answer is lost")
+
+
+@dataclass
+class Receiver:
+    """What a user's function writes to: rows and the version, in one transaction of its own."""
+
+    rows: list[int] = field(default_factory=list)
+    version: int = 0
+    calls: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Function:
+    """The target of a function; its place is in the store, and follows."""
+
+    receiver: Receiver
+    store: list[Place]
+    happens: Callable[[], str]
+    max_rows: int = 0
+    held: list[int] = field(default_factory=list)
+
+    def open(self) -> Place:
+        self._maybe()
+        return max(self.store, default=START)
+
+    def begin(self, version: int) -> None:
+        self._maybe()
+        self.held = []
+
+    def add(self, rows: pa.Table) -> None:
+        self.held += rows["row"].to_pylist()
+
+    def commit(self, place: Place) -> None:
+        self._maybe()
+        self.receiver.calls.append(place.version)
+        if place.version > self.receiver.version:
+            self.receiver.rows += self.held
+            self.receiver.version = place.version
+        self._maybe()
+        self.store.append(place)
+        self._maybe()
+
+    def close(self) -> None:
+        self.held = []
+
+    def _maybe(self) -> None:
+        match self.happens():
+            case "killed":
+                raise Killed
+            case "broken":
+                raise Broken("it failed")
+
+
+class Runner:
+    """A publisher as its thread drives it: opened again whatever breaks, gone when it is killed."""
+
+    def __init__(self, stage: Stage, target: Topic | Function) -> None:
+        self.stage = stage
+        self.backlog = Backlog(SINK, stage.after)
+        self.publisher = Publisher("the sink", self.backlog, target, stage.read)
+        self.opened = False
+
+    def hear(self) -> None:
+        """It hears of the newest version, whatever it missed before."""
+        self.backlog.offer(self.stage.versions[-1])
+
+    def step(self) -> bool:
+        """One step; whether there may be more to do. Raises `Killed`."""
+        try:
+            if not self.opened:
+                self.publisher.open()
+                self.opened = True
+                return True
+            return self.publisher.step()
+        except (Overtaken, Broken):
+            self.opened = False
+            return True

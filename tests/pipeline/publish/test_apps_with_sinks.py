@@ -1,0 +1,182 @@
+"""Results leave an app exactly once: to a topic and to functions, from a real run, and not from its clones."""
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from slackwater.errors import NotFound
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.channels import KafkaChannels
+from slackwater.pipeline.messages.json_rows import objects
+from slackwater.snapshot.clone.clone import clone
+from slackwater.snapshot.gc.collect import collect
+from slackwater.snapshot.gc.retention import Retention
+from slackwater.snapshot.status.overview import overview
+from slackwater.store.objects.open import open_store
+
+from tests.pipeline.publish.reader import committed
+from tests.support.running import APPS, Ledger, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+
+PUBLISHING = APPS / "publishing.py"
+POISON = b' {"seq": -1, "account": "a1", "branch": 1, "amount": "-ten"}'
+
+
+def declared(ledger: Ledger, alerts: str, tell: Callable[[str, str, int, pa.Table], None], *more: str) -> sw.App:
+    """Without state and with it: a channel, a topic and a function side by side, each with rows of its own."""
+    app = sw.App(ledger.app)
+
+    @app.stage(
+        reads=sw.topic(ledger.topic),
+        writes=[
+            sw.repartition("by-account", "account", partitions=2),
+            sw.sink(alerts, key="account", headers={"branch": "office"}),
+            sw.foreach_version(tell, name="told"),
+        ],
+        on_error="reject",
+    )
+    def entries(raw: DataFrame) -> tuple[DataFrame, DataFrame, DataFrame]:
+        entry = F.from_json(F.col("value").cast("string"), "seq long, account string, branch int, amount string")
+        rows = raw.select(entry.alias("e")).select("e.*").withColumn("amount", F.col("amount").cast("long"))
+        alert = rows.where("amount < 0").select("seq", "account", F.col("branch").cast("string").alias("office"))
+        return rows, alert, rows.select("seq")
+
+    @app.stage(reads="by-account", state=sw.aggregate(n=sw.count()), writes=[sw.sink(name) for name in more])
+    def accounts(rows: DataFrame) -> DataFrame:
+        return rows
+
+    return app
+
+
+def published(ledger: Ledger, topic: str) -> list[dict[str, object]]:
+    return [json.loads(message.value() or b"") for message in committed(ledger.bootstrap, topic)]
+
+
+@pytest.mark.usefixtures("one_spark")
+def test_rows_are_published_once_beside_channels_and_a_clone_publishes_where_it_is_told(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    ledger = Ledger(kafka.bootstrap, tmp_path)
+    alerts, counts, staging = (f"{name}-{uuid4().hex[:6]}" for name in ("alerts", "counts", "staging"))
+    told: list[tuple[str, str, int, list[int]]] = []
+
+    def tell(app: str, stage: str, version: int, rows: pa.Table) -> None:
+        told.append((app, stage, version, rows["seq"].to_pylist()))
+
+    app = declared(ledger, alerts, tell, counts)
+
+    def run(program: sw.App) -> None:
+        program.run(store=ledger.store, kafka=kafka.bootstrap, until_caught_up=True, max_records=700)
+
+    ledger.send(500)
+    with pytest.raises(NotFound, match=f"no Kafka topic named '{alerts}'"):
+        run(app)
+    store = open_store(ledger.store)
+    assert not list(store.list(""))
+    topics.create_topics(ledger.kafka, {alerts: 3, counts: 1, staging: 1})
+    run(app)
+    # What a batch has written before it fails of a record is not published: only what it commits without that one.
+    ledger.send(1_500, raw=(POISON,))
+    run(app)
+    raw = ledger.raw().to_pylist()
+    assert [row["value"] for row in ledger.table("entries_rejected").to_pylist()] == [POISON]
+    expected = sorted((row["seq"], row["account"]) for row in raw if row["amount"] < 0)
+    records = list(committed(ledger.bootstrap, alerts))
+    values = [json.loads(message.value() or b"") for message in records]
+    assert sorted((value["seq"], value["account"]) for value in values) == expected
+    branches = {row["seq"]: str(row["branch"]).encode() for row in raw}
+    for message, value in zip(records, values, strict=True):
+        assert (message.key(), message.headers()) == (value["account"].encode(), [("branch", branches[value["seq"]])])
+    assert sorted(seq for *_, seqs in told for seq in seqs) == list(range(2_000))
+    versions = [version for _, _, version, _ in told]
+    assert versions == sorted(set(versions))
+    assert {(name, stage) for name, stage, _, _ in told} == {(ledger.app, "entries")}
+    # What the state emits: the newest count of each account is the last.
+    last = {value["account"]: value["n"] for value in published(ledger, counts)}
+    assert last == dict(Counter(row["account"] for row in raw))
+    # Nobody holds anything back: all is published, and may go.
+    found = overview(store, ledger.app, lambda _topic: None)
+    assert {sink.rows for stage in found.stages for sink in stage.sinks} == {0}
+    collect(store, ledger.app, Retention(versions=1), by="test", dry_run=True)
+
+    clone(
+        store,
+        ledger.app,
+        "staging",
+        topics={},
+        sinks={alerts: staging},
+        channels=KafkaChannels(ledger.kafka),
+        by="test",
+    )
+    ledger.send(400)
+    before = len(told)
+    copy = declared(ledger, alerts, tell, counts)
+    copy.name = "staging"
+    run(copy)
+    assert {value["seq"] for value in published(ledger, staging)} == {
+        row["seq"] for row in ledger.raw().to_pylist() if row["amount"] < 0 and row["seq"] >= 2_000
+    }
+    assert (len(told), len(published(ledger, alerts))) == (before, len(values))
+
+    # The run before published all of it, so the sink may go.
+    other = f"other-{uuid4().hex[:6]}"
+    topics.create_topics(ledger.kafka, {other: 1})
+    run(declared(ledger, other, tell, counts))
+    assert len(published(ledger, other)) == len(published(ledger, staging))
+
+
+@pytest.mark.usefixtures("one_spark")
+def test_json_is_what_spark_writes() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    rows = spark.sql(
+        """SELECT * FROM VALUES
+        (1L, 'say "é"\\n', 1.5D, true, 1.10BD, TIMESTAMP '2026-11-22 18:00:00.123456Z', DATE '2026-11-22', X'00FF',
+         array(1, NULL), named_struct('a', 1, 'b', 'x'), map('k', 2.50BD), TIMESTAMP_NTZ '1969-12-31 23:59:59.9999'),
+        (NULL, '', double('NaN'), false, NULL, TIMESTAMP '1900-01-01 00:00:00Z', NULL, X'', array(),
+         named_struct('a', NULL, 'b', NULL), map(), NULL),
+        (-1L, NULL, double('-Infinity'), NULL, -3.00BD, NULL, DATE '0001-01-01', NULL, NULL,
+         named_struct('a', NULL, 'b', ''), NULL, NULL)
+        AS t(n, text, d, b, dec, at, day, bytes, list, st, m, local)"""
+    )
+    written = [row.json for row in rows.select(F.to_json(F.struct("*")).alias("json")).collect()]
+    ours = [text.decode() for text in objects(rows.toArrow()).to_pylist()]
+    assert ours == written
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7_200)
+def test_a_million_records_thirty_kills_of_the_runner_and_five_of_the_broker(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    os.environ["ALERTS_TOPIC"] = alerts = f"alerts-{uuid4().hex[:6]}"
+    ledger = Ledger(kafka.bootstrap, tmp_path, program=PUBLISHING)
+    topics.create_topics(ledger.kafka, {alerts: 3})
+    ledger.send(1_000_000)
+    chance = random.Random(3)
+    for number in range(30):
+        with ledger.running("--max-records", "4000", "--trigger", "100ms") as running:
+            for _ in range(chance.randint(1, 4)):
+                running.await_commit()
+            if number % 6 == 3:
+                kafka.kill()
+                time.sleep(chance.random())
+                kafka.start()
+            time.sleep(chance.random())
+    with ledger.running("--max-records", "100000", "--until-caught-up") as running:
+        eventually(lambda: running.process.poll() is not None, "the last run ends", 1_800)
+        assert running.process.returncode == 0, running.errors.read_text()
+    assert sorted(value["seq"] for value in published(ledger, alerts)) == list(range(1_000_000))  # type: ignore[type-var]

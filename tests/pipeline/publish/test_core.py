@@ -1,0 +1,189 @@
+"""A publisher's law: whatever dies, breaks off or is overtaken, each committed row is there once, in order."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from slackwater.errors import Corruption
+from slackwater.pipeline.publish.core import Backlog
+from slackwater.store.versions.manifest import Manifest
+from slackwater.store.versions.published import Place
+
+from tests.pipeline.publish.model import (
+    SINK,
+    START,
+    Broker,
+    Function,
+    Killed,
+    Receiver,
+    Runner,
+    Stage,
+    Topic,
+)
+
+Batches = st.lists(st.tuples(st.lists(st.integers(1, 5), max_size=4), st.integers(0, 3)), max_size=3)
+
+
+class World:
+    """A stage, its runners, and a schedule of what happens at each call to the outside."""
+
+    def __init__(self, data: st.DataObject, make: Callable[[Callable[[], str]], Topic | Function]) -> None:
+        self.data = data
+        self.make = make
+        self.stage = Stage()
+        self.runners: list[Runner] = []
+        self.depth = 0
+        self.calm = False
+
+    def start(self) -> Runner:
+        runner = Runner(self.stage, self.make(self.happens))
+        self.runners.append(runner)
+        runner.hear()
+        return runner
+
+    def happens(self) -> str:
+        """At a call of a publisher to the outside: another goes on in between, or this one dies, or nothing."""
+        if self.calm:
+            return ""
+        what = self.data.draw(st.sampled_from(("", "", "", "", "killed", "broken", "other", "commit")))
+        if what == "commit":
+            self.commit()
+        if what == "other" and self.runners and self.depth < 3:
+            self.depth += 1
+            try:
+                self.step(self.data.draw(st.sampled_from(self.runners)))
+            finally:
+                self.depth -= 1
+        return what
+
+    def commit(self) -> None:
+        for messages, losers in self.data.draw(Batches):
+            self.stage.commit(messages, losers)
+            for runner in self.runners:
+                if self.data.draw(st.booleans()):
+                    runner.hear()
+
+    def step(self, runner: Runner) -> None:
+        """A publisher may not be entered while it waits for an answer: it is one thread."""
+        if getattr(runner, "busy", False):
+            return
+        runner.busy = True  # type: ignore[attr-defined]
+        try:
+            runner.step()
+        except Killed:
+            self.runners.remove(runner)
+        finally:
+            runner.busy = False  # type: ignore[attr-defined]
+
+    def play(self) -> None:
+        """Random steps; then a last runner, with nobody in its way."""
+        for _ in range(self.data.draw(st.integers(0, 25))):
+            what = self.data.draw(st.sampled_from(("start", "commit", "step", "step", "step")))
+            if what == "start" and len(self.runners) < 3:
+                self.start()
+            elif what == "commit":
+                self.commit()
+            elif self.runners:
+                self.step(self.data.draw(st.sampled_from(self.runners)))
+        self.calm = True
+        last = self.start()
+        while last.step():
+            pass
+
+
+@given(st.data())
+def test_a_reader_of_committed_records_sees_each_row_once_and_in_order(data: st.DataObject) -> None:
+    broker, most = Broker(), data.draw(st.sampled_from((1, 4, 1_000)))
+    world = World(data, lambda happens: Topic(broker, happens, most))
+    world.play()
+    assert broker.published == list(range(world.stage.rows))
+    assert broker.place.rows == world.stage.rows
+
+
+@given(st.data())
+def test_a_function_gets_each_version_in_order_and_once_if_it_passes_over_what_it_has(data: st.DataObject) -> None:
+    receiver, store = Receiver(), list[Place]()
+    world = World(data, lambda happens: Function(receiver, store, happens))
+    world.play()
+    assert receiver.rows == list(range(world.stage.rows))
+    with_rows = [at.version for at in world.stage.versions if at.sinks[SINK].rows]
+    assert sorted(set(receiver.calls)) == with_rows
+
+
+@given(st.data())
+def test_a_version_is_seen_whole_or_not_at_all_unless_it_is_larger_than_a_transaction(data: st.DataObject) -> None:
+    broker = Broker()
+    world = World(data, lambda happens: Topic(broker, happens, 1_000))
+    ends = {0}
+    commits = Topic.commit
+
+    class Watched(Topic):
+        def commit(self, place: Place) -> None:
+            commits(self, place)
+            ends.add(len(broker.published))
+
+    world.make = lambda happens: Watched(broker, happens, 1_000)
+    world.play()
+    assert ends <= {0, *(at.sinks[SINK].sent for at in world.stage.versions)}
+
+
+def test_rows_that_are_gone_from_the_internal_topic_are_not_passed_over() -> None:
+    stage, broker = Stage(), Broker()
+    stage.commit([3, 2], 0)
+    stage.log[1] = ("another", [])
+    runner = Runner(stage, Topic(broker, lambda: "", 10))
+    runner.hear()
+    runner.step()
+    with pytest.raises(Corruption, match=r"3 rows up to offset 2; the manifests up to v2 say 5"):
+        runner.step()
+    assert (broker.published, broker.place) == ([], START)
+
+
+def test_versions_that_it_did_not_hear_of_are_read_from_the_store() -> None:
+    stage, reads = Stage(), list[int]()
+
+    def after(version: int) -> list[Manifest]:
+        reads.append(version)
+        return stage.versions[version:]
+
+    backlog = Backlog(SINK, after)
+    backlog.restart(1)
+    for _ in range(5):
+        stage.commit([2], 0)
+        backlog.offer(stage.versions[-1])
+    assert backlog.share(START, 1_000).place == Place(6, 5, 10)  # type: ignore[union-attr]
+    assert reads == []
+    stage.commit([2], 0)
+    stage.commit([2], 0)
+    backlog.offer(replace(stage.versions[-1]))
+    assert backlog.share(Place(6, 5, 10), 1_000).place == Place(8, 7, 14)  # type: ignore[union-attr]
+    assert reads == [6]
+
+
+def test_a_sink_that_is_seldom_written_holds_nothing_back() -> None:
+    stage, broker = Stage(), Broker()
+    stage.commit([2], 0)
+    runner = Runner(stage, Topic(broker, lambda: "", 10))
+    for _ in range(50):
+        stage.commit([], 0)
+    runner.hear()
+    while runner.step():
+        pass
+    assert runner.publisher.place == Place(52, 1, 2)
+    assert broker.place == Place(2, 1, 2)
+
+
+def test_of_what_is_lost_a_version_at_a_time_is_passed_over() -> None:
+    stage, broker = Stage(), Broker()
+    for count in (2, 3, 4):
+        stage.commit([count], 0)
+    runner = Runner(stage, Topic(broker, lambda: "", 1_000))
+    runner.hear()
+    runner.step()
+    assert [runner.publisher.pass_over(), runner.publisher.pass_over()] == [2, 3]
+    while runner.step():
+        pass
+    assert broker.published == list(range(5, 9))
+    assert runner.publisher.pass_over() == 0

@@ -1,0 +1,219 @@
+"""The publishers of a runner, in this process and on the real broker: what they say of trouble, and that they go on."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import slackwater as sw
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from msgspec.structs import replace
+from slackwater.errors import Fenced, Gone, Refused, SlackwaterError
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.messages import split
+from slackwater.pipeline.kafka.records import send
+from slackwater.pipeline.messages import outgoing
+from slackwater.pipeline.publish.claimed import claimed, create_internal
+from slackwater.pipeline.publish.publishers import Publishers
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.versions import apps, commit, keys, published
+from slackwater.store.versions.manifest import AppInfo, Manifest
+
+from tests.pipeline.publish.reader import committed
+from tests.support.running import eventually
+
+pytestmark = pytest.mark.kafka
+
+
+class Writer:
+    """A runner of one stage with one sink, without Spark."""
+
+    def __init__(self, bootstrap: str, make: Callable[[str], object]) -> None:
+        self.kafka = {"bootstrap.servers": bootstrap}
+        self.name = f"app-{uuid4().hex[:8]}"
+        self.topic = f"{self.name}-out"
+        topics.create_topics(self.kafka, {self.topic: 1})
+        app = sw.App(self.name)
+        app.stage(reads=sw.topic("in"), writes=make(self.topic), name="s")(lambda raw: raw)  # type: ignore[arg-type]
+        (self.stage,) = app.in_order()
+        (self.sink,) = self.stage.sinks
+        self.store = MemoryStore()
+        self.info = apps.ensure_app(self.store, AppInfo(self.name, 1))
+        create_internal(self.kafka, self.name, (self.stage,), None, only_ask=False)
+        self.head = self.claim()
+
+    def claim(self, *, accept_loss: bool = False) -> Manifest:
+        def build(draft: Manifest) -> Manifest:
+            return replace(draft, sinks=claimed(self.store, self.kafka, self.stage, draft, None, accept_loss))
+
+        self.head = commit.claim(self.store, self.name, "s", writer=uuid4().hex, by="test", now_ms=1, build=build)
+        return self.head
+
+    def commit(self, *values: bytes) -> Manifest:
+        head = self.head
+        rows = pa.table({"body": pa.array(values, pa.binary())})
+        mine = outgoing.records(rows, self.sink.encoding, 30) if self.sink.encoding is not None else rows
+        sink, attempt = head.sinks[self.sink.name], uuid4().hex
+        messages = list(split(mine, np.zeros(len(values), np.int32)))
+        end = send(self.kafka, sink.topic, messages, attempt.encode(), patience_s=60)[0]
+        draft = commit.successor(
+            head, kind="batch", epoch=head.epoch, writer=head.writer, by="test", now_ms=head.time_ms
+        )
+        after = replace(sink, end=end, attempts=(attempt,), rows=len(values), sent=sink.sent + len(values))
+        self.head = replace(draft, sinks={self.sink.name: after})
+        commit.commit(self.store, self.head)
+        return self.head
+
+    @contextmanager
+    def publishing(self, *, accept_loss: bool = False, patience_s: float = 60) -> Iterator[Publishers]:
+        publishers = Publishers(
+            self.store,
+            self.info,
+            self.kafka,
+            (self.stage,),
+            {"s": self.head},
+            accept_loss=accept_loss,
+            patience_s=patience_s,
+        )
+        publishers.start()
+        try:
+            yield publishers
+        finally:
+            publishers.close()
+
+    def found(self) -> list[bytes]:
+        return [message.value() or b"" for message in committed(self.kafka["bootstrap.servers"], self.topic)]
+
+    @property
+    def internal(self) -> str:
+        return self.head.sinks[self.sink.name].topic
+
+
+def bodies(topic: str) -> object:
+    return sw.sink(topic, value="body")
+
+
+def failure(publishers: Publishers) -> SlackwaterError:
+    """What ends them."""
+    found: list[SlackwaterError] = []
+
+    def failed() -> bool:
+        try:
+            publishers.check()
+        except SlackwaterError as error:
+            found.append(error)
+        return bool(found)
+
+    eventually(failed, "they end", 60)
+    return found[0]
+
+
+def test_what_is_committed_comes_out_and_what_is_published_goes_from_the_internal_topic(kafka: EmbeddedKafka) -> None:
+    writer = Writer(kafka.bootstrap, bodies)
+    with writer.publishing() as publishers:
+        for number in range(20):
+            publishers.move(writer.commit(b"%d" % number, b""))
+        eventually(lambda: publishers.done, "all is published")
+    assert writer.found() == [value for number in range(20) for value in (b"%d" % number, b"")]
+    place = published.newest(writer.store, writer.head, writer.topic)
+    assert place is not None
+    assert (place.version, place.rows) == (writer.head.version, 40)
+    # Taken over by the next runner, which has nothing to do but to tidy up.
+    writer.claim()
+    with writer.publishing() as publishers:
+        eventually(lambda: topics.offsets(writer.kafka, writer.internal)[0][0] > 0, "published records are deleted")
+    assert len(writer.found()) == 40
+    assert len(list(writer.store.list(keys.published(writer.name, "s", writer.topic)))) == 1
+
+
+def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(kafka: EmbeddedKafka) -> None:
+    writer = Writer(kafka.bootstrap, bodies)
+    with writer.publishing() as old:
+        old.move(writer.commit(b"1"))
+        eventually(lambda: old.done, "the first is published")
+        writer.claim()
+        with writer.publishing() as new:
+            new.move(head := writer.commit(b"2"))
+            eventually(lambda: new.done, "the second is published")
+            old.move(head)
+            assert isinstance(failure(old), Fenced)
+            new.move(writer.commit(b"3"))
+            eventually(lambda: new.done, "the third is published")
+    assert writer.found() == [b"1", b"2", b"3"]
+
+
+def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: EmbeddedKafka) -> None:
+    calls: list[tuple[int, list[bytes]]] = []
+    fails = threading.Event()
+    fails.set()
+
+    def tell(_app: str, _stage: str, version: int, rows: pa.Table) -> None:
+        calls.append((version, rows["body"].to_pylist()))
+        if fails.is_set() and len(calls) < 3:
+            raise ConnectionError("the database is away")
+
+    writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(tell))
+    with writer.publishing() as publishers:
+        publishers.move(writer.commit(b"a", b"b"))
+        publishers.move(writer.commit(b"c"))
+        eventually(lambda: publishers.done, "both are done")
+    assert calls == [(2, [b"a", b"b"])] * 3 + [(3, [b"c"])]
+
+    def always(*_: object) -> None:
+        raise ConnectionError("the database is gone")
+
+    writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(always))
+    with writer.publishing(patience_s=0.5) as publishers:
+        publishers.move(writer.commit(b"a"))
+        error = failure(publishers)
+    assert isinstance(error, Refused)
+    assert "sink 'always' of stage 's', at v2 does not run" in error.message
+    assert "ConnectionError: the database is gone" in error.message
+
+
+def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: EmbeddedKafka) -> None:
+    writer = Writer(kafka.bootstrap, bodies)
+    with writer.publishing() as publishers:
+        publishers.move(writer.commit(b"x" * 2_000_000))
+        error = failure(publishers)
+    assert isinstance(error, Refused)
+    assert f"does not take records for '{writer.topic}': one is larger than it takes" in error.message
+    assert "max.message.bytes" in error.hint
+    assert writer.found() == []
+
+
+def test_rows_that_kafka_has_lost_are_told_and_given_up_only_when_so_asked(kafka: EmbeddedKafka) -> None:
+    writer = Writer(kafka.bootstrap, bodies)
+    writer.commit(b"1")
+    writer.commit(b"2")
+    gone = TopicPartition(writer.internal, 0, topics.offsets(writer.kafka, writer.internal)[1][0])
+    AdminClient(writer.kafka).delete_records([gone])[gone].result()
+    with writer.publishing() as publishers:
+        error = failure(publishers)
+    assert isinstance(error, Gone)
+    assert "are gone from Kafka, and were not published" in error.message
+    writer.claim()
+    with writer.publishing(accept_loss=True) as publishers:
+        publishers.move(writer.commit(b"3"))
+        eventually(lambda: publishers.done, "the rest is published")
+    assert writer.found() == [b"3"]
+
+
+def test_a_sink_that_is_gone_from_the_program_is_refused_while_there_is_something_left(kafka: EmbeddedKafka) -> None:
+    writer = Writer(kafka.bootstrap, bodies)
+    writer.commit(b"1")
+    other = sw.App(writer.name)
+    other.stage(reads=sw.topic("in"), writes=sw.repartition("c", "body"), name="s")(lambda raw: raw)
+    before, writer.stage = writer.stage, other.stages["s"]
+    with pytest.raises(Refused, match=f"no longer has the sink '{writer.topic}', and not all of its rows"):
+        writer.claim()
+    writer.stage = before
+    with writer.publishing() as publishers:
+        eventually(lambda: publishers.done, "it is published")
+    writer.stage = other.stages["s"]
+    assert writer.claim().sinks == {}
