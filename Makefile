@@ -15,7 +15,7 @@ demo: $(READY) ## the whole story on real data, in about three minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) check ## all checks and tests, from nothing
-	@$(MAKE) --no-print-directory -j 2 --output-sync=line test-without-servers test-with-servers
+	@$(MAKE) --no-print-directory -j 2 test-without-servers test-with-servers
 
 # Spark and Kafka are waited for more than they work: what needs neither takes the rest of the machine meanwhile.
 test-without-servers: $(READY)

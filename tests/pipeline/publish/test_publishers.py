@@ -1,6 +1,7 @@
 """The publishers of a runner, in this process and on the real broker: what they say of trouble, and that they go on."""
 
 import threading
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
@@ -176,11 +177,11 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
     assert "ConnectionError: the database is gone" in error.message
 
 
-@pytest.mark.xfail(run=False, reason="the publisher tries for ever: the transaction hides why a record was not taken")
+@pytest.mark.xfail(run=False, reason="no sentence comes within a minute on a real broker; why is not understood yet")
 def test_what_a_topic_does_not_take_ends_the_run_with_a_sentence(kafka: EmbeddedKafka) -> None:
     writer = Writer(kafka.bootstrap, bodies)
     with writer.publishing() as publishers:
-        publishers.move(writer.commit(b"x" * 2_000_000))
+        publishers.move(writer.commit(os.urandom(2_000_000)))  # nothing makes these smaller
         error = failure(publishers)
     assert isinstance(error, Refused)
     assert f"does not take records for '{writer.topic}': one is larger than it takes" in error.message
