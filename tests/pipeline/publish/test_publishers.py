@@ -1,7 +1,7 @@
 """The publishers of a runner, in this process and on the real broker: what they say of trouble, and that they go on."""
 
-import threading
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
