@@ -169,7 +169,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: Embedde
         raise ConnectionError("the database is gone")
 
     writer = Writer(kafka.bootstrap, lambda _topic: sw.foreach_version(always))
-    with writer.publishing(patience_s=0.5) as publishers:
+    with writer.publishing(patience_s=3) as publishers:
         publishers.move(writer.commit(b"a"))
         error = failure(publishers)
     assert isinstance(error, Refused)
