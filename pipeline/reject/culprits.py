@@ -43,6 +43,8 @@ class Culprits:
         self.again = self.trials.far
         self._search = Search(self.trials, self.again.width, self.most)
         self._rounds = 0
+        self._cause: Blame | None = None
+        """What the batch failed of last: a record that was alone in it is to blame without a trial."""
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
         """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.
@@ -56,6 +58,7 @@ class Culprits:
                 blame = blamed(error)
                 if blame is None:
                     raise error
+                self._cause = blame
                 more = self._of_state(blame) if blame.keys else self._of_function()
                 if not more and self._rounds:
                     raise error
@@ -86,7 +89,7 @@ class Culprits:
         return {number: blame for place in places if place not in known for number, blame in self._rows(place)}
 
     def _blame(self, place: int) -> Blame:
-        blame = self.trials.errors.get(place) or self.trials.last
+        blame = self.trials.errors.get(place) or self.trials.last or self._cause
         assert blame is not None  # noqa: S101  what was found has failed
         return blame
 
