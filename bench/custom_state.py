@@ -157,17 +157,7 @@ def _spark(name: str, bootstrap: str, folder: Path, topic: str, batch: int) -> l
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
         source = side.topic_stream(spark, bootstrap, topic, batch)
-        query = (
-            PEERS[name](_events(source))
-            .writeStream.outputMode("update")
-            .format("noop")
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .start()
-        )
-        query.processAllAvailable()
-        ends = side.ends_ms(query)
-        query.stop()
-        return ends
+        return side.worked_off(side.started(PEERS[name](_events(source)), folder / "checkpoint"))
 
 
 if __name__ == "__main__":

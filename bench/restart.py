@@ -131,15 +131,8 @@ def _query(spark: SparkSession, bootstrap: str, checkpoint: Path, keys: int) -> 
     from pyspark.sql import functions as F
 
     source = side.topic_stream(spark, bootstrap, TOPIC, PARTITIONS)
-    return (
-        legs_of(source, keys)
-        .groupBy("leg")
-        .agg(F.count("*").alias("flights"), F.sum("delay").alias("delay"))
-        .writeStream.outputMode("update")
-        .format("noop")
-        .option("checkpointLocation", str(checkpoint))
-        .start()
-    )
+    rows = legs_of(source, keys).groupBy("leg").agg(F.count("*").alias("flights"), F.sum("delay").alias("delay"))
+    return side.started(rows, checkpoint)
 
 
 def _slackwater(bootstrap: str, folder: Path, keys: int, began: float) -> tuple[float, float]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from slackwater.pipeline.batch.batch_report import BatchReport
 
 PEER = "SLACKWATER_BENCH_PEER"
 """Set in the environment of a peer's processes, so that their memory is not taken for ours."""
@@ -46,14 +47,19 @@ def run(module: str, *words: object, peer: bool = False, env: Mapping[str, str] 
 
 
 def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **more: Any) -> list[int]:
-    """Run an app of ours until it has caught up: when each of its commits was, milliseconds since 1970.
+    """When each commit of `reports` was, milliseconds since 1970."""
+    return [report.time_ms for report in reports(app, bootstrap, store, cache, batch, **more)]
+
+
+def reports(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **more: Any) -> list[BatchReport]:
+    """Run an app of ours until it has caught up: what it says of each of its commits.
 
     `batch` is `max_records`; `more` are further options.
     """
     from slackwater.pipeline.run.options import Options
     from slackwater.pipeline.run.runner import run
 
-    stamps: list[int] = []
+    found: list[BatchReport] = []
     options = Options(
         store=store,
         kafka={"bootstrap.servers": bootstrap},
@@ -63,8 +69,8 @@ def commits_ms(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int,
         master="local[2]",
         **more,
     )
-    run(app, options, lambda progress: stamps.append(progress.time_ms))
-    return stamps
+    run(app, options, found.append)
+    return found
 
 
 class Batch(NamedTuple):
@@ -86,6 +92,20 @@ def batches(query: StreamingQuery) -> list[Batch]:
 def ends_ms(query: StreamingQuery) -> list[int]:
     """When each batch of a Spark query that read rows had committed, milliseconds since 1970."""
     return [round(1000 * (batch.start + batch.seconds)) for batch in batches(query)]
+
+
+def started(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
+    """A peer's query whose results go nowhere, begun."""
+    query = rows.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
+    return query.start()
+
+
+def worked_off(query: StreamingQuery) -> list[int]:
+    """`ends_ms` of a query that has read all there is, and is stopped then."""
+    query.processAllAvailable()
+    found = ends_ms(query)
+    query.stop()
+    return found
 
 
 def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int) -> DataFrame:

@@ -104,26 +104,14 @@ def _app(topic: str, where: str) -> sw.App:
 
 
 def _measure(bootstrap: str, folder: Path, where: str, batch: int, batches: int) -> dict[str, object]:
-    from slackwater.pipeline.run.options import Options
-    from slackwater.pipeline.run.runner import run
-
     topic = f"bench-rejecting-{where}"
     expected = _fill(bootstrap, topic, batch, batches)
-    took: list[tuple[float, int]] = []
-    options = Options(
-        store=str(folder / "store"),
-        kafka={"bootstrap.servers": bootstrap},
-        until_caught_up=True,
-        max_records=batch,
-        cache_folder=folder / "cache",
-        master="local[2]",
-    )
-    run(_app(topic, where), options, lambda report: took.append((report.seconds, report.rejected)))
-    warm = took[WARM_UP:]
+    reports = side.reports(_app(topic, where), bootstrap, str(folder / "store"), folder / "cache", batch)
+    warm = reports[WARM_UP:]
     return {
-        "poison": [seconds for seconds, rejected in warm if rejected],
-        "clean": [seconds for seconds, rejected in warm if not rejected],
-        "rejected": sum(rejected for _, rejected in took),
+        "poison": [report.seconds for report in warm if report.rejected],
+        "clean": [report.seconds for report in warm if not report.rejected],
+        "rejected": sum(report.rejected for report in reports),
         "expected": expected,
     }
 

@@ -87,19 +87,12 @@ def _spark(bootstrap: str, folder: Path, topic: str) -> list[float]:
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
-        query = (
+        rows = (
             _timed(side.topic_stream(spark, bootstrap, topic, BATCH))
             .groupBy(F.window("at", "1 hour"), "leg")
             .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
-            .writeStream.outputMode("update")
-            .format("noop")
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .start()
         )
-        query.processAllAvailable()
-        ends = side.ends_ms(query)
-        query.stop()
-        return cycles(ends, 0)
+        return cycles(side.worked_off(side.started(rows, folder / "checkpoint")), 0)
 
 
 def _timed(flights: DataFrame) -> DataFrame:

@@ -7,7 +7,7 @@ what would keep state where no snapshot sees it is refused, before anything is w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -203,7 +203,7 @@ def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Wat
 
 
 @contextmanager
-def calling(stage: Stage) -> Iterator[None]:
+def _calling(stage: Stage) -> Iterator[None]:
     """While a stage's function runs. Raises `Refused` where it fails."""
     topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
     with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
@@ -217,9 +217,8 @@ def ddl_of(rows: StructType) -> str:
 
 def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
     """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
-    with calling(stage):
-        made = stage.transform(*inputs.values())
-        frames = tuple(made) if isinstance(made, tuple | list) else (made,)
+    with _calling(stage):
+        frames = _frames(stage, inputs.values())
         _check_frames(stage, frames)
         for frame in frames:
             frame.schema  # noqa: B018  Spark analyses the plan here
@@ -237,9 +236,13 @@ def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
 
 def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
     """What the stage's function makes of DataFrames that do not stream, as `Applied.frames`. Raises `Refused`."""
-    with calling(stage):
-        made = stage.transform(*inputs)
-        return tuple(made) if isinstance(made, tuple | list) else (made,)
+    with _calling(stage):
+        return _frames(stage, inputs)
+
+
+def _frames(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
+    made = stage.transform(*inputs)
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
 
 
 def _each_output(stage: Stage, frames: Sequence[object]) -> bool:

@@ -140,6 +140,8 @@ class StageRunner:
         self._homes = Homes() if self._places.elsewhere else None
         spool = SpooledStore(store, Path(self._places.spool)) if self._places.spool else None
         folder, max_bytes, hot_bytes = self._places.cache
+        # Only a table has SSTs of level 0 that the tier in memory is for.
+        hot_bytes = hot_bytes if self._shape.table is not None else 0
         cache = self._cache = SstCache(Path(folder), max_bytes, hot_bytes=hot_bytes)
         self._store: ObjectStore = spool or store
         self._committer = Committer(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka import Message as Message
 
 from ...errors import Gone, Refused, Unavailable
@@ -136,6 +136,14 @@ class _Range:
         return first
 
 
+def flush(kafka: Kafka, producer: Producer, patience_s: float) -> None:
+    """Wait until the broker has answered for all that was produced. Raises `Unavailable` once it takes too long."""
+    patience = Patience(server(kafka), patience_s + 5)
+    while producer.flush(1) > 0:
+        patience.waited()
+    patience.answered()
+
+
 def send(
     kafka: Kafka, topic: str, messages: Sequence[tuple[int, bytes]], header: bytes, *, patience_s: float
 ) -> dict[int, int]:
@@ -163,10 +171,7 @@ def send(
         for partition, value in messages:
             producer.produce(topic, value, partition=partition, headers=[("slackwater", header)], on_delivery=delivered)
             producer.poll(0)
-        patience = Patience(server(kafka), patience_s + 5)
-        while producer.flush(1) > 0:
-            patience.waited()
-        patience.answered()
+        flush(kafka, producer, patience_s)
     except (KafkaException, SystemError) as error:
         # A producer that may never write again says so where it can: also while it calls us back.
         cause = error if isinstance(error, KafkaException) else error.__cause__ or error.__context__

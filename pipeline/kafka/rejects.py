@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from ...errors import Refused, Unavailable
-from .clients import Kafka, clients, lacking, server
-from .patience import Patience
+from .clients import Kafka, clients, lacking
+from .records import flush
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -64,10 +64,7 @@ def send_rejects(kafka: Kafka, topic: str, letters: Sequence[DeadLetter], *, pat
         for each in letters:
             producer.produce(topic, each.value, each.key, headers=each.headers_of(), on_delivery=delivered)
             producer.poll(0)
-        patience = Patience(server(kafka), patience_s + 5)
-        while producer.flush(1) > 0:
-            patience.waited()
-        patience.answered()
+        flush(kafka, producer, patience_s)
     except (KafkaException, BufferError) as error:
         cause = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._QUEUE_FULL)
         failed.insert(0, cause)

@@ -11,6 +11,7 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...snapshot.init.initialise import begun_elsewhere, check_free
 from ...store.objects.protocol import ObjectStore
+from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ..api.app import App, Stage
@@ -151,7 +152,7 @@ def first_version(
 
 def _any_due(shape: Shape) -> EventTime | None:
     """What a version says whose rows nobody has looked through for those that fall due."""
-    return None if shape.due_by is None else EventTime(next_due_ms=-(1 << 63), by_clock=shape.due_by == "clock")
+    return None if shape.due_by is None else EventTime(next_due_ms=BEFORE_ALL_MS, by_clock=shape.due_by == "clock")
 
 
 def _asked(

@@ -14,7 +14,7 @@ from ...snapshot.backfill.targets import Target
 from ..api.app import App, Stage, Topic
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.table import table
-from ..batch.schemas import calling
+from ..batch.schemas import over
 from ..state.aggregate import narrowed
 from .left_out import Offsets, without
 
@@ -66,17 +66,15 @@ def _topics(app: App, stage: Stage) -> Iterator[Topic]:
         yield from (one,) if isinstance(one, Topic) else _topics(app, app.writer_of(one))
 
 
-def _made(app: App, stage: Stage, given: Mapping[str, DataFrame]) -> object:
+def _made(app: App, stage: Stage, given: Mapping[str, DataFrame]) -> tuple[DataFrame, ...]:
     """What a stage's function gives, of users' topics."""
     inputs = [given[one.name] if isinstance(one, Topic) else _sent(app, one, given) for one in stage.inputs.values()]
-    with calling(stage):
-        return stage.transform(*inputs)
+    return over(stage, inputs)
 
 
 def _sent(app: App, channel: str, given: Mapping[str, DataFrame]) -> DataFrame:
     """The rows that a stage without state sends to one of its outputs."""
     writer = app.writer_of(channel)
-    made = _made(app, writer, given)
-    frames = tuple(made) if isinstance(made, tuple | list) else (made,)
+    frames = _made(app, writer, given)
     each = frames if len(frames) > 1 else frames * len(writer.writes)
-    return each[[output.name for output in writer.writes].index(channel)]  # type: ignore[no-any-return]
+    return each[[output.name for output in writer.writes].index(channel)]

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
 
 from ..api.app import Stage
-from ..batch.schemas import Shape, calling
+from ..batch.schemas import Shape, over
 from ..spark.provenance import RECORD, hidden, with_records
 from ..state.multi_input import tag
 
@@ -68,9 +68,7 @@ def function_rows(
             hidden(_fed(spark, rows.append_column(RECORD, pa.array(numbers[name], pa.int64())), Path(folder) / name))
             for name, rows in inputs.items()
         ]
-        with calling(stage):
-            made = stage.transform(*feeds)
-        frames = tuple(made) if isinstance(made, tuple | list) else (made,)
+        frames = over(stage, feeds)
         if shape.bound is None and len(frames) > 1:
             frames = (frames[[each.name for each in stage.writes].index(output)],)
         known = [with_records(frame, feeds) for frame in frames]

@@ -14,12 +14,13 @@ from ...store.read.cache import SstCache
 from ...store.read.due_rows import DueRows, due_rows
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys, sort_keys
+from ...store.sst.sorted_runs import bounds
+from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.sst.types import DUE, HASH, OP, PUT
 from .merge import Base, merge, stored
 from .protocol import BoundState, Groups
 
-_LOWEST = -(1 << 63)
-EVERY_HASH = (_LOWEST, -_LOWEST - 1)
+EVERY_HASH = bounds(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Falling:
     def span(self) -> tuple[int, int]:
         """The first and the last millisecond in which rows fall due now; to be asked where `pending`."""
         assert self.until_ms is not None  # noqa: S101  nothing is pending else
-        return _LOWEST if self.after_ms is None else self.after_ms + 1, self.until_ms
+        return BEFORE_ALL_MS if self.after_ms is None else self.after_ms + 1, self.until_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,11 @@ from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.multi_get import multi_get
 from ...store.read.read_stats import Reads
-from ...store.read.remote_sst import RangedSst
+from ...store.read.remote_sst import SMALL_BYTES, RangedSst
 from ...store.sst.expiry import expired
 from ...store.sst.hashing import sort_keys
 from ...store.sst.types import EXPIRES, HASH, OP, SEQ, TOMBSTONE, arrow_schema
 from ...store.versions.manifest import Manifest, Sst, Table
-
-SMALL_BYTES = 128 << 10
-"""An SST up to this comes whole: one request, where ranges would be two."""
-
 
 _SYSTEM = ((SEQ, pa.int64()), (OP, pa.uint8()), (EXPIRES, pa.int64()))
 

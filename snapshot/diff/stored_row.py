@@ -18,14 +18,14 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.read.decode import Block
 from ...store.read.read_stats import Reads
-from ...store.read.remote_sst import RangedSst
+from ...store.read.remote_sst import SMALL_BYTES, RangedSst
 from ...store.sst.hashing import same_keys
 from ...store.sst.python_values import python_rows
 from ...store.sst.sorted_runs import overlapping
 from ...store.sst.types import EXPIRES, OP, PREV, SEQ, TOMBSTONE
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..query.columns import visible_schema
-from .side import SMALL_BYTES, identity
+from .side import identity
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,7 @@ from .cache import SstCache
 from .decode import Block
 from .multi_get import multi_get
 from .read_stats import Reads
-from .remote_sst import RangedSst
-
-_SMALL_BYTES = 128 << 10
-"""An SST up to this comes whole: one request, where ranges would be two."""
+from .remote_sst import SMALL_BYTES, RangedSst
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def _blocks(
 ) -> tuple[Iterable[Block], list[int]]:
     """The rows of an SST among which those of the span are, and when others fall due after it at the earliest."""
     mapped = cache.peek(sst, table)
-    if mapped is None and sst.bytes <= _SMALL_BYTES:
+    if mapped is None and sst.bytes <= SMALL_BYTES:
         mapped = cache.bring(store, sst, table, reads)
     if mapped is not None:
         return mapped.blocks, []

@@ -23,10 +23,8 @@ from .cache import SstCache
 from .decode import Block
 from .footers import fetch_footers
 from .read_stats import Reads
-from .remote_sst import RangedSst
+from .remote_sst import SMALL_BYTES, RangedSst
 
-_SMALL_BYTES = 128 << 10
-"""An SST up to this comes whole: one request, where ranges would be two."""
 _SPARED = 1 / 6
 """By ranges, where that spares at least this part of an SST's bytes: so a look-up reads at most 1.2 times the row
 groups that it needs."""
@@ -113,7 +111,7 @@ def point_get(
 
 
 def _look_up(store: ObjectStore, cache: SstCache | None, ssts: Sequence[Sst], search: "_Search") -> None:
-    small = _SMALL_BYTES if cache is not None else 0
+    small = SMALL_BYTES if cache is not None else 0
     cold = [sst for sst, _ in search.over(ssts) if sst.bytes > small and not (cache is not None and cache.has(sst))]
     fetch_footers(store, cold, search.table, search.reads)
     for sst, wanted in search.over(ssts):
@@ -131,7 +129,7 @@ def _look_up_cold(
     store: ObjectStore, cache: SstCache | None, sst: Sst, search: "_Search", wanted: npt.NDArray[np.int64]
 ) -> None:
     """Look for the keys at these positions in an SST that this machine does not have."""
-    if cache is not None and (sst.bytes <= _SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):
+    if cache is not None and (sst.bytes <= SMALL_BYTES or cache.ranged_bytes(sst) >= sst.bytes):
         mapped = cache.bring(store, sst, search.table, search.reads)
         if mapped is not None:
             search.reads.touched_bytes += sst.bytes - sst.footer_bytes - sst.filter_bytes

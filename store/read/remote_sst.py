@@ -29,6 +29,8 @@ from .read_stats import Reads
 _FEW_KEYS = 16
 """Up to so many keys in a row group its filter is worth reading: it is 1/20 of the bytes, and 0.6 of so many absent
 keys are ruled out together."""
+SMALL_BYTES = 128 << 10
+"""An SST up to this is better read whole: one request, where ranges would be two."""
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _WINDOW_BYTES = 32 << 20
 """Row groups of so many bytes are read, decoded and searched at once: bounds memory."""

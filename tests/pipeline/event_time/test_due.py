@@ -13,15 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Usage
-from slackwater.pipeline.batch.next_manifest import next_manifest
 from slackwater.pipeline.batch.places import Places
-from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.batch.task import MARK, Result, StateTask
 from slackwater.pipeline.event_time import due
 from slackwater.pipeline.event_time.late import Lateness
 from slackwater.pipeline.event_time.progress import Times
 from slackwater.pipeline.event_time.watermarks import Watermark
-from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.state.due import BoundDue, Final
 from slackwater.pipeline.state.falling import Fallen
 from slackwater.pipeline.state.window import window_of
@@ -32,8 +29,9 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions import codec, commit
-from slackwater.store.versions.manifest import Column, Input, Manifest, Table
+from slackwater.store.versions.manifest import Column, Table
+
+from tests.pipeline.event_time.committing import Committing
 
 MINUTE_MS, HOUR, DELAY, WAIT = 60_000, 60, 10, 25
 """Milliseconds; the others are minutes."""
@@ -92,13 +90,12 @@ class InMemory(Places):
 
 
 @dataclass
-class Stage:
+class Stage(Committing):
     """A stage at work: batches as tasks make them, without Spark."""
 
     bound: BoundDue
     key: tuple[str, ...]
     rows: pa.Schema
-    head: Manifest = field(init=False)
     jobs: int = 0
 
     def __post_init__(self) -> None:
@@ -106,8 +103,7 @@ class Stage:
         columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
         self.table = Table(columns, values, 3, "s")
         self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
-        self.head = Manifest("a", "s", 1, 1, "w", 1, "claim", {"t": Input("t", (0,))}, table=self.table)
-        commit.commit(self.places.memory, self.head)
+        self.begin(self.places.memory, self.table)
 
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
         """Commit a version, and give what it emits."""
@@ -137,39 +133,12 @@ class Stage:
             self.jobs += 1
             # As Spark has it, a state partition's rows are in one task; here one task has all of them.
             results = [replace(task._run(made, "w.1"), seen=task.times.seen(made))]
-        at = self.head.inputs["t"].offsets[0] + len(rows)
-        self._commit(
-            next_manifest(
-                self.head,
-                {"t": Position("t", (at,))},
-                Outcome((), {}, {}, {}, changed=False),
-                results,
-                markers={},
-                merges=(),
-                watermarks=(WATERMARK,),
-                timed={"t"},
-                due_by=self.bound.by,
-                falling=falling,
-                clock_ms=0,
-                now_ms=self.head.time_ms + 1,
-                duration_ms=1,
-            )
-        )
+        self.batch_done(len(rows), results, WATERMARK, due_by=self.bound.by, falling=falling)
         return task.noted
-
-    def restart(self) -> None:
-        """Another runner claims the stage, and knows nothing but what is stored."""
-        head = codec.decode(codec.encode(self.head), Manifest, key="k")
-        now_ms = head.time_ms + 1
-        self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
 
     @property
     def owed(self) -> bool:
         return self.head.event_time is not None and self.head.event_time.owed
-
-    def _commit(self, manifest: Manifest) -> None:
-        commit.commit(self.places.memory, manifest)
-        self.head = manifest
 
 
 def reminders(by: str = "watermark") -> Stage:

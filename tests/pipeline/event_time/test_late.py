@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +12,19 @@ import slackwater as sw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.batch.next_manifest import next_manifest
 from slackwater.pipeline.batch.places import Places
-from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.event_time.late import Lateness
 from slackwater.pipeline.event_time.progress import Times
 from slackwater.pipeline.event_time.watermarks import Watermark
-from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.state.window import window_of
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.multi_get import point_get
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions import codec, commit
-from slackwater.store.versions.manifest import Column, Input, Manifest, Table
+from slackwater.store.versions.manifest import Column, Table
+
+from tests.pipeline.event_time.committing import Committing
 
 HOUR, DELAY, AHEAD, CLOCK = 60, 10, 60 * 24, 60 * 100
 """Minutes."""
@@ -57,17 +55,14 @@ def windows_of(minute: int, slide: int) -> list[int]:
 
 
 @dataclass
-class Stage:
+class Stage(Committing):
     """A stage at work in a folder: batches as tasks make them, without Spark."""
 
     folder: Path
     slide: int
-    head: Manifest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.store = LocalStore(self.folder)
-        self.head = Manifest("a", "s", 1, 1, "w", 1, "claim", {"t": Input("t", (0,))}, table=TABLE)
-        commit.commit(self.store, self.head)
+        self.begin(LocalStore(self.folder), TABLE)
 
     def batch(self, batch: list[Event]) -> None:
         rows = pa.Table.from_pylist(
@@ -103,29 +98,7 @@ class Stage:
             for n in range(2)
             if (part := rows.filter(pa.array(by_key == n))).num_rows
         ]
-        at = self.head.inputs["t"].offsets[0] + len(batch)
-        self._commit(
-            next_manifest(
-                self.head,
-                {"t": Position("t", (at,))},
-                Outcome((), {}, {}, {}, changed=False),
-                results,
-                markers={},
-                merges=(),
-                watermarks=(WATERMARK,),
-                timed={"t"},
-                bound_ms=bound_ms,
-                clock_ms=0,
-                now_ms=self.head.time_ms + 1,
-                duration_ms=1,
-            )
-        )
-
-    def restart(self) -> None:
-        """Another runner claims the stage, and knows nothing but what is stored."""
-        head = codec.decode(codec.encode(self.head), Manifest, key="k")
-        now_ms = head.time_ms + 1
-        self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
+        self.batch_done(len(batch), results, WATERMARK, bound_ms=bound_ms)
 
     def table(self, keys: list[tuple[int, str]]) -> Iterator[tuple[int, int] | None]:
         """`n` and `mm` of each of these windows and stations."""
@@ -139,10 +112,6 @@ class Stage:
         found = point_get(self.store, self.head.ssts, TABLE, hash_keys(asked, KEY), asked)
         for row, there in zip(found.values.to_pylist(), found.present.tolist(), strict=True):
             yield (row["n"], row["mm"]) if there else None
-
-    def _commit(self, manifest: Manifest) -> None:
-        commit.commit(self.store, manifest)
-        self.head = manifest
 
 
 def check(folder: Path, schedule: list[list[Event] | str], slide: int) -> None:

@@ -7,6 +7,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from slackwater.pipeline.batch.schemas import over
 from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.migrate.left_out import left_out
 from slackwater.pipeline.migrate.scratch import scratch_program
@@ -69,4 +70,5 @@ def test_the_program_never_sees_them() -> None:
     assert spark is not None
     sent = [(0, 0, b"1"), (0, 1, b"poison"), (0, 2, b"2"), (1, 1, b"poison"), (1, 2, b"3"), (2, 1, b"4")]
     rows = spark.createDataFrame(sent, "partition int, offset long, value binary")
-    assert sorted(row.k for row in stage.transform(rows).collect()) == [1, 3, 4]
+    (seen,) = over(stage, [rows])
+    assert sorted(row.k for row in seen.collect()) == [1, 3, 4]

@@ -1,0 +1,57 @@
+"""A stage whose versions are committed as batches commit them, without Spark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slackwater.pipeline.batch.next_manifest import next_manifest
+from slackwater.pipeline.batch.snapshot_events import Outcome
+from slackwater.pipeline.batch.task import Result
+from slackwater.pipeline.event_time.watermarks import Watermark
+from slackwater.pipeline.source.planner import Position
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.versions import codec, commit
+from slackwater.store.versions.manifest import Input, Manifest, Table
+
+
+@dataclass
+class Committing:
+    """The stage `a/s`, which reads the topic `t`."""
+
+    store: ObjectStore = field(init=False)
+    head: Manifest = field(init=False)
+
+    def begin(self, store: ObjectStore, table: Table) -> None:
+        """Claim it."""
+        self.store = store
+        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", {"t": Input("t", (0,))}, table=table))
+
+    def batch_done(self, records: int, results: Sequence[Result], watermark: Watermark, **more: Any) -> None:
+        """Commit the version of a batch of so many records; `more` is what else `next_manifest` is told."""
+        at = self.head.inputs["t"].offsets[0] + records
+        self._commit(
+            next_manifest(
+                self.head,
+                {"t": Position("t", (at,))},
+                Outcome((), {}, {}, {}, changed=False),
+                results,
+                markers={},
+                merges=(),
+                watermarks=(watermark,),
+                timed={"t"},
+                clock_ms=0,
+                now_ms=self.head.time_ms + 1,
+                duration_ms=1,
+                **more,
+            )
+        )
+
+    def restart(self) -> None:
+        """Another runner claims the stage, and knows nothing but what is stored."""
+        head = codec.decode(codec.encode(self.head), Manifest, key="k")
+        now_ms = head.time_ms + 1
+        self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
+
+    def _commit(self, manifest: Manifest) -> None:
+        commit.commit(self.store, manifest)
+        self.head = manifest
