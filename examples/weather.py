@@ -28,6 +28,9 @@ from pyspark.sql import functions as F
 FLIGHT = "time timestamp, origin string, dest string, dep_delay double, arr_delay double"
 OBSERVATION = "airport string, time timestamp, temp double, wind_speed double, precip double, visib double"
 WEATHER = ("temp", "wind_speed", "precip", "visib")
+OUT_OF_ORDER = "6 hours"
+"""Events come so much later than others of their time at most."""
+HOUR = pa.scalar(3600 * 10**6, pa.duration("us"))
 
 app = sw.App("weather")
 by_airport_flights = sw.repartition("by-airport-flights", key="airport", partitions=2)
@@ -36,19 +39,20 @@ by_airport_departures = sw.repartition("by-airport-departures", key="airport", p
 by_airport_arrivals = sw.repartition("by-airport-arrivals", key="airport", partitions=2)
 
 
-@app.stage(reads=sw.topic("flights"), writes=by_airport_flights)
+@app.stage(reads=sw.topic("flights"), writes=by_airport_flights, on_error="reject")
 def legs(flights: DataFrame) -> DataFrame:
-    """One row per flight, cancelled ones too; an event that is not JSON becomes null and is left out."""
-    event = F.from_json(F.col("value").cast("string"), FLIGHT)
+    """One row per flight, cancelled ones too; an event that is not JSON is rejected."""
+    event = F.from_json(F.col("value").cast("string"), FLIGHT, {"mode": "FAILFAST"})
     leg = flights.select(event.alias("e")).select("e.*").where("origin is not null and time is not null")
-    return leg.withColumnRenamed("origin", "airport")
+    return leg.withColumnRenamed("origin", "airport").withWatermark("time", OUT_OF_ORDER)
 
 
-@app.stage(reads=sw.topic("weather"), writes=by_airport_weather)
+@app.stage(reads=sw.topic("weather"), writes=by_airport_weather, on_error="reject")
 def observations(weather: DataFrame) -> DataFrame:
     """One row per hourly observation."""
-    event = F.from_json(F.col("value").cast("string"), OBSERVATION)
-    return weather.select(event.alias("e")).select("e.*").where("airport is not null and time is not null")
+    event = F.from_json(F.col("value").cast("string"), OBSERVATION, {"mode": "FAILFAST"})
+    observed = weather.select(event.alias("e")).select("e.*").where("airport is not null and time is not null")
+    return observed.withWatermark("time", OUT_OF_ORDER)
 
 
 def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -56,8 +60,10 @@ def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Tabl
 
     The two topics are not read in step: either may be months ahead. So what comes first waits in the state for the
     other. An hour's weather stays in its row for departures still to come; departures that come before their weather
-    are counted as `waiting`, and leave with it. An hour that was never observed keeps its departures waiting.
+    are counted as `waiting`, and leave with it. Once the watermark says that no observation of their hour will come,
+    they fall due (`leaves`): the function is called with their rows and no events, and sends them on without weather.
     """
+    gone_by = flights.num_rows + weather.num_rows == 0
     hour = flights["_key"].to_numpy()
     num = state.num_rows
     new_departures = np.bincount(hour, minlength=num)
@@ -73,15 +79,17 @@ def meet(flights: pa.Table, weather: pa.Table, state: pa.Table) -> tuple[pa.Tabl
 
     waiting = plus(state["waiting"], new_departures)
     waiting_delay = plus(state["waiting_delay"], new_delay)
-    known = pc.is_valid(observed)
+    leaving = pc.or_(pc.is_valid(observed), gone_by)
+    stays = pc.and_(pc.invert(leaving), pc.greater(waiting, 0))
     counts = {
         "departures": plus(state["departures"], new_departures),
         "dep_delay": plus(state["dep_delay"], new_delay),
-        "waiting": pc.if_else(known, 0, waiting),
-        "waiting_delay": pc.if_else(known, 0.0, waiting_delay),
+        "waiting": pc.if_else(leaving, 0, waiting),
+        "waiting_delay": pc.if_else(leaving, 0.0, waiting_delay),
+        "leaves": pc.if_else(stays, pc.add(state["hour"], HOUR), None),
     }
     met = pa.table({"airport": state["airport"], "departures": waiting, "dep_delay": waiting_delay, **now})
-    return pa.table({"observed": observed, **now, **counts}), met.filter(pc.and_(known, pc.greater(waiting, 0)))
+    return pa.table({"observed": observed, **now, **counts}), met.filter(pc.and_(leaving, pc.greater(waiting, 0)))
 
 
 def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedArray:
@@ -95,9 +103,10 @@ def plus(before: pa.ChunkedArray, added: npt.NDArray[np.generic]) -> pa.ChunkedA
     state=sw.update(
         meet,
         state="observed timestamp, temp double, wind_speed double, precip double, visib double, "
-        "departures long, dep_delay double, waiting long, waiting_delay double",
+        "departures long, dep_delay double, waiting long, waiting_delay double, leaves timestamp",
         emits="airport string, departures long, dep_delay double, precip double, visib double",
         order_by="time",
+        due="leaves",
     ),
     writes=by_airport_departures,
     table=sw.table(partitions=2),

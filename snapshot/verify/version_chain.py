@@ -8,7 +8,7 @@ from itertools import pairwise, zip_longest
 from ...errors import ObjectNotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history, horizon, keys
-from ...store.versions.manifest import Input, Lost, Manifest, Output
+from ...store.versions.manifest import Aside, Input, Lost, Manifest, Output, Sink
 from ..cut.timeline import before, list_manifests
 from .report import Checked, noted
 
@@ -133,6 +133,19 @@ def differences(earlier: Manifest, later: Manifest) -> Iterator[str]:
             yield from (f"{at}, channel {name!r}: {each}" for each in wrong)
         elif later.kind not in _RESTARTS:
             yield f"{at} has no channel {name!r}; the one before had"
+    for name in sorted(earlier.sinks):
+        if name in later.sinks:
+            yield from (
+                f"{at}, sink {name!r}: {each}" for each in _sink_differences(earlier.sinks[name], later.sinks[name])
+            )
+        elif later.kind not in _RESTARTS:
+            yield f"{at} has no sink {name!r}; the one before had"
+    for name in sorted(earlier.aside):
+        if name in later.aside:
+            wrong = _aside_differences(earlier.aside[name], later.aside[name])
+            yield from (f"{at}, {name} records: {each}" for each in wrong)
+        else:
+            yield f"{at} has no table of {name} records; the one before had"
 
 
 def _input_differences(earlier: Input, later: Input, restarted: bool) -> Iterator[str]:
@@ -185,6 +198,22 @@ def _output_differences(earlier: Output, later: Output) -> Iterator[str]:
         written = sum(later.sent) - sum(earlier.sent)
         if later.rows != written:
             yield f"{later.rows} records written; expected {written}, by what was sent before and after"
+
+
+def _sink_differences(earlier: Sink, later: Sink) -> Iterator[str]:
+    if later.since != earlier.since:
+        return  # begun anew
+    if later.end < earlier.end:
+        yield f"end went back from {earlier.end} to {later.end}"
+    if later.rows != later.sent - earlier.sent:
+        yield f"{later.rows} rows written; expected {later.sent - earlier.sent}, by what was sent before and after"
+
+
+def _aside_differences(earlier: Aside, later: Aside) -> Iterator[str]:
+    if later.rows != later.total - earlier.total:
+        yield f"{later.rows} rows added; expected {later.total - earlier.total}, by the totals before and after"
+    if not 0 <= later.waiting <= earlier.waiting + later.rows:
+        yield f"{later.waiting} wait; expected at most {earlier.waiting + later.rows}, those from before and the new"
 
 
 def _gone_back(what: str, earlier: Sequence[int], later: Sequence[int]) -> Iterator[str]:

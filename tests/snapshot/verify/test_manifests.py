@@ -1,14 +1,18 @@
 """Damage to manifests is found without reading any record."""
 
 import re
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from slackwater.snapshot.verify.version_chain import differences
 from slackwater.store.versions import keys
-from slackwater.store.versions.manifest import EventTime, Manifest
+from slackwater.store.versions.manifest import Aside, Column, EventTime, Manifest, Sink, Table
 
 from tests.snapshot.verify.damaging import Change, change, of_input, of_output, only, report
 from tests.support.fan_in import FanIn
+
+TABLE = Table((Column("at", "int64"),), (), 1, "rejected")
 
 
 def unmarked(manifest: Manifest) -> Manifest:
@@ -204,3 +208,39 @@ def test_a_version_between_reader_and_sender_that_is_gone_is_found(app: FanIn) -
     app.send("right", 1, 1)
     messages = [difference.message for difference in report(app, "bank").differences]
     assert any("by-right from right to join: no version of bank/right named 'v6'" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (Sink("alerts-internal", 9, 1, rows=2, sent=5), None),
+        (Sink("alerts-internal", 0, 7), None),
+        (Sink("alerts-internal", 9, 1, rows=1, sent=5), "sink 'alerts': 1 rows written; expected 2"),
+        (Sink("alerts-internal", 4, 1, rows=2, sent=5), "sink 'alerts': end went back from 5 to 4"),
+        (None, "bank/join v8 has no sink 'alerts'; the one before had"),
+    ],
+)
+def test_what_sinks_were_given_only_grows(later: Sink | None, expected: str | None) -> None:
+    before = batch(7, sinks={"alerts": Sink("alerts-internal", 5, 1, rows=1, sent=3)})
+    found = list(differences(before, batch(8, sinks={"alerts": later} if later else {})))
+    assert found == [] if expected is None else expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (Aside(TABLE, rows=2, total=7, waiting=4), None),
+        (Aside(TABLE, rows=0, total=5, waiting=1), None),
+        (Aside(TABLE, rows=1, total=7, waiting=3), "1 rows added; expected 2"),
+        (Aside(TABLE, rows=2, total=7, waiting=5), "5 wait; expected at most 4"),
+        (None, "bank/join v8 has no table of rejected records"),
+    ],
+)
+def test_rejected_records_are_counted(later: Aside | None, expected: str | None) -> None:
+    before = batch(7, aside={"rejected": Aside(TABLE, rows=1, total=5, waiting=2)})
+    found = list(differences(before, batch(8, aside={"rejected": later} if later else {})))
+    assert found == [] if expected is None else expected in found[0]
+
+
+def batch(version: int, **more: Any) -> Manifest:
+    return Manifest("bank", "join", version, 1, "w", version, "batch", **more)
