@@ -12,7 +12,6 @@ from .clients import GONE, Kafka, lacking, server
 
 _QUEUED_BYTES_KB = 256 << 10
 _TIMEOUT_S = 60
-"""Of a transaction: the broker gives up one that is open for longer, and whoever began it is overtaken."""
 _WAIT_S = 10.0
 _ABORT_S = 3.0
 _POLL_S = 0.1
@@ -47,14 +46,23 @@ class Transactions:
         source: The topic of the place.
         topic: Where records go.
         patience_s: How long a message may wait for its broker.
+        timeout_s: The broker gives up a transaction that is open for longer, and whoever began it is overtaken.
     """
 
     def __init__(
-        self, kafka: Kafka, *, transactional_id: str, group: str, source: str, topic: str, patience_s: float
+        self,
+        kafka: Kafka,
+        *,
+        transactional_id: str,
+        group: str,
+        source: str,
+        topic: str,
+        patience_s: float,
+        timeout_s: int = _TIMEOUT_S,
     ) -> None:
         self._kafka = kafka
         self._id, self._group, self._source, self._topic = transactional_id, group, source, topic
-        self._patience_s = patience_s
+        self._patience_s, self._timeout_s = patience_s, timeout_s
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
         self._undelivered: KafkaError | None = None
@@ -75,8 +83,8 @@ class Transactions:
         quiet = {"log_level": 0, "error_cb": lambda _error: None}
         ours = {
             "transactional.id": self._id,
-            "transaction.timeout.ms": _TIMEOUT_S * 1000,
-            "message.timeout.ms": int(min(self._patience_s, _TIMEOUT_S - 5) * 1000),
+            "transaction.timeout.ms": self._timeout_s * 1000,
+            "message.timeout.ms": int(min(self._patience_s, 0.9 * self._timeout_s) * 1000),
             "linger.ms": 5,
             "message.max.bytes": 8 << 20,
             "queue.buffering.max.messages": 1_000_000,
@@ -135,8 +143,8 @@ class Transactions:
         try:
             assert self._consumer is not None  # noqa: S101  it is open
             place = TopicPartition(self._source, 0, offset, text)
-            producer.send_offsets_to_transaction([place], self._consumer.consumer_group_metadata(), _TIMEOUT_S / 2)
-            producer.commit_transaction(_TIMEOUT_S)
+            producer.send_offsets_to_transaction([place], self._consumer.consumer_group_metadata(), self._timeout_s / 2)
+            producer.commit_transaction(self._timeout_s)
         except KafkaException as error:
             raise self._understood(error) from error
 
@@ -193,8 +201,8 @@ class Transactions:
             )
         if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
             return Refused(
-                f"{where} in transactions of up to {_TIMEOUT_S} s",
-                hint=f"the broker's transaction.max.timeout.ms is less than {_TIMEOUT_S * 1000}: raise it",
+                f"{where} in transactions of up to {self._timeout_s} s",
+                hint=f"the broker's transaction.max.timeout.ms is less than {self._timeout_s * 1000}: raise it",
             )
         if code in _OVERTAKEN or error.fatal():
             return Fenced(error.str())

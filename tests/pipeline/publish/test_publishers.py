@@ -3,14 +3,14 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import slackwater as sw
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from msgspec.structs import replace
 from slackwater.errors import Fenced, Gone, Refused, SlackwaterError
@@ -18,6 +18,8 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.kafka.messages import split
 from slackwater.pipeline.kafka.records import send
+from slackwater.pipeline.kafka.transactions import Fenced as Overtaken
+from slackwater.pipeline.kafka.transactions import Transactions
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.publish.claimed import claimed, create_internal
 from slackwater.pipeline.publish.publishers import Publishers
@@ -146,6 +148,39 @@ def test_a_publisher_whose_stage_was_taken_over_stops_and_the_new_one_goes_on(ka
             new.move(writer.commit(b"3"))
             eventually(lambda: new.done, "the third is published")
     assert writer.found() == [b"1", b"2", b"3"]
+
+
+def test_what_a_publisher_wrote_that_was_away_for_too_long_counts_for_nothing_and_is_made_again(
+    kafka: EmbeddedKafka,
+) -> None:
+    properties, topic = {"bootstrap.servers": kafka.bootstrap}, f"away-{uuid4().hex[:8]}"
+    topics.create_topics(properties, {topic: 1, f"{topic}-internal": 1})
+    transactions = Transactions(
+        properties,
+        transactional_id=topic,
+        group=topic,
+        source=f"{topic}-internal",
+        topic=topic,
+        patience_s=60,
+        timeout_s=2,
+    )
+    with closing(transactions):
+        transactions.open()
+        transactions.begin()
+        transactions.add([b"k"], [b"before it was away"])
+        # Who reads what is committed comes past it only once the broker has given it up.
+        plain = Producer(properties)
+        plain.produce(topic, b"somebody else's")
+        assert plain.flush(60) == 0
+        assert [message.value() for message in committed(kafka.bootstrap, topic)] == [b"somebody else's"]
+        with pytest.raises(Overtaken):
+            transactions.commit(1, "place")
+        assert transactions.open() is None
+        transactions.begin()
+        transactions.add([b"k"], [b"again"])
+        transactions.commit(1, "place")
+        assert [message.value() for message in committed(kafka.bootstrap, topic)] == [b"somebody else's", b"again"]
+        assert transactions.open() == (1, "place")
 
 
 def test_a_function_that_fails_is_called_again_with_the_same_rows(kafka: EmbeddedKafka) -> None:
