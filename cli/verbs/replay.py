@@ -129,7 +129,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
     file = needed_program(session, app, code, "to replay with", f"{ran}, the program that ran")
     kafka = session.settings.kafka()
     # Spark's Python side takes a second or two.
-    from ...pipeline.batch.claim import program_of
+    from ...pipeline.claim.claim import program_of
     from ...pipeline.replay.compare import sent_rows
     from ...pipeline.replay.program import open_program
     from ...pipeline.replay.stage_replay import StageReplay

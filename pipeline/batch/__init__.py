@@ -1,19 +1,16 @@
-"""One micro-batch of one stage, from its plan to its commit; claiming a stage; compaction beside it."""
+"""One micro-batch of one stage, from its plan to its commit."""
 
 __all__ = [
     "batch_report",
-    "claim",
     "committer",
-    "compactor",
     "job",
     "meter",
     "next_manifest",
-    "places",
-    "prefetcher",
+    "query",
     "schemas",
     "snapshot_events",
+    "stage_config",
+    "stage_job",
     "stage_runner",
-    "start_positions",
     "task",
-    "write_stall",
 ]

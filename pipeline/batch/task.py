@@ -34,11 +34,11 @@ from ..kafka.messages import split
 from ..kafka.records import send
 from ..messages import outgoing
 from ..source.worker import configure_worker
+from ..spark.places import Places
 from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
 from ..state.protocol import BoundState
-from .places import Places
 
 RESULT_SCHEMA = "result binary"
 MARK = "_is_mark"

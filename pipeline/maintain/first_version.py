@@ -16,8 +16,8 @@ from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
 from ..api.app import App, Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
-from ..batch.claim import Claimer, program_of
 from ..batch.schemas import Shape, shapes
+from ..claim.claim import Claimer, program_of
 from ..kafka import topics
 from ..kafka.clients import Kafka
 from ..run.program import load_app

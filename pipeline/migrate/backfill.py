@@ -29,7 +29,7 @@ from ...store.versions import apps, history
 from ...store.versions.manifest import AppInfo, Backfill, Manifest, Program
 from ..api.app import App
 from ..batch.batch_report import BatchReport
-from ..batch.claim import program_of
+from ..claim.claim import program_of
 from ..kafka import records, topics
 from ..kafka.consumer_groups import delete_groups, group_of
 from ..run.news import News

@@ -22,8 +22,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
 from ...store.versions.manifest import Input
 from ..api.app import App, Topic
-from ..batch.claim import Claimer
 from ..batch.schemas import Shape, ddl_of, shapes
+from ..claim.claim import Claimer
 from ..kafka import topics
 from ..kafka.channels import KafkaChannels
 from ..run.news import News

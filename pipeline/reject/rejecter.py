@@ -18,10 +18,10 @@ from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.app import Stage
 from ..batch.job import Batch, Computed
-from ..batch.places import Places as Whereabouts
 from ..batch.schemas import Shape
 from ..batch.task import Result
 from ..kafka.rejects import send_rejects
+from ..spark.places import Places as Whereabouts
 from .again import Again, numbered
 from .blame import Blame, blamed
 from .culprits import Culprits

@@ -29,13 +29,13 @@ from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest
 from ..api.app import App, Stage
 from ..api.starting_offsets import stored_starts
-from ..batch.claim import Checked, Claimer, migrate_command
-from ..batch.stage_runner import Limits
-from ..batch.write_stall import Triggers
+from ..batch.stage_config import Limits
+from ..claim.claim import Checked, Claimer, migrate_command
 from ..kafka import topics
 from ..kafka.clients import server
 from ..publish.check import check_targets
 from ..publish.publishers import publishes
+from ..upkeep.write_stall import Triggers
 from .news import News
 from .options import Options
 

@@ -17,15 +17,16 @@ from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App, Stage
 from ..batch.batch_report import BatchReport
 from ..batch.meter import StageMeter
-from ..batch.places import Places
 from ..batch.schemas import Shape, shapes
-from ..batch.stage_runner import StageConfig, StageRunner
+from ..batch.stage_config import StageConfig
+from ..batch.stage_runner import StageRunner
 from ..kafka.channels import KafkaChannels
 from ..kafka.consumer_groups import Announcer
 from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
+from ..spark.places import Places
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
 from .backpressure import Backpressure

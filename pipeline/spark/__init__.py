@@ -6,6 +6,7 @@ __all__ = [
     "homes",
     "interpreter",
     "jvm",
+    "places",
     "plans",
     "query_errors",
     "session",

@@ -24,7 +24,7 @@ from unittest.mock import patch
 import msgspec
 import ulid
 from msgspec.structs import replace
-from slackwater.pipeline.batch.start_positions import StartFinder, start_at
+from slackwater.pipeline.claim.start_positions import StartFinder, start_at
 from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.gc.collect import collect

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from slackwater.errors import Gone
 from slackwater.pipeline.batch.next_manifest import next_manifest
 from slackwater.pipeline.batch.snapshot_events import Outcome, arrive
-from slackwater.pipeline.batch.start_positions import StartFinder, start_at
 from slackwater.pipeline.batch.task import Result, Sent
+from slackwater.pipeline.claim.start_positions import StartFinder, start_at
 from slackwater.pipeline.kafka.messages import (
     check_count,
     decode,

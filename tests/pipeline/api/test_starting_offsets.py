@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused, Usage
 from slackwater.pipeline.api.app import Topic
 from slackwater.pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
-from slackwater.pipeline.batch.claim import Claimer
-from slackwater.pipeline.batch.start_positions import StartFinder
+from slackwater.pipeline.claim.claim import Claimer
+from slackwater.pipeline.claim.start_positions import StartFinder
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 from slackwater.store.objects.local import LocalStore

@@ -16,15 +16,16 @@ from slackwater.pipeline.api.app import Repartition, Stage, topic
 from slackwater.pipeline.api.table import DEFAULT_TABLE
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.meter import StageMeter
-from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.batch.stage_runner import Limits, StageConfig, StageRunner
+from slackwater.pipeline.batch.stage_config import Limits, StageConfig
+from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.messages import header_of, split
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
+from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms

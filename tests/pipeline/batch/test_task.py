@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
 from slackwater.pipeline.api.app import Repartition
-from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
+from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.state.merge import group
 
 keys = st.none() | st.sampled_from(["", "a", "b", "é", "é"])

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Usage
-from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.task import MARK, Result, StateTask
 from slackwater.pipeline.event_time import due
 from slackwater.pipeline.event_time.late import Lateness
 from slackwater.pipeline.event_time.progress import Times
 from slackwater.pipeline.event_time.watermarks import Watermark
+from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.state.due import BoundDue, Final
 from slackwater.pipeline.state.falling import Fallen
 from slackwater.pipeline.state.window import window_of

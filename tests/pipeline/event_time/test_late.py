@@ -12,11 +12,11 @@ import slackwater as sw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.task import StateTask
 from slackwater.pipeline.event_time.late import Lateness
 from slackwater.pipeline.event_time.progress import Times
 from slackwater.pipeline.event_time.watermarks import Watermark
+from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.state.window import window_of
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.read.multi_get import point_get

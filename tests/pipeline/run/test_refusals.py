@@ -13,8 +13,8 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from slackwater.errors import NotFound, Refused, SlackwaterError, Usage
-from slackwater.pipeline.batch.claim import Claimer
 from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.run.options import Options

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from slackwater.pipeline.batch.job import run_state
-from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.batch.task import StateTask
+from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.state.ddl import parse_ddl
 from slackwater.pipeline.state.upsert import upsert
 from slackwater.store.objects.open import open_store

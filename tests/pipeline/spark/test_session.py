@@ -16,13 +16,13 @@ from pyspark import cloudpickle
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.cli.main import app as cli
 from slackwater.errors import NotFound, Usage
-from slackwater.pipeline.batch.places import Places
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.source.data_source import TOPIC_SCHEMA, Private, Source, SourceOptions, open_stream
 from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.spark import shipping
 from slackwater.pipeline.spark.conf import secrets_in, settings_of
+from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.s3.access import S3Access, S3Credentials, S3Place
 from slackwater.store.objects.s3.settings import S3Settings
 from typer.testing import CliRunner

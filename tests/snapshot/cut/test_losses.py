@@ -12,7 +12,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import Corruption, Gone, Refused
-from slackwater.pipeline.batch.start_positions import StartFinder, StartPosition, start_at
+from slackwater.pipeline.claim.start_positions import StartFinder, StartPosition, start_at
 from slackwater.pipeline.run.snapshot_completer import Completer
 from slackwater.pipeline.spark.query_errors import translate
 from slackwater.snapshot.clone.clone import clone

@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 import pytest
 from msgspec.structs import replace
 from slackwater.errors import Fenced, NotFound, Refused
-from slackwater.pipeline.batch.start_positions import StartFinder
+from slackwater.pipeline.claim.start_positions import StartFinder
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position
 from slackwater.snapshot.bisect.search import bisect
 from slackwater.snapshot.clone.clone import clone

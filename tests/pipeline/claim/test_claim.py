@@ -13,8 +13,8 @@ from msgspec import structs
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Gone, Refused
-from slackwater.pipeline.batch.claim import Claimer
 from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import records, topics
 from slackwater.snapshot.gc.collect import collect

@@ -9,9 +9,9 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from pyspark import TaskContext
-from slackwater.pipeline.batch.places import Places
-from slackwater.pipeline.batch.prefetcher import Prefetcher
 from slackwater.pipeline.batch.task import Result, StateTask
+from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.upkeep.prefetcher import Prefetcher
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
 from slackwater.store.objects.memory import MemoryStore

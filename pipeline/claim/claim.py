@@ -26,9 +26,9 @@ from ...store.versions.aside import REJECTED
 from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, Table
 from ..api.app import App, Repartition, Stage, Topic
 from ..api.starting_offsets import EARLIEST
+from ..batch.schemas import Shape, ddl_of
 from ..kafka import topics
 from ..publish import claimed as sinks
-from .schemas import Shape, ddl_of
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")

@@ -9,8 +9,8 @@ import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
 from slackwater.pipeline.api.app import App, topic
-from slackwater.pipeline.batch.claim import _agreed
-from slackwater.pipeline.batch.compactor import Compactor
+from slackwater.pipeline.claim.claim import _agreed
+from slackwater.pipeline.upkeep.compactor import Compactor
 from slackwater.store.compaction import merge, plan
 from slackwater.store.compaction.picker import pick_for
 from slackwater.store.objects.counting import CountingStore

@@ -35,7 +35,7 @@ from ...store.sst import sorted_runs
 from ...store.versions.manifest import Manifest, Sst, Table
 from ..source.worker import configure_worker
 from ..spark.homes import Homes
-from .places import Places
+from ..spark.places import Places
 
 _log = logging.getLogger("slackwater")
 

@@ -5,8 +5,8 @@ import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame
 from slackwater.errors import Refused
-from slackwater.pipeline.batch.claim import Checked, Claimer
 from slackwater.pipeline.batch.schemas import Shape
+from slackwater.pipeline.claim.claim import Checked, Claimer
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions.commit import commit
 from slackwater.store.versions.manifest import EventTime, Input, Manifest

@@ -1,0 +1,86 @@
+"""The streaming query of one stage: its inputs as sources of Spark, and its function applied to them once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...store.objects.s3.settings import aws_variables
+from ...store.versions.manifest import Manifest
+from ..source.data_source import Private, SourceOptions, open_stream
+from ..source.planner import Position
+from .schemas import apply
+from .stage_config import StageConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def start(
+    spark: SparkSession,
+    config: StageConfig,
+    head: Manifest,
+    on_batch: Callable[[DataFrame, int], None],
+    *,
+    wake: Path,
+    counts: Path,
+) -> StreamingQuery:
+    """Start a stage's query where its newest version stands.
+
+    Args:
+        spark: The session.
+        config: The stage.
+        head: Its newest version.
+        on_batch: Gets each batch's rows and its number.
+        wake: Where sources learn that a batch is wanted without records.
+        counts: Where they count what they ask of the store.
+
+    Raises:
+        Refused: as `schemas.apply`.
+    """
+    stage = config.stage
+    # The first of several topics looks out for requests; where there are channels, markers bring them.
+    asks = next(iter(stage.inputs)) if not stage.channels else ""
+    private = Private(config.places.kafka, config.places.s3_settings, aws_variables(os.environ))
+    streams = {}
+    for name in stage.inputs:
+        options = _options(config, head, name, asks=name == asks, wake=wake, counts=counts)
+        schema = config.shape.inputs[name] if options.upstream else None
+        streams[name] = open_stream(spark, options, private, schema)
+    applied = apply(stage, streams)
+    at = {name: head.inputs[name] for name in applied.sources}
+    positions = [Position(name, one.offsets, one.version, one.passed, (), one.watermark_ms) for name, one in at.items()]
+    config.checkpoint.write(head.version, positions)
+    return (
+        applied.rows(config.shape.key)
+        .writeStream.queryName(stage.name)
+        .foreachBatch(on_batch)
+        .option("checkpointLocation", str(config.checkpoint.folder))
+        .start()
+    )
+
+
+def _options(config: StageConfig, head: Manifest, name: str, *, asks: bool, wake: Path, counts: Path) -> SourceOptions:
+    """How the source of an input is opened; the one that `asks` looks for requests of snapshots."""
+    at = head.inputs[name]
+    # A topic's source that knows the store looks there for requests.
+    looks = bool(at.upstream) or asks
+    wakes = config.shape.due_by is not None and name == next(iter(config.stage.inputs))
+    return SourceOptions(
+        input=name,
+        topic=at.topic,
+        upstream=at.upstream,
+        patience_s=config.places.patience_s,
+        max_records=config.limits.max_records,
+        trigger_ms=config.limits.trigger_ms,
+        hold=str(config.hold),
+        app=head.app,
+        store=config.places.store if looks else "",
+        counts=str(counts) if looks else "",
+        handled=tuple(head.recorded) if asks else (),
+        until=config.limits.until.get(at.topic),
+        wake=str(wake) if wakes else "",
+    )

@@ -1,0 +1,132 @@
+"""What one stage's batches compute: their tasks, made of its schemas and the version that a batch is built on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ... import instants
+from ...store.objects.protocol import ObjectStore
+from ...store.objects.s3.access import S3Access
+from ...store.read.cache import SstCache
+from ...store.sst import ttl
+from ...store.versions.manifest import Manifest
+from ..event_time import due
+from ..event_time.late import Lateness
+from ..event_time.progress import Times
+from ..source.planner import Position
+from ..spark.homes import Homes
+from ..state.falling import Falling
+from .job import Batch, Computed, run_state, run_write
+from .stage_config import StageConfig
+from .task import Result, StateTask, WriteTask, target_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """The times that one batch goes by.
+
+    Attributes:
+        clock_ms: By which rows expire.
+        bound_ms: Events that are later are too far ahead of the clock.
+        falling: Up to when rows fall due; None where none ever does.
+    """
+
+    clock_ms: int
+    bound_ms: int
+    falling: Falling | None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a row may fall due."""
+        return self.falling is not None and self.falling.pending
+
+
+class StageJob:
+    """Computes the batches of one stage.
+
+    Args:
+        config: The stage.
+        store: Where its SSTs are.
+        cache: This machine's.
+        homes: Where state partitions are, if there are several machines.
+        access: How workers get to the store, asked before each batch: credentials may be temporary.
+        stopping: Whether the stage is to stop.
+    """
+
+    def __init__(
+        self,
+        config: StageConfig,
+        store: ObjectStore,
+        cache: SstCache,
+        *,
+        homes: Homes | None,
+        access: Callable[[], S3Access | None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._config, self._stage, self._shape = config, config.stage, config.shape
+        self._store, self._cache = store, cache
+        self._homes, self._access, self._stopping = homes, access, stopping
+
+    def times(self, base: Manifest) -> BatchTimes:
+        """Those of the batch after a version, now."""
+        now_ms, by = instants.now_ms(), self._shape.due_by
+        falling = due.falling(base.event_time, by, now_ms) if by is not None else None
+        return BatchTimes(ttl.batch_clock_ms(base, now_ms), now_ms + self._stage.event_time.ahead_ms, falling)
+
+    def batch(self, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Batch:
+        """A batch that is built on `base` and ends there on each input."""
+        checked = dataclasses.replace(times, falling=None)
+        return Batch(
+            base,
+            after,
+            times.clock_ms,
+            compute=lambda rows: self._compute(rows, base, times),
+            check=lambda rows: self._compute(rows, base, checked, only_checks=True),
+            store=self._store,
+            cache=self._cache,
+            stopping=self._stopping,
+        )
+
+    def computed(self, rows: DataFrame, batch: Batch) -> Computed:
+        """What the batch gives; where it fails and the stage rejects, without the records that are to blame."""
+        try:
+            return Computed(batch.compute(rows))
+        except Exception as error:
+            if self._config.rejecter is None or self._stopping():
+                raise
+            return self._config.rejecter.rescue(batch, error)
+
+    def _compute(
+        self, rows: DataFrame, base: Manifest, times: BatchTimes, *, only_checks: bool = False
+    ) -> tuple[Result, ...]:
+        config, shape = self._config, self._shape
+        targets = tuple(target_of(one, base) for one in self._stage.emits_to)
+        writer, version = base.writer, base.version + 1
+        rows.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", self._stage.name)
+        seen = Times(shape.watermarks, times.bound_ms)
+        if shape.bound is None or base.table is None:
+            return run_write(rows, WriteTask(config.places, writer, version, targets, shape.rows, times=seen))
+        window, late = shape.window, self._stage.late
+        task = StateTask(
+            dataclasses.replace(config.places, s3=self._access()),
+            writer,
+            version,
+            targets,
+            shape.bound,
+            base.table,
+            base.ssts,
+            times.clock_ms,
+            tells_keys=config.rejecter is not None,
+            only_checks=only_checks,
+            lateness=Lateness(window, base.watermark_ms, times.bound_ms) if window else None,
+            late_to=(target_of(late, base), shape.late) if late and not only_checks else None,
+            times=seen,
+            falling=times.falling,
+        )
+        return run_state(rows, task, self._homes)
