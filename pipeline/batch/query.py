@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from .stage_config import StageConfig
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+_ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
 
 
 def start(
@@ -51,16 +54,38 @@ def start(
         schema = config.shape.inputs[name] if options.upstream else None
         streams[name] = open_stream(spark, options, private, schema)
     applied = apply(stage, streams)
-    at = {name: head.inputs[name] for name in applied.sources}
-    positions = [Position(name, one.offsets, one.version, one.passed, (), one.watermark_ms) for name, one in at.items()]
+    at = head.inputs
+    positions = [
+        Position(name, at[name].offsets, at[name].version, at[name].passed, (), at[name].watermark_ms)
+        for name in applied.sources  # an input that is read twice is there twice
+    ]
     config.checkpoint.write(head.version, positions)
-    return (
-        applied.rows(config.shape.key)
-        .writeStream.queryName(stage.name)
-        .foreachBatch(on_batch)
-        .option("checkpointLocation", str(config.checkpoint.folder))
-        .start()
-    )
+    with _planned_at_once(spark):
+        return (
+            applied.rows(config.shape.key)
+            .writeStream.queryName(stage.name)
+            .foreachBatch(on_batch)
+            .option("checkpointLocation", str(config.checkpoint.folder))
+            .start()
+        )
+
+
+@contextmanager
+def _planned_at_once(spark: SparkSession) -> Iterator[None]:
+    """While queries are started whose function is computed by jobs of their batches, and never before these.
+
+    A query keeps the settings that it is started with. Planned adaptively, what is before a shuffle is computed to plan
+    the rest: then a record that fails there would fail before anybody could leave it out.
+    """
+    before = spark.conf.get(_ADAPTIVE, None)
+    spark.conf.set(_ADAPTIVE, "false")
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(_ADAPTIVE)
+        else:
+            spark.conf.set(_ADAPTIVE, before)
 
 
 def _options(config: StageConfig, head: Manifest, name: str, *, asks: bool, wake: Path, counts: Path) -> SourceOptions:

@@ -27,10 +27,11 @@ app = sw.App("split")
         sw.repartition("debited", key="account", partitions=3),
         sw.repartition("credited", key="branch", partitions=2),
     ),
+    on_error="reject",
 )
 def moves(raw: DataFrame) -> tuple[DataFrame, DataFrame]:
-    entry = F.from_json(F.col("value").cast("string"), ENTRY)
-    entries = raw.select(entry.alias("e")).select("e.*").where("account is not null")
+    entry = F.from_json(F.col("value").cast("string"), ENTRY, {"mode": "FAILFAST"})
+    entries = raw.select(entry.alias("e")).select("e.*")
     return (
         entries.where("amount < 0").select("seq", "account", "amount"),
         entries.where("amount >= 0").selectExpr(
