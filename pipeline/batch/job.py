@@ -17,6 +17,7 @@ from ...store.versions.manifest import Aside, Manifest, Sst
 from ..api.app import Repartition
 from ..source.planner import Position
 from ..spark.homes import Homes
+from ..state.failing import StateFailed
 from ..state.multi_input import TAG, name_of
 from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
 
@@ -146,4 +147,7 @@ def _run(rows: DataFrame, task: Task) -> tuple[Result, ...]:
         return task(batches)
 
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
-    return tuple(msgspec.msgpack.decode(bytes(row.result), type=Result) for row in collected)
+    results = tuple(msgspec.msgpack.decode(bytes(row.result), type=Result) for row in collected)
+    if failed := [each.failed for each in results if each.failed]:
+        raise StateFailed.of(failed)
+    return results

@@ -35,6 +35,7 @@ from ..kafka.records import send
 from ..messages import outgoing
 from ..source.worker import configure_worker
 from ..spark.places import Places
+from ..state.failing import StateFailed
 from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
@@ -73,6 +74,9 @@ class Result(msgspec.Struct, frozen=True):
     """Rows that it left out of the table, since they were late."""
     next_due_ms: int | None = None
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
+    failed: str = ""
+    """Where the state's function failed and the stage can do without some records: the text of `StateFailed`. Told as a
+    report and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,10 @@ class Task(ABC):
         # Unique for ever: also a topic that outlived its app's store must not speak for the app made anew.
         attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
         rows = pa.Table.from_batches(filled)
-        result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
+        try:
+            result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
+        except StateFailed as error:
+            result = Result(attempt, rows.num_rows, failed=str(error))
         yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
 
     @abstractmethod

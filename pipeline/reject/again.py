@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,9 +66,12 @@ class Again:
         self._located = [with_records(frame, fed) for frame in self._frames]
         self.rows = tag(self._frames, self.shape.key)
         self._computed = self.rows if self.shape.bound is None else self._hashed(self.rows)
+
+    @cached_property
+    def _tells_task(self) -> bool:
+        """Whether a task's number says what it has read: where there is no exchange."""
         plan = self._computed._jdf.queryExecution().executedPlan().toString()
-        # Without an exchange a task's number says what it has read.
-        self._tells_task = re.search(r"\bExchange\b", plan) is None
+        return re.search(r"\bExchange\b", plan) is None
 
     @property
     def width(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -41,10 +42,13 @@ class Culprits:
 
     def __post_init__(self) -> None:
         self.again = self.trials.far
-        self._search = Search(self.trials, self.again.width, self.most)
         self._rounds = 0
         self._cause: Blame | None = None
         """What the batch failed of last: a record that was alone in it is to blame without a trial."""
+
+    @cached_property
+    def _search(self) -> Search:
+        return Search(self.trials, self.again.width, self.most)
 
     def compute(self, error: Exception | None) -> tuple[Result, ...]:
         """The batch without those that are to blame; `error` is why it failed, None where it was not tried yet.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,12 @@ class StateFailed(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Self:
+        """What several tasks told, as one: the keys of all, and why the first failed."""
+        told = [json.loads(text) for text in texts]
+        return cls(json.dumps({**told[0], "keys": [key for each in told for key in each["keys"]]}))
 
 
 def merge_or_tell(

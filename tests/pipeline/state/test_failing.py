@@ -50,3 +50,9 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
     assert set(told["keys"]) == expected
     assert told["kind"] == "ValueError"
     assert "is not taken" in told["message"]
+
+
+def test_what_several_tasks_tell_is_told_as_one() -> None:
+    told = [{"keys": keys, "kind": kind, "message": "no", "stack": ""} for keys, kind in (([1, 2], "A"), ([3], "B"))]
+    both = json.loads(str(StateFailed.of([json.dumps(each) for each in told])))
+    assert (both["keys"], both["kind"]) == ([1, 2, 3], "A")
