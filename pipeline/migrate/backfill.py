@@ -15,9 +15,10 @@ from ... import instants
 from ...errors import NotFound, Refused
 from ...snapshot.backfill.scratch import discard, sweep
 from ...snapshot.backfill.swap import swap
-from ...snapshot.backfill.targets import Left, Target, backfillable, nothing, version_of
+from ...snapshot.backfill.targets import Left, Target, backfillable, nothing
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.moments import heads_of
+from ...snapshot.cut.names import version_of
 from ...snapshot.cut.resolve import resolve
 from ...snapshot.migrate.migrate import Migrated, finish_earlier
 from ...snapshot.migrate.migration import planned

@@ -19,6 +19,7 @@ from ...store.versions.aside import rejected_of
 from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
+from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from ..migrate.kinds import meaning_of
@@ -161,12 +162,6 @@ def _target(
         )
     ids = tuple(column.id for column in columns)
     return Target(head.app, head.stage, version, visible, ids, starts, ends, begins)
-
-
-def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
-    """A version of a stage, whatever it was called then; None when it was collected."""
-    name = next((former.stage for former in head.formerly if version < former.version), head.stage)
-    return history.find(store, head.app, name, version)
 
 
 def _padded(offsets: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -22,6 +23,8 @@ from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.export import export
+from slackwater.snapshot.query.get import get
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.take.taking import request
@@ -355,6 +358,7 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
         found = answer(app.store, cache, cut, sql, later=later, reader=app.kafka, now_ms=now_ms)
         return sorted(tuple(row.values()) for row in found.to_pylist())
 
+    at_number = f"FROM {{}} AT 'v{head(app, 'carriers').version}' "
     each = "SELECT _version, sum(flights) FROM versions('{}', '-1h', '{}') GROUP BY ALL"
     flying = "SELECT _receiver, count(*) FROM inflight('by-carrier') GROUP BY ALL"
     before = held(app, "carriers")
@@ -367,6 +371,7 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
     for table in ("carriers", "airlines", "lines"):
         assert ask(was, f"FROM {table}") == before
         assert ask(app.name, f"FROM {table} AT '{was}'") == before
+        assert ask(app.name, at_number.format(table)) == before
         assert ask(app.name, each.format(table, was)) == versions
         assert ask(was, f"{flying} UNION ALL SELECT '', count(*) FROM {table} WHERE false") == [("", 0), *on_their_way]
     assert ask(between, "FROM lines") == before
@@ -380,6 +385,37 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
         with pytest.raises(NotFound) as refused:
             ask(app.name, sql)
         assert "it is called lines since" in refused.value.hint
+
+
+def test_get_and_export_know_both_names_at_moments_before(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+    number, delay, _ = app.state["carriers"]["C1"]
+    row = {"carrier": "C1", "flights": number, "delay": delay}
+    done = rename(app, {"carriers": "airlines"})
+    again = find_plan(app.store, program({"carriers": "lines"}), {}, stages={"airlines": "lines"})
+    migrate(app.store, again, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    version = head(app, "carriers").version - 1
+    refs = [
+        f"flights@{done.snapshot}",
+        *(f"flights/{name}@{done.snapshot}" for name in ("carriers", "airlines", "lines")),
+        *(f"flights/{name}@v{version}" for name in ("carriers", "airlines", "lines")),
+    ]
+    for ref in refs:
+        cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
+        assert set(cut.stages) == set(RENAMED), "a moment has the names of then"
+        for table in ("carriers", "airlines", "lines"):
+            assert get(app.store, cut, table, ["C1"]).to_pylist() == [row]
+            file = tmp_path / f"{len(list(tmp_path.iterdir()))}.duckdb"
+            written = export(app.store, cache, cut, ref, file, only=[table])
+            assert (dict(written.rows), dict(written.versions)) == ({table: 3}, {table: cut.versions["carriers"]})
+        assert set(export(app.store, cache, cut, ref, tmp_path / "all", force=True).rows) == {"aircraft", "carriers"}
+    # Number and name of the last version under each: by the newer name it is the one that this begins with.
+    assert resolve(app.store, f"flights/lines@v{version + 1}", now_ms=0).stages["airlines"].kind == "rename"
+    now = resolve(app.store, app.name, now_ms=app.clock.now_ms)
+    with pytest.raises(NotFound) as refused:
+        get(app.store, now, "carriers", ["C1"])
+    assert "it is called lines since" in refused.value.hint
+    with pytest.raises(NotFound, match="no version of flights/lines"):
+        resolve(app.store, "flights/lines@v999", now_ms=0)
 
 
 def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache) -> None:
