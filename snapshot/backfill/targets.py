@@ -22,7 +22,7 @@ from ..cut.graph import Cut, order
 from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
-from ..migrate.kinds import meaning_of
+from ..migrate.kinds import FINAL, meaning_of
 from .fill import functions_of
 from .windows import beginnings, positions, read_through
 
@@ -172,7 +172,7 @@ def _check_table(table: Table, columns: list[Column]) -> None:
     """See that what the past gives can be brought together with what the rows have since."""
     meaning = meaning_of(table.state, {})
     functions = functions_of(table, [column.name for column in columns])
-    if meaning.kind.startswith("upsert("):
+    if meaning.kind.removeprefix(FINAL).startswith("upsert("):
         return
     if not functions:
         raise Refused(
