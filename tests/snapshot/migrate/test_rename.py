@@ -14,7 +14,7 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import later_stages
-from slackwater.snapshot.cut.requests import cancel
+from slackwater.snapshot.cut.requests import cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
@@ -27,7 +27,8 @@ from slackwater.snapshot.query.export import export
 from slackwater.snapshot.query.get import get
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -206,6 +207,56 @@ def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
     assert not head(app, "carriers").called
     cancel(app.store, app.name, asked)
     rename(app, {"carriers": "airlines"})
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("old", RENAMED)
+@pytest.mark.parametrize("slips_in", ["migrations/", "stages/{old}/manifests/", "stages/{new}/manifests/"])
+def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, old: str, *, killed: bool) -> None:
+    """Asked for after the check, and answered by whoever still can before the next commit of the migration."""
+    app = aging_app()
+    app.run(flights(20))
+    lag(app)
+    store, new = store_of(app), RENAMED[old]
+    found = find_plan(store, program({old: new}), {}, stages={old: new})
+
+    def slip_in() -> None:
+        asked = request(store, app.name, "tonight", "ada@host")
+        app.send(*flights(3))
+        for stage in ("legs", "aircraft"):
+            if not head(app, stage).called:
+                app.step(stage)
+        assert try_complete(store, app.name, asked, app.kafka) is None, "a stage is missing, whatever its name is now"
+        if killed:
+            raise Killed
+
+    store.once("put_if_absent", slips_in.format(old=old, new=new), slip_in)
+    with suppress(Killed):
+        migrate(store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    if killed and slips_in == "migrations/":
+        assert [asked.name for asked in open_requests(store, app.name)] == ["tonight"], "nothing was decided"
+        return
+    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    assert head(app, new).formerly
+    assert open_requests(store, app.name) == ()
+    told = [done.detail for done in list_operations(store, app.name) if done.verb == "snapshot failed"]
+    assert told == ["tonight: the app was migrated while it was under way: take it again"]
+    go_on(app, {old: new})
+    again = request(store, app.name, "tonight", "ada@host")
+    assert again.migration == 1
+    app.send(*flights(3))
+    for stage in RENAMED:
+        step(app, new if stage == old else stage)
+    assert try_complete(store, app.name, again, app.kafka) is not None
+    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    sound(app, app.name, "flights@tonight")
+
+
+def test_a_snapshot_asked_for_after_a_migration_is_left_alone_by_who_finishes_it_again(app: FlightsApp) -> None:
+    rename(app, {"aircraft": "planes"})
+    asked = request(app.store, app.name, "tonight", "ada@host")
+    finish_newest(app.store, app.name, now_ms=app.clock.tick("legs"))
+    assert open_requests(app.store, app.name) == (asked,)
 
 
 @pytest.mark.parametrize("stage", ["aircraft", "carriers"])
