@@ -141,7 +141,7 @@ def _target(
     if migrated is None:
         raise Refused(
             f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
-            hint=f"the same under another name is a new column: {ANOTHER_STAGE}",
+            hint=ANOTHER_STAGE,
         )
     _check_in_flight(store, migrated, declared)
     _check_rejected(store, migrated)
@@ -150,7 +150,10 @@ def _target(
         known = beginnings(store, migrated)
         starts, begins = known if known is not None else ({}, False)
     elif head.stage not in since.stages:
-        raise Refused(f"{since.ref} has no version of {head.stage}")
+        raise Refused(
+            f"{since.ref} has no version of {head.stage}",
+            hint="name a later moment, or none, for all that Kafka has",
+        )
     else:
         starts, begins = positions(store, since.stages[head.stage]), False
     starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
@@ -229,7 +232,8 @@ def _check_rejected(store: ObjectStore, migrated: Manifest) -> None:
             raise Refused(
                 f"{waiting:,} rows that {each.stage} rejected waited to be retried when the app was migrated, and of "
                 "which records in the topics these are nobody knows",
-                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry",
+                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry; now "
+                f"{ANOTHER_STAGE}",
             )
 
 
@@ -250,7 +254,7 @@ def _check_in_flight(store: ObjectStore, migrated: Manifest, declared: Declared)
                 raise Refused(
                     f"rows were on their way in {name!r} when the app was migrated, without the columns that are new",
                     hint="before the next such migration, let the old program read them: slackwater run OLD "
-                    "--until-caught-up",
+                    f"--until-caught-up; now {ANOTHER_STAGE}",
                 )
 
 

@@ -6,7 +6,8 @@ import duckdb
 import pytest
 from slackwater.errors import Fenced, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.migrate.backfill import Backfilled, backfill_file
+from slackwater.pipeline.migrate.backfill import backfill_file
+from slackwater.pipeline.migrate.backfilled import Backfilled
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.migrate.migrate import Migrated
