@@ -19,7 +19,7 @@ from ..api.app import App
 from ..batch.batch_report import BatchReport
 from ..batch.claim import program_of
 from ..kafka import topics
-from ..run.news import News
+from ..run.news import News, Told
 from ..run.options import Options
 from ..run.runner import run
 from .backfilled import Filled
@@ -95,7 +95,7 @@ class ScratchRun:
             until=until,
         )
         self.news.doing(what)
-        run(made, options, on_commit, news=_Quiet(self.news))
+        run(made, options, on_commit, news=Told(self.news.doing))
         head = history.head(self.store, target.scratch, target.stage)
         if head is None or any(any(map(int.__lt__, each.offsets, until[each.topic])) for each in head.inputs.values()):
             raise Refused(
@@ -132,14 +132,3 @@ class ScratchRun:
 
 def _checksum(program: Program | None) -> str:
     return program.checksum if program is not None else ""
-
-
-class _Quiet(News):
-    """What the run of a backfill tells: what it does before its first batch, and no more."""
-
-    def __init__(self, news: News) -> None:
-        self._news = news
-
-    def doing(self, what: str) -> None:
-        if what:
-            self._news.doing(what)
