@@ -1,15 +1,14 @@
 """Stages under the names that they have and had: a stage that was renamed is found by either (`migrate.rename`)."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
-from ...store.versions.aside import tables_of
+from ...store.versions.aside import owner
 from ...store.versions.manifest import Manifest
 from .graph import Cut
-from .moments import later_stages
+from .moments import heads_of
 
 
 def called_since(store: ObjectStore, app: str, stage: str) -> str:
@@ -56,19 +55,16 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
         NotFound: there is no such table; tells the nearest, and what became of one that there was.
         Unavailable: storage did not answer.
     """
-    missing = {table for table in tables if table not in cut.tables}
+    missing = sorted({table for table in tables if table not in cut.tables})
     if not missing:
         return cut
-    named = cut.under_names_of(later_stages(store, cut))
-    for table in sorted(missing):
+    stages = history.list_stages(store, cut.app)
+    owners = {owner(table, stages) for table in missing}
+    named = cut.under_names_of(heads_of(store, cut.app, owners.intersection(stages)))
+    for table in missing:
         if table not in named.tables:
             raise NotFound(f"table at {cut.ref}", table, cut.tables, hint=whereabouts(store, cut.app, table))
-    stages = {
-        stage: each
-        for stage, each in named.stages.items()
-        if stage in cut.stages or not missing.isdisjoint(tables_of(each, stage))
-    }
-    return replace(named, stages=stages)
+    return named
 
 
 def whereabouts(store: ObjectStore, app: str, table: str) -> str:

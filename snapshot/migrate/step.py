@@ -42,13 +42,12 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
 
 
 def _event_time(known: EventTime | None, before: Table, after: Table) -> EventTime | None:
-    """What a version says of event time under another table: of rows that fall due no more, it knows nothing."""
+    """What a version says of event time under another table: where no row falls due any more, none is waited for."""
     if known is None or not _falls_due(before):
         return known
     if _falls_due(after):
         return replace(known, by_clock=meaning_of(after.state, {}).by_clock)
-    rest = replace(known, due_ms=None, next_due_ms=None, by_clock=False)
-    return rest if rest != EventTime() else None
+    return replace(known, next_due_ms=None, by_clock=False)
 
 
 def _falls_due(table: Table) -> bool:

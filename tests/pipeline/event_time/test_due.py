@@ -297,7 +297,7 @@ def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
     assert stage.head.event_time is not None
     assert stage.head.event_time.next_due_ms == (200 + WAIT) * MINUTE_MS
     assert stage.migrate(plain) == ("- due=until: rows fall due no more",)
-    assert stage.head.event_time == EventTime(watermark_ms=(210 - DELAY) * MINUTE_MS)
+    assert stage.head.event_time == EventTime((210 - DELAY) * MINUTE_MS, due_ms=(210 - DELAY) * MINUTE_MS)
     assert stage.batch([at("b", 900)]) == []
     assert not stage.owed
     assert stage.head.handed_on_ms == stage.head.watermark_ms == (900 - DELAY) * MINUTE_MS, "nothing holds it back"
