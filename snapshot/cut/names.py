@@ -30,7 +30,11 @@ def read(store: ObjectStore, app: str, stage: str, version: int) -> Manifest:
     if found is not None:
         return found
     head = history.head(store, app, stage)
-    return history.read(store, app, name_at(head, version) if head is not None else stage, version)
+    try:
+        return history.read(store, app, name_at(head, version) if head is not None else stage, version)
+    except NotFound as error:
+        error.hint = error.hint or whereabouts(store, app, stage)
+        raise
 
 
 def is_there(store: ObjectStore, cut: Cut, stage: str) -> bool:
@@ -68,9 +72,10 @@ def having(store: ObjectStore, cut: Cut, tables: Collection[str]) -> Cut:
 
 
 def whereabouts(store: ObjectStore, app: str, table: str) -> str:
-    """Where a table is to be found that a moment has no more: for a hint. Empty where there never was one."""
-    if table not in history.list_stages(store, app):
+    """Where the table of a stage that was renamed or retired is to be found, for a hint; empty for any other."""
+    head = history.head(store, app, table) if table in history.list_stages(store, app) else None
+    if head is None or not head.retired:
         return ""
-    name = called_since(store, app, table)
     moment = f"{app}/{table} is the moment when it was"
+    name = called_since(store, app, table)
     return f"it is called {name} since: {moment} renamed" if name else f"its stage is retired: {moment}"

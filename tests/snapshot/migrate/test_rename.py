@@ -465,8 +465,10 @@ def test_get_and_export_know_both_names_at_moments_before(app: FlightsApp, cache
     with pytest.raises(NotFound) as refused:
         get(app.store, now, "carriers", ["C1"])
     assert "it is called lines since" in refused.value.hint
-    with pytest.raises(NotFound, match="no version of flights/lines"):
-        resolve(app.store, "flights/lines@v999", now_ms=0)
+    for name, hint in (("lines", ""), ("aircraft", ""), ("carriers", "it is called lines since")):
+        with pytest.raises(NotFound, match=f"no version of flights/{name}") as refused:
+            resolve(app.store, f"flights/{name}@v999", now_ms=0)
+        assert refused.value.hint.partition(":")[0] == hint
 
 
 def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache) -> None:
