@@ -65,6 +65,11 @@ class Session:
             f"{instants.iso(thinned.answered_ms, 'milliseconds')}{how_far}"
         )
 
+    def note_name(self, ref: str, name: str, then: str) -> None:
+        """Say what a stage or table was called at `ref`, where that is another name."""
+        if then != name:
+            self.note(f"note: {name} was called {then} at {ref}")
+
     def cut_around(self, ref: str, done: str, store: "ObjectStore | None" = None) -> "tuple[Cut, bool]":
         """The moment that a ref names, and whether all of the app is in it; notes say what is not, or is another.
 

@@ -1,12 +1,14 @@
 """An app as it is stored: its moments, its history, and what can be done to it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import instants
 from ..errors import Usage
+from ..settings import load
 from ..snapshot.bisect.flips import Flips, scan
 from ..snapshot.bisect.predicate import Predicate
 from ..snapshot.bisect.programs import Function, Python
@@ -31,6 +33,9 @@ from .results import Bisection, Log
 from .shown import Shown, View
 
 if TYPE_CHECKING:
+    from ..pipeline.api.app import App
+    from ..pipeline.migrate.backfilled import Backfilled
+    from ..pipeline.run.options import Options
     from .client import Client
 
 
@@ -294,24 +299,72 @@ class StoredApp(Shown):
         """
         # Spark's Python side takes a second or two.
         from ..pipeline.migrate.program import migrate_app
-        from ..pipeline.run.options import Options
-        from ..pipeline.run.program import load_app
-        from ..pipeline.spark.conf import check_py_files, check_settings
-        from ..pipeline.spark.shipping import on_path
 
-        client = self._client
-        channels = client.channels()
-        options = Options(
-            store=client.root,
-            kafka=channels.kafka if channels is not None else {},
-            master=master,
-            spark_conf=check_settings(spark_conf or {}, "spark_conf"),
-            py_files=check_py_files(py_files, "py_files"),
-        )
-        on_path(options.py_files)
-        program = load_app(str(code), name=self._name)
+        options = self._run_options(master, spark_conf, py_files)
         return migrate_app(
-            program, client.store, options, renames=rename or {}, stages=rename_stage or {}, dry_run=dry_run
+            self._program(code, options),
+            self._client.store,
+            options,
+            renames=rename or {},
+            stages=rename_stage or {},
+            dry_run=dry_run,
+        )
+
+    def backfill(
+        self,
+        code: str | Path,
+        *,
+        since: str | datetime = "",
+        rename: Mapping[str, str] | None = None,
+        rename_stage: Mapping[str, str] | None = None,
+        dry_run: bool = False,
+        master: str | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        py_files: Sequence[str] = (),
+        on_progress: Callable[[str], None] = lambda _doing: None,
+    ) -> "Backfilled":
+        """Compute columns that a migration added over the past too, from Kafka, beside the app, which may run.
+
+        Migrates the app first, if it is not. A call that was broken off is finished by the same call. Starts Spark,
+        unless a session runs here already.
+
+        Args:
+            code: the file of the changed program.
+            since: a moment of the app, as `at` takes it: from there on; empty for all that its stages read and Kafka
+                has.
+            rename: as of `migrate`.
+            rename_stage: likewise.
+            dry_run: only look: what would be read, and what cannot be computed.
+            master: Spark's master URL; default all cores of this machine.
+            spark_conf: further settings of Spark.
+            py_files: Python files and zips that the program imports.
+            on_progress: told in words what goes on.
+
+        Returns:
+            The columns that got their past, with the offsets from which on they are complete (`filled`), those that
+            stay as they are and why (`left`), and what the program changed before (`migrated`).
+
+        Raises:
+            Usage: an argument is not one that could work, or nothing says where Kafka is.
+            NotFound: there is no such moment, or a rename names what is not there.
+            Refused: nothing that was added can be computed, or the app cannot be migrated.
+            Unavailable: the store or Kafka did not answer; the same call goes on.
+        """
+        # Spark's Python side takes a second or two.
+        from ..pipeline.migrate.backfill import backfill_app
+        from ..pipeline.run.news import Told
+
+        self._client.known_channels("from which the past is read")
+        options = self._run_options(master or "local[*]", spark_conf, py_files)
+        return backfill_app(
+            self._program(code, options),
+            self._client.store,
+            options,
+            renames=rename or {},
+            stages=rename_stage or {},
+            since=self._ref(since) if since else "",
+            dry_run=dry_run,
+            news=Told(on_progress),
         )
 
     def clone(
@@ -358,6 +411,29 @@ class StoredApp(Shown):
             by=whoami(),
         )
         return target.app(to)
+
+    def _run_options(
+        self, master: str | None, spark_conf: Mapping[str, str] | None, py_files: Sequence[str]
+    ) -> "Options":
+        """How Spark is started for this app; Kafka where the client knows it. Raises `Usage`."""
+        from ..pipeline.spark.conf import check_py_files, check_settings
+
+        channels = self._client.channels()
+        settings = load(store=self._client.root)
+        return replace(
+            settings.run_options(channels.kafka if channels is not None else {}),
+            master=master,
+            spark_conf=check_settings(spark_conf or {}, "spark_conf"),
+            py_files=check_py_files(py_files, "py_files"),
+        )
+
+    def _program(self, code: str | Path, options: "Options") -> "App":
+        """The program of a file, as this app. Raises as `load_app`."""
+        from ..pipeline.run.program import load_app
+        from ..pipeline.spark.shipping import on_path
+
+        on_path(options.py_files)
+        return load_app(str(code), name=self._name)
 
     def _predicate(self, where: str, check: str, table: str, python: Function | None, run: str) -> Predicate:
         if python is None:

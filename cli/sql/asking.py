@@ -51,7 +51,7 @@ def ask(session: Session, cache: "SstCache", ref: str, sql: str, around: "tuple[
         if head.table is None or name.casefold() not in sql.casefold():
             continue
         if name in named:
-            session.note(f"note: {name} was called {named[name].stage} at {ref}")
+            session.note_name(ref, name, named[name].stage)
         else:
             session.note(f"note: {name} had no version yet at {ref}: it has no rows there")
     for name, each in others.items():

@@ -39,7 +39,7 @@ def export(
         "tables": written.rows,
         "thinned_out": cut.thinned,
     }
-    rows = [(name, f"v{cut.versions[name]}", formats.count(number)) for name, number in written.rows.items()]
+    rows = [(name, f"v{written.versions[name]}", formats.count(number)) for name, number in written.rows.items()]
     session.show(
         data,
         Title(f"{ref} in {file}, {formats.size(written.bytes)}; {ABOUT} says what it is"),

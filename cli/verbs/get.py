@@ -23,6 +23,7 @@ def get(
 
     Reads only the parts of the state that can hold it. Exits with 1 when the key is not there.
     """
+    from ...snapshot.cut.names import having
     from ...snapshot.cut.resolve import telling_if_collected
     from ...snapshot.query import get as lookup
     from ...store.objects.counting import CountingStore
@@ -31,7 +32,9 @@ def get(
     cut, _ = session.cut_around(ref, "read")
     counted = CountingStore(session.store)
     with telling_if_collected(counted, cut):
+        cut = having(counted, cut, (table,))
         row = lookup.get(counted, cut, table, options.key_values(key))
+    session.note_name(ref, table, cut.tables[table].stage)
     state_bytes = sum(sst.bytes for sst in cut.tables[table].ssts)
     read = {"requests": counted.requests, "bytes": counted.bytes_read, "table_bytes": state_bytes}
     (found,) = values.rows(row) or (None,)

@@ -12,7 +12,7 @@ from ..session import Session, verb
 from ..terminal import Part
 
 if TYPE_CHECKING:
-    from ...pipeline.migrate.backfill import Backfilled, Filled
+    from ...pipeline.migrate.backfilled import Backfilled, Filled
     from ...snapshot.migrate.migrate import Migrated
 
 

@@ -4,4 +4,4 @@ Also computing the past of what it added. What becomes of the stored stages is d
 `snapshot/migrate/`.
 """
 
-__all__ = ["backfill", "left_out", "program", "scratch"]
+__all__ = ["backfill", "backfilled", "left_out", "program", "reach", "scratch", "scratch_run"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -13,9 +13,9 @@ from ulid import ULID
 
 from ... import instants
 from ...errors import NotFound, Refused
-from ...snapshot.backfill.scratch import discard, sweep
+from ...snapshot.backfill.scratch import sweep
 from ...snapshot.backfill.swap import swap
-from ...snapshot.backfill.targets import Left, Target, backfillable, nothing, version_of
+from ...snapshot.backfill.targets import Left, backfillable, nothing
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.resolve import resolve
@@ -26,63 +26,23 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
-from ...store.versions.manifest import AppInfo, Backfill, Manifest, Program
+from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
-from ..batch.batch_report import BatchReport
-from ..claim.claim import program_of
-from ..kafka import records, topics
+from ..kafka import topics
 from ..kafka.consumer_groups import delete_groups, group_of
 from ..run.news import News
 from ..run.options import Options
 from ..run.program import load_app
-from ..run.runner import run
 from ..spark.session import spark_session
 from ..spark.shipping import on_path
-from .left_out import Offsets, left_out
+from .backfilled import Backfilled, Filled
 from .program import declared, migrate_app, with_spark
-from .scratch import scratch_program
+from .reach import is_whole, reach
+from .scratch_run import ScratchRun
 
 _SETTLES_S = 30.0
 """How long to wait for a batch that was under way before what it may need is removed."""
 _LOOK_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """Columns that were computed over the past, or would be.
-
-    Attributes:
-        target: What.
-        starts: Where it begins, by user's topic as declared: from there on the values are complete.
-        whole: Whether nothing is missing: the stage itself began there.
-        records: How many offsets were to be read.
-        from_ms: The time of the earliest record, in ms since 1970; None where there is none.
-        version: The stage's version that has the values; 0 for none.
-        keys: For how many keys there are values.
-        ssts: Objects that were rewritten for it.
-        bytes: Theirs.
-        needed: The app that computed it, where that stays for now: a batch under way may need it.
-    """
-
-    target: Target
-    starts: Mapping[str, tuple[int, ...]]
-    whole: bool
-    records: int
-    from_ms: int | None
-    version: int = 0
-    keys: int = 0
-    ssts: int = 0
-    bytes: int = 0
-    needed: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Backfilled:
-    """What `migrate --backfill` did, or would do."""
-
-    migrated: Migrated
-    filled: tuple[Filled, ...]
-    left: tuple[Left, ...]
 
 
 def backfill_file(
@@ -116,10 +76,35 @@ def backfill_file(
         Refused: Nothing that was added can be computed; or it was stopped, and the same call goes on. Others as
             `migrate_file`, `runner.run` and `swap`.
     """
-    news = news or News()
     on_path(options.py_files)
-    program = load_app(path, name=app)
     store = open_store(options.store, patience_s=options.patience_s, settings=options.s3)
+    return backfill_app(
+        load_app(path, name=app),
+        store,
+        options,
+        renames=renames,
+        stages=stages,
+        since=since,
+        dry_run=dry_run,
+        news=news,
+        settles_s=settles_s,
+    )
+
+
+def backfill_app(
+    program: App,
+    store: ObjectStore,
+    options: Options,
+    *,
+    renames: Mapping[str, str],
+    stages: Mapping[str, str] | None = None,
+    since: str = "",
+    dry_run: bool = False,
+    news: News | None = None,
+    settles_s: float = _SETTLES_S,
+) -> Backfilled:
+    """The same for a program that is loaded, and a store that is open. Raises as `backfill_file`."""
+    news = news or News()
     if not options.kafka:
         raise NotFound("Kafka", "brokers", hint="the past is read from there: add --kafka")
     topics.wait_for(options.kafka, options.patience_s)
@@ -171,60 +156,39 @@ class _AtWork:
             for head in heads.values():
                 tuple(sweep(self._store, head, instants.now_ms()))
         found = backfillable(self._store, heads, self._declared, since=since)
-        looked = [(target, self._look(target)) for target in found.targets]
+        kafka, patience_s = self._options.kafka, self._options.patience_s
+        looked = [(target, reach(kafka, target, self._topics, patience_s=patience_s)) for target in found.targets]
         gone = (
-            Left(each.stage, each.columns, f"of what it had read before v{each.since} Kafka has nothing any more")
+            Left(
+                each.stage,
+                each.columns,
+                f"of what it had read before v{each.since} Kafka has nothing any more",
+                "where you have those records elsewhere, a stage of another name can begin with them: slackwater init",
+            )
             for each, one in looked
             if one is None
         )
         return tuple(one for _, one in looked if one is not None), (*found.left, *gone)
 
-    def _look(self, target: Target) -> Filled | None:
-        """What there is in Kafka of it; None where nothing is, though there was something."""
-        starts, times = {}, []
-        for topic, at in target.starts.items():
-            earliest = topics.offsets(self._options.kafka, self._name(topic))[0]
-            ends = target.ends[topic]
-            starts[topic] = tuple(min(max(pair), end) for *pair, end in zip(at, earliest, ends, strict=False))
-            times += [
-                time_ms
-                for partition, (start, end) in enumerate(zip(starts[topic], ends, strict=True))
-                if start < end and (time_ms := self._time_ms(topic, partition, start, end)) is not None
-            ]
-        num = sum(sum(target.ends[topic]) - sum(at) for topic, at in starts.items())
-        if target.records and not num:
-            return None
-        whole = target.begins and starts == dict(target.starts)
-        return Filled(target, starts, whole, num, min(times, default=None))
-
     def fill(self, planned: Filled) -> Filled:
         """Compute it, as far as an earlier call has not, and bring it in."""
-        target = planned.target
-        by = whoami()
-        self._compute(planned)
-        name, stage = target.scratch, target.stage
-        source, first = (history.read(self._store, name, stage, number) for number in self._versions(target))
-        if any(sum(each.lost) for each in source.inputs.values()):
-            discard(self._store, name)
-            raise Refused(
-                f"Kafka has lost records of {', '.join(target.starts)} while they were read for {stage}",
-                hint="the same command begins anew, with what there is",
-            )
-        declared_as = {self._name(topic): topic for topic in target.starts}
-        starts = {declared_as[each.topic]: each.offsets for each in first.inputs.values()}
-        whole = target.begins and starts == dict(target.starts)
+        target, by = planned.target, whoami()
+        stage, columns = target.stage, ", ".join(target.columns)
+        runs = ScratchRun(self._program, self._store, self._options, self._news, self._topics)
+        source, starts = runs.compute(planned)
         backfill = Backfill(
             version=target.since + 1,
             since=target.since,
             columns=target.ids,
-            app=name,
+            app=target.scratch,
             at=source.version,
             writer=source.writer,
-            starts=starts,
-            whole=whole,
+            starts=dict(starts),
+            whole=is_whole(target, starts),
         )
-        self._news.doing(f"bringing {', '.join(target.columns)} into {stage}")
-        with self._cache() as cache:
+        what = f"bringing {columns} into {stage}"
+        self._news.doing(what)
+        with closing(SstCache(self._options.cache_folder, self._options.cache_bytes)) as cache:
             done = swap(
                 self._store,
                 cache,
@@ -233,91 +197,19 @@ class _AtWork:
                 writer=str(ULID()),
                 by=by,
                 now_ms=instants.now_ms,
-                on_progress=lambda so_far, of: self._news.doing(
-                    f"bringing {', '.join(target.columns)} into {stage}: {so_far} of {of} SSTs"
-                ),
+                on_progress=lambda so_far, of: self._news.doing(f"{what}: {so_far} of {of} SSTs"),
             )
-        detail = f"{stage} v{done.manifest.version}: {', '.join(target.columns)}"
-        record(self._store, target.app, "backfill", detail, by)
+        record(self._store, target.app, "backfill", f"{stage} v{done.manifest.version}: {columns}", by)
         return replace(
             planned,
             starts=starts,
-            whole=whole,
+            whole=backfill.whole,
             version=done.manifest.version,
             keys=sum(sst.rows for sst in source.ssts),
             ssts=done.ssts,
             bytes=done.bytes,
             needed=self._settle(done.manifest),
         )
-
-    def _compute(self, planned: Filled) -> None:
-        target = planned.target
-        made = scratch_program(self._program, target, self._topics, self._left_out(target))
-        info = AppInfo(
-            target.scratch, instants.now_ms(), starts={self._name(topic): at for topic, at in target.starts.items()}
-        )
-        if not self._goes_on(made, info):
-            discard(self._store, info.name)
-            apps.ensure_app(self._store, info)
-        what, read = f"computing {', '.join(target.columns)} of {target.stage}", 0
-
-        def on_commit(report: BatchReport) -> None:
-            nonlocal read
-            read += report.rows_in
-            self._news.doing(f"{what}: {read:,} of {planned.records:,} records")
-
-        (stage,) = made.stages.values()
-        # Of a topic that the stage did not read then, nothing.
-        until = dict.fromkeys(stage.inputs, ()) | {self._name(topic): at for topic, at in target.ends.items()}
-        options = replace(
-            self._options,
-            stages=(),
-            until_caught_up=True,
-            # Where it begins is noted; what is lost later is refused.
-            accept_loss=True,
-            max_unflushed=0,
-            gc_every_ms=None,
-            until=until,
-        )
-        self._news.doing(what)
-        run(made, options, on_commit, news=_Quiet(self._news))
-        head = history.head(self._store, info.name, target.stage)
-        if head is None or any(any(map(int.__lt__, each.offsets, until[each.topic])) for each in head.inputs.values()):
-            raise Refused(
-                f"the backfill of {target.app} was stopped: {target.stage} has not its values yet",
-                hint="the same command goes on where it stopped",
-            )
-
-    def _left_out(self, target: Target) -> Offsets:
-        head = history.head(self._store, target.app, target.stage)
-        migrated = version_of(self._store, head, target.since) if head is not None else None
-        if migrated is None:
-            raise Refused(f"v{target.since} of {target.stage}, which added the columns, was collected meanwhile")
-        with self._cache() as cache:
-            return left_out(self._store, cache, migrated)
-
-    def _cache(self) -> closing[SstCache]:
-        return closing(SstCache(self._options.cache_folder, self._options.cache_bytes))
-
-    def _goes_on(self, made: App, info: AppInfo) -> bool:
-        """Whether an earlier call has begun just this."""
-        found = apps.find_app(self._store, info.name)
-        if found is None or found.starts != info.starts:
-            return False
-        (stage,) = made.stages.values()
-        head = history.head(self._store, info.name, stage.name)
-        if head is None:
-            return True
-        state = stage.state.describe() if stage.state is not None else ""
-        if head.table is None or head.table.state != state or _checksum(head.program) != _checksum(program_of(made)):
-            return False
-        earliest = {each.topic: topics.offsets(self._options.kafka, each.topic)[0] for each in head.inputs.values()}
-        return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())
-
-    def _versions(self, target: Target) -> tuple[int, int]:
-        head = history.head(self._store, target.scratch, target.stage)
-        assert head is not None  # noqa: S101  it was run
-        return head.version, 1
 
     def _settle(self, swapped: Manifest) -> str:
         """Remove what was computed, once no batch is under way that may need it; its name, where that takes long."""
@@ -333,34 +225,3 @@ class _AtWork:
             if time.monotonic() > deadline:
                 return needed[-1]
             time.sleep(_LOOK_S)
-
-    def _name(self, topic: str) -> str:
-        return self._topics.get(topic, topic)
-
-    def _time_ms(self, topic: str, partition: int, start: int, end: int) -> int | None:
-        for messages in records.read_range(
-            self._options.kafka,
-            self._name(topic),
-            partition,
-            start,
-            min(start + 1, end),
-            patience_s=self._options.patience_s,
-        ):
-            for message in messages:
-                return int(message.timestamp()[1])
-        return None
-
-
-def _checksum(program: Program | None) -> str:
-    return program.checksum if program is not None else ""
-
-
-class _Quiet(News):
-    """What the run of a backfill tells: what it does before its first batch, and no more."""
-
-    def __init__(self, news: News) -> None:
-        self._news = news
-
-    def doing(self, what: str) -> None:
-        if what:
-            self._news.doing(what)

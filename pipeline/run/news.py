@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...snapshot.gc.collect import Collected
     from ...snapshot.status.lag import StageLag
 
@@ -23,3 +25,15 @@ class News:
 
     def collected(self, done: Collected) -> None:
         """Garbage of the app was collected, beside the batches."""
+
+
+class Told(News):
+    """Tells somebody in words what goes on."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def doing(self, what: str) -> None:
+        """What goes on; that batches run now is none of it."""
+        if what:
+            self._tell(what)

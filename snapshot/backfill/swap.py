@@ -76,12 +76,18 @@ def swap(
     for attempt in count(1):
         head = history.head(counted, app, stage, known=known)
         if head is None or head.table is None or head.retired:
-            raise Refused(f"stage {app}/{stage} has no table any more that could be backfilled")
+            raise Refused(
+                f"stage {app}/{stage} has no table any more that could be backfilled",
+                hint="a program that has the stage brings it back; the same command goes on then",
+            )
         known = head.version
         if is_there(head, backfill):
             return Swapped(head, 0, 0)
         if missing := set(backfill.columns) - set(head.table.ids):
-            raise Refused(f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone")
+            raise Refused(
+                f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone",
+                hint="run the same command with the program that the app was migrated to",
+            )
         fill = fill_of(counted, cache, head.table, backfill, stage)
         todo = [sst for sst in head.ssts if sst.object not in filled]
         for start in range(0, len(todo), _AT_ONCE):

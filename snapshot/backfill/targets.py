@@ -19,9 +19,10 @@ from ...store.versions.aside import rejected_of
 from ...store.versions.column_types import parse_ddl
 from ...store.versions.manifest import Column, Manifest, Table
 from ..cut.graph import Cut, order
+from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
-from ..migrate.kinds import meaning_of
+from ..migrate.kinds import FINAL, meaning_of
 from .fill import functions_of
 from .windows import beginnings, positions, read_through
 
@@ -140,7 +141,7 @@ def _target(
     if migrated is None:
         raise Refused(
             f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
-            hint=f"the same under another name is a new column: {ANOTHER_STAGE}",
+            hint=ANOTHER_STAGE,
         )
     _check_in_flight(store, migrated, declared)
     _check_rejected(store, migrated)
@@ -149,7 +150,10 @@ def _target(
         known = beginnings(store, migrated)
         starts, begins = known if known is not None else ({}, False)
     elif head.stage not in since.stages:
-        raise Refused(f"{since.ref} has no version of {head.stage}")
+        raise Refused(
+            f"{since.ref} has no version of {head.stage}",
+            hint="name a later moment, or none, for all that Kafka has",
+        )
     else:
         starts, begins = positions(store, since.stages[head.stage]), False
     starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
@@ -163,12 +167,6 @@ def _target(
     return Target(head.app, head.stage, version, visible, ids, starts, ends, begins)
 
 
-def version_of(store: ObjectStore, head: Manifest, version: int) -> Manifest | None:
-    """A version of a stage, whatever it was called then; None when it was collected."""
-    name = next((former.stage for former in head.formerly if version < former.version), head.stage)
-    return history.find(store, head.app, name, version)
-
-
 def _padded(offsets: tuple[int, ...], count: int) -> tuple[int, ...]:
     return (offsets + (0,) * count)[:count]
 
@@ -177,7 +175,7 @@ def _check_table(table: Table, columns: list[Column]) -> None:
     """See that what the past gives can be brought together with what the rows have since."""
     meaning = meaning_of(table.state, {})
     functions = functions_of(table, [column.name for column in columns])
-    if meaning.kind.startswith("upsert("):
+    if meaning.kind.removeprefix(FINAL).startswith("upsert("):
         return
     if not functions:
         raise Refused(
@@ -234,7 +232,8 @@ def _check_rejected(store: ObjectStore, migrated: Manifest) -> None:
             raise Refused(
                 f"{waiting:,} rows that {each.stage} rejected waited to be retried when the app was migrated, and of "
                 "which records in the topics these are nobody knows",
-                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry",
+                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry; now "
+                f"{ANOTHER_STAGE}",
             )
 
 
@@ -255,7 +254,7 @@ def _check_in_flight(store: ObjectStore, migrated: Manifest, declared: Declared)
                 raise Refused(
                     f"rows were on their way in {name!r} when the app was migrated, without the columns that are new",
                     hint="before the next such migration, let the old program read them: slackwater run OLD "
-                    "--until-caught-up",
+                    f"--until-caught-up; now {ANOTHER_STAGE}",
                 )
 
 

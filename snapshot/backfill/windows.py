@@ -10,6 +10,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps, history
 from ...store.versions.manifest import Input, Manifest
 from ..diff.versions import Versions
+from ..migrate.columns import ANOTHER_STAGE
 
 Offsets = dict[str, tuple[int, ...]]
 """The next offset of each partition, by topic as declared."""
@@ -69,7 +70,10 @@ def _through(at: Manifest, of: Callable[[str, Input], Offsets]) -> Offsets:
     for name, source in sorted(at.inputs.items()):
         more = of(name, source)
         if twice := sorted(found.keys() & more.keys()):
-            raise Refused(f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each")
+            raise Refused(
+                f"topic {twice[0]!r} comes to {at.stage} by two ways, and stands at other offsets on each",
+                hint=ANOTHER_STAGE,
+            )
         found |= more
     return found
 
@@ -99,7 +103,8 @@ def _writer(store: ObjectStore, at: Manifest, source: Input) -> Manifest:
     if found is None:
         raise Refused(
             f"v{number} of {source.upstream}, up to which {at.stage} v{at.version} had read, was collected: nobody "
-            "knows where in the topics that is"
+            "knows where in the topics that is",
+            hint=f"with --from, name a later moment; else {ANOTHER_STAGE}",
         )
     return found
 

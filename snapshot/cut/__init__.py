@@ -12,6 +12,7 @@ __all__ = [
     "lineage",
     "losses",
     "moments",
+    "names",
     "refs",
     "requests",
     "resolve",

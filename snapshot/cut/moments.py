@@ -138,14 +138,6 @@ def later_stages(store: ObjectStore, cut: Cut) -> dict[str, Manifest]:
     return {stage: head for stage, head in found.items() if retired_by_then(store, cut, head) is None}
 
 
-def called_since(store: ObjectStore, app: str, stage: str) -> str:
-    """What a stage is called now that got another name; empty for one that has still its own, or never was."""
-    head = history.head(store, app, stage)
-    if head is None or not head.called:
-        return ""
-    return called_since(store, app, head.called) or head.called
-
-
 def _settled(store: ObjectStore, found: Mapping[str, Manifest]) -> Mapping[str, Manifest]:
     """The versions, without what is done of a migration that is not done in all stages.
 

@@ -16,6 +16,9 @@ class Request(Struct, frozen=True):
     name: fits.Name
     created_ms: fits.TimeMs
     by: fits.Line
+    migration: fits.Seq = 0
+    """The number of the newest migration that all stages had gone through when it was asked for. One that changes what
+    stages answer is decided against those of before: these are withdrawn when it is done."""
 
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:

@@ -12,7 +12,7 @@ from ...store.sst import ttl
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.evolution import default_of, default_text, widens
 from ...store.versions.manifest import Column, Table, Ttl
-from .kinds import Meaning, meaning_of, with_internal
+from .kinds import FINAL, Meaning, meaning_of, with_internal
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
@@ -55,11 +55,7 @@ def evolve(
     _check_renames(stage, stored, declared, renames)
     renamed = with_internal(stored.state, renames)
     was, now = meaning_of(stored.state, renamed), meaning_of(declared.state, {})
-    if was.kind != now.kind:
-        raise Refused(
-            f"stage {stage!r}: its state is {declared.state} now, and what is stored is of {stored.state}",
-            hint=ANOTHER_STAGE,
-        )
+    _check_kind(stage, stored, declared, was, now)
     had = tuple(replace(column, id=number) for number, column in zip(stored.ids, stored.columns, strict=True))
     known = {name: replace(each, name=name) for each in had for name in (renamed.get(each.name, each.name),)}
     keys = _keys(stage, stored, declared, known)
@@ -106,6 +102,22 @@ def changes(before: Table, after: Table, was_meant: Meaning, is_meant: Meaning) 
     for number, column in had.items():
         if number not in after.ids and not column.name.startswith("_"):
             yield ColumnChange("removed", column.name, type=column.type, meaning=was_meant.of(column.name))
+
+
+def _check_kind(stage: str, stored: Table, declared: Table, was: Meaning, now: Meaning) -> None:
+    if was.kind == now.kind:
+        return
+    if was.kind.removeprefix(FINAL) == now.kind.removeprefix(FINAL):
+        told = "now, and had not" if now.kind.startswith(FINAL) else "no more, and had"
+        raise Refused(
+            f'stage {stage!r} has event_time(emits="final") {told}: the rows of windows that are open would never be '
+            "emitted",
+            hint=ANOTHER_STAGE,
+        )
+    raise Refused(
+        f"stage {stage!r}: its state is {declared.state} now, and what is stored is of {stored.state}",
+        hint=ANOTHER_STAGE,
+    )
 
 
 def _check_renames(stage: str, stored: Table, declared: Table, renames: Mapping[str, str]) -> None:

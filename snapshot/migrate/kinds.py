@@ -1,15 +1,20 @@
 """What stored values mean, read from how their state was declared (`Table.state`).
 
 A table of aggregates is declared column by column, `aggregate(flights=count(), delay=sum(arr_delay))`; an upsert by
-what orders its rows. Every other kind is one text, which either is the same or is not.
+what orders its rows; an update by the column at whose time its rows fall due. Around the first two may be `final(…)`,
+which says when their rows are emitted. Every other kind is one text, which either is the same or is not.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _AGGREGATE = re.compile(r"(?:, )?(?P<name>[^=]+?)=(?P<meaning>(?:count|sum|min|max|mean|first|last)\([^()]*\))")
 _UPSERT = re.compile(r"upsert\(by=(?P<by>.*?)(?P<more>, delete_when=.*)?\)")
+_UPDATE = re.compile(r"update(?:\(due=(?P<due>.*?)(?P<clock>, due_by=clock)?\))?")
+_FINAL = re.compile(r"final\((?P<inner>.*)\)")
+FINAL = "final "
+"""What the kind of a table begins with whose rows are emitted once, when their window has ended."""
 _PARTS = ("_sum", "_count", "_by")
 """What the internal columns of an aggregate end with."""
 
@@ -19,9 +24,18 @@ class Meaning:
     """What the columns of a table mean."""
 
     kind: str
-    """`aggregate`, `upsert`, `update`, …; the whole text where it is of no kind whose columns are known."""
+    """`aggregate`, `upsert(by=…)`, `update`, these behind `FINAL`, or the whole text where it is none of them."""
     columns: Mapping[str, str]
     """Of an aggregate, by its column: `sum(arr_delay)`. Empty for other kinds."""
+    due: str = ""
+    """Of an update, the column at whose time its rows fall due; empty where they never do."""
+    by_clock: bool = False
+    """Whether the wall clock passes that time; else the watermark."""
+
+    @property
+    def due_text(self) -> str:
+        """By what rows fall due, as it is declared; empty where they never do."""
+        return f"due={self.due}{', due_by=clock' if self.by_clock else ''}" if self.due else ""
 
     def of(self, column: str) -> str:
         """What one column is; empty for one that is what the program puts there."""
@@ -30,10 +44,16 @@ class Meaning:
 
 def meaning_of(state: str, renamed: Mapping[str, str]) -> Meaning:
     """The meaning of a table that was declared so; `renamed` says what its columns are called now."""
+    if match := _FINAL.fullmatch(state):
+        inner = meaning_of(match["inner"], renamed)
+        return replace(inner, kind=f"{FINAL}{inner.kind}")
     if state.startswith("aggregate(") and (columns := _aggregates(state)):
         return Meaning("aggregate", {renamed.get(name, name): meaning for name, meaning in columns.items()})
     if match := _UPSERT.fullmatch(state):
         return Meaning(f"upsert(by={renamed.get(match['by'], match['by'])}{match['more'] or ''})", {})
+    if match := _UPDATE.fullmatch(state):
+        due = match["due"] or ""
+        return Meaning("update", {}, renamed.get(due, due), bool(match["clock"]))
     return Meaning(state, {})
 
 
@@ -42,16 +62,18 @@ def with_internal(state: str, renames: Mapping[str, str]) -> dict[str, str]:
     inside = {
         f"_{old}{part}": f"_{new}{part}"
         for old, new in renames.items()
-        for part in (_PARTS if state.startswith("aggregate(") else ())
+        for part in (_PARTS if meaning_of(state, {}).columns else ())
     }
     return {**inside, **renames}
 
 
 def differences(stored: str, declared: str) -> Iterator[str]:
-    """What a declaration changes of the aggregates of another, without their types; nothing of other kinds."""
-    was, now = meaning_of(stored, {}).columns, meaning_of(declared, {}).columns
-    yield from (f"+ {name} = {now[name]}" for name in now if name not in was)
-    yield from (f"- {name}" for name in was if name not in now)
+    """What a declaration changes of the aggregates of another, without their types, or of what rows fall due by."""
+    was, now = meaning_of(stored, {}), meaning_of(declared, {})
+    yield from (f"+ {name} = {now.of(name)}" for name in now.columns if name not in was.columns)
+    yield from (f"- {name}" for name in was.columns if name not in now.columns)
+    if was.due_text != now.due_text:
+        yield from (f"{sign} {text}" for sign, text in (("-", was.due_text), ("+", now.due_text)) if text)
 
 
 def _aggregates(state: str) -> dict[str, str]:

@@ -17,6 +17,8 @@ from ...store.versions.manifest import Manifest
 from ...store.versions.migrations import Migration, Step, newest
 from ..cut.graph import order
 from ..cut.moments import heads_of
+from ..cut.requests import cancel, open_requests
+from ..take.audit_log import record
 from . import rename
 from .plan import Plan
 from .step import applied
@@ -54,7 +56,8 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
     """Commit what is left of a migration: a version for each stage that does not name it. Done again, it does nothing.
 
     Stages that get another name come first, so that who reads them finds them under it; of the others receivers: a
-    stage that is retired is read by none that has not gone through it.
+    stage that is retired is read by none that has not gone through it. At last, snapshots are withdrawn that were asked
+    for before it was done and that stages cannot answer any more; no stage answers before that under another name.
 
     Raises:
         CommitConflict: others kept winning the race for the next version of a stage.
@@ -69,7 +72,23 @@ def finish(store: ObjectStore, migration: Migration, *, now_ms: int) -> Done:
         if stage not in ended and not is_through(heads[stage], migration):
             with suppress(_Through):  # somebody else finishes it, too
                 versions[stage] = _commit(store, migration, stage, now_ms, heads[stage].version, ended).version
+    if any(map(_answers_otherwise, migration.stages.values())):
+        _withdraw(store, migration)
     return Done(migration, versions)
+
+
+def _answers_otherwise(step: Step) -> bool:
+    """Whether a stage cannot do its part in a snapshot that was asked for before this step."""
+    return bool(step.retires or step.called or step.inputs or step.gone)
+
+
+def _withdraw(store: ObjectStore, migration: Migration) -> None:
+    """Withdraw the snapshots that slipped in since the migration was checked. Done again, it finds none of them."""
+    for asked in open_requests(store, migration.app):
+        if asked.migration < migration.number:
+            why = "the app was migrated while it was under way: take it again"
+            record(store, migration.app, "snapshot failed", f"{asked.name}: {why}", migration.by)
+            cancel(store, migration.app, asked)
 
 
 class _Through(Exception):

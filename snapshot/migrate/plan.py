@@ -18,6 +18,7 @@ from ..cut.graph import order
 from . import stage_names
 from .columns import ANOTHER_STAGE, ColumnChange, evolve, likely_renames
 from .declared import Declared, DeclaredStage
+from .kinds import meaning_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class StageChange:
     """Those that it writes no more from then on."""
     ttl: tuple[Ttl | None, Ttl | None] | None = None
     """Its time to live before and after, where that is another."""
+    due: tuple[str, str] | None = None
+    """What its rows fall due by before and after, as it is declared; None where that is the same."""
     others: bool = False
     """Whether the order of its columns, or how it is declared, is another, and nothing else of it is."""
     guesses: tuple[tuple[str, str], ...] = ()
@@ -171,6 +174,7 @@ def _stage(head: Manifest, stage: DeclaredStage, renames: Mapping[str, str]) -> 
         outputs=outputs,
         dropped=dropped,
         ttl=lifetimes if lifetimes[0] != lifetimes[1] else None,
+        due=_due(head.table, table, renames),
         others=others,
         guesses=likely_renames(columns),
     )
@@ -214,6 +218,13 @@ def _columns(ddl: str) -> pa.Schema:
 def _is_other(before: Table | None, after: Table | None) -> bool:
     """Whether a table has columns in another order, or other internal ones, or is declared in other words."""
     return before is not None and after is not None and (before.columns, before.state) != (after.columns, after.state)
+
+
+def _due(before: Table | None, after: Table | None, renames: Mapping[str, str]) -> tuple[str, str] | None:
+    if before is None or after is None:
+        return None
+    was, now = meaning_of(before.state, renames).due_text, meaning_of(after.state, {}).due_text
+    return (was, now) if was != now else None
 
 
 def _writer(upstream: str) -> str:

@@ -4,8 +4,10 @@ from msgspec.structs import replace
 
 from ...errors import Refused
 from ...store.sst import ttl
-from ...store.versions.manifest import Manifest
+from ...store.sst.types import DUE
+from ...store.versions.manifest import EventTime, Manifest, Table
 from ...store.versions.migrations import Step
+from .kinds import meaning_of
 
 
 def applied(draft: Manifest, step: Step, number: int) -> Manifest:
@@ -31,4 +33,22 @@ def applied(draft: Manifest, step: Step, number: int) -> Manifest:
         each if each.id in had or not each.id else replace(each, since=draft.version) for each in step.table.values
     )
     table = replace(step.table, partitions=draft.table.partitions, values=tuple(values))
-    return replace(changed, table=table, clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms))
+    return replace(
+        changed,
+        table=table,
+        clock_ms=ttl.first_clock_ms(draft.table, table, draft.clock_ms),
+        event_time=_event_time(draft.event_time, draft.table, table),
+    )
+
+
+def _event_time(known: EventTime | None, before: Table, after: Table) -> EventTime | None:
+    """What a version says of event time under another table: where no row falls due any more, none is waited for."""
+    if known is None or not _falls_due(before):
+        return known
+    if _falls_due(after):
+        return replace(known, by_clock=meaning_of(after.state, {}).by_clock)
+    return replace(known, next_due_ms=None, by_clock=False)
+
+
+def _falls_due(table: Table) -> bool:
+    return any(column.name == DUE for column in table.values)

@@ -19,7 +19,9 @@ def lines(change: StageChange) -> Iterator[str]:
     if change.kind == "added":
         yield "new: begins with the next run"
     yield from map(of_column, change.columns)
-    if change.others:
+    if change.due is not None:
+        yield _due(*change.due)
+    elif change.others:
         yield "its columns are declared in another order or in other words; rows stay as they are"
     if change.ttl is not None:
         yield f"time to live: {_span(change.ttl[1])}, until now {_span(change.ttl[0])}"
@@ -45,6 +47,14 @@ def of_column(change: ColumnChange) -> str:
             return f"~ {change.before} is called {change.column}"
         case "widened":
             return f"~ {change.column} is {change.type}, until now {change.before}"
+
+
+def _due(before: str, after: str) -> str:
+    if not before:
+        return f"+ {after}: rows fall due from here on; those from before once they are written again"
+    if not after:
+        return f"- {before}: rows fall due no more"
+    return f"~ {after}, until now {before}; rows from before fall due at the times that they have"
 
 
 def _span(ttl: Ttl | None) -> str:

@@ -10,11 +10,10 @@ from ... import instants
 from ...errors import NotFound
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
-from ...store.versions import history
 from ...store.versions.aside import tables_of
 from ...store.versions.manifest import Manifest
 from ..cut.graph import Cut
-from ..cut.moments import called_since
+from ..cut.names import whereabouts
 from ..cut.resolve import telling_if_collected
 from ..take.capture import ChannelReader
 from .channel_tables import channel_tables, names_channels
@@ -76,12 +75,8 @@ def answer(
         try:
             return run_query(con, statement.sql, max_rows=max_rows)
         except NotFound as error:
-            if error.what == "table" and error.name in history.list_stages(store, cut.app):
-                name = called_since(store, cut.app, error.name)
-                moment = f"{cut.app}/{error.name} is the moment when it was"
-                error.hint = (
-                    f"it is called {name} since: {moment} renamed" if name else f"its stage is retired: {moment}"
-                )
+            if error.what == "table" and (hint := whereabouts(store, cut.app, error.name)):
+                error.hint = hint
             raise
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from ...errors import NotFound, Refused, SlackwaterError
+from ...errors import Refused, SlackwaterError
 from ...store.objects.protocol import ObjectStore
 from ...store.read import duckdb_view
 from ...store.read.cache import SstCache
@@ -16,6 +16,7 @@ from ...store.read.duckdb_view import quoted
 from ...store.versions.manifest import Table
 from ...whole_file import check_folder, whole_file
 from ..cut.graph import Cut
+from ..cut.names import having
 from ..cut.resolve import telling_if_collected
 from .columns import visible_schema
 from .sql import empty_database
@@ -36,6 +37,8 @@ class Exported:
     bytes: int
     rows: Mapping[str, int]
     """By table."""
+    versions: Mapping[str, int]
+    """Likewise."""
 
 
 def export(
@@ -59,7 +62,7 @@ def export(
         cut: the moment.
         ref: how the moment was asked for.
         path: the file.
-        only: the tables to write; default all.
+        only: the tables to write, by the names of then or of now; default all, by those of then.
         force: overwrite what is there.
 
     Raises:
@@ -68,9 +71,7 @@ def export(
         Corruption: an SST is not what its manifest promises.
         Unavailable: storage did not answer.
     """
-    for name in only or ():
-        if name not in cut.tables:
-            raise NotFound(f"table at {ref}", name, cut.tables)
+    cut = having(store, cut, only or ())
     check_free(path, force=force)
     try:
         with whole_file(path, "file") as temporary:
@@ -85,7 +86,7 @@ def export(
     except duckdb.Error as error:
         sentence, _, more = str(error).strip().partition("\n")
         raise SlackwaterError(f"{path} cannot be written: {sentence}", quoted=more) from error
-    return Exported(path, path.stat().st_size, rows)
+    return Exported(path, path.stat().st_size, rows, {name: cut.tables[name].version for name in rows})
 
 
 def check_free(path: Path, *, force: bool) -> None:

@@ -68,8 +68,9 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     if (written := find_snapshot(store, app, name)) is not None:
         raise taken(written)
     check_not_asked(store, app, name)
+    through = min((head.migration for head in _active_heads(store, app).values()), default=0)
     ulid = ULID()
-    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by)
+    asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
     # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
     store.put(keys.request(app, asked.id), codec.encode(asked))
     return asked
@@ -189,8 +190,11 @@ def _show(span: Span | None) -> str:
 
 
 def _active_heads(store: ObjectStore, app: str) -> dict[str, Manifest]:
+    """The newest versions of the stages that answer; one that is just being renamed is among them under one name."""
     found = heads_of(store, app, history.list_stages(store, app))
-    return {stage: head for stage, head in found.items() if not head.retired}
+    return {
+        stage: head for stage, head in found.items() if not head.retired or (head.called and head.called not in found)
+    }
 
 
 def _cut_by_markers(app: str, heads: Mapping[str, Manifest], request: Request) -> dict[str, int] | None:

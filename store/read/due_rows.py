@@ -106,8 +106,9 @@ def _blocks(
         return mapped.blocks, []
     ranged = RangedSst(store, sst, table, reads)
     groups = ranged.having(DUE, *span)
-    least, _ = ranged.ranges(DUE)
-    later = least[least > span[1]]
+    least, most = ranged.ranges(DUE)
+    # Where all are null there is no range.
+    later = least[(least > span[1]) & (least <= most)]
     return ranged.read(groups) if groups.size else (), [int(later.min())] if later.size else []
 
 

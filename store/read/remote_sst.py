@@ -82,10 +82,14 @@ class RangedSst:
     def ranges(self, column: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The least and the largest value of a column of int64 in each row group.
 
-        The smallest and the largest int64 where nothing is said, and the other way round where all are null.
+        The smallest and the largest int64 where nothing is said, and the other way round where all are null: also in an
+        SST of before the table had the column.
         """
         metadata = self._footer.metadata
-        index = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column)
+        index = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == column), None)
+        if index is None:
+            groups = metadata.num_row_groups
+            return np.full(groups, _HIGHEST, np.int64), np.full(groups, _LOWEST, np.int64)
         found = (metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups))
         least, most = zip(*map(_range, found), strict=True)
         return np.array(least, np.int64), np.array(most, np.int64)

@@ -20,6 +20,7 @@ _REFS = (
     "staging/carriers@v7",
 )
 _CHANGED = ("changed", "changed/totals@v3", "changed/totals@v4", "begun", "begun/totals@v1")
+_SHOP = ("shop", "shop/carts@v5", "shop/visits@v5", "shop/totals@v3", "shop/totals@v6")
 _TOTALS = "SELECT * FROM {} ORDER BY ALL"
 _IN_FLIGHT = "SELECT * FROM inflight('by-aircraft') ORDER BY ALL"
 
@@ -65,6 +66,21 @@ QUESTIONS: tuple[tuple[str, ...], ...] = (
     ("diff", "begun/totals@v1", "begun"),
     ("snapshot", "list", "changed"),
     ("bisect", "changed", "--where", "FROM totals WHERE minutes = 90"),
+    *(("query", ref, _TOTALS.format(table)) for ref in _SHOP for table in ("totals", "visits")),
+    ("query", "shop/carts@v5", _TOTALS.format("carts")),
+    ("query", "shop", _TOTALS.format("visits_rejected")),
+    *(("get", "shop/carts@v5", table, "ada") for table in ("carts", "visits")),
+    ("get", "shop", "totals", "BE"),
+    ("log", "shop", "--limit", "1000"),
+    ("log", "shop", "--operations"),
+    ("status", "shop"),
+    ("rejected", "shop"),
+    ("rejected", "shop", "--all"),
+    ("history", "shop", "visits", "ada"),
+    ("history", "shop", "totals", "BE"),
+    ("diff", "shop/totals@v3", "shop"),
+    ("snapshot", "list", "shop"),
+    *(("verify", ref, *deep) for ref in ("shop", "shop/carts@v5") for deep in ((), ("--deep",))),
     ("bisect", "flights", "--where", "SELECT carrier, delay FROM carriers WHERE delay > 1000"),
 )
 """Words of the command line. What goes by the ages of files is not here: a checkout makes all of them new."""

@@ -4,8 +4,9 @@ Small apps with all that a store can hold: tombstones, a rescale, a compaction, 
 records in flight with a snapshot and without one, a request under way, a thinned history with its boundary, a clone,
 claims that passed over lost records of a topic and of a channel, a retired stage, a runner's sign of life, the note of
 an app that was removed, a log of operations, every type that a column can have, a table that was migrated (a column
-added, one removed, one renamed, one widened), and an app that began with rows from elsewhere. Clock and names come
-from here, so the same code with the same libraries gives the same bytes.
+added, one removed, one renamed, one widened), an app that began with rows from elsewhere, and one with sinks, rejected
+records, event time, a renamed stage and a backfilled column (`keep_format_4`). Clock and names come from here, so the
+same code with the same libraries gives the same bytes.
 
 Beside the store lie `kafka.json`, what its topics held, and `answers.json`, what the verbs answered. What they answer
 of tables is compared with what was put in before it is written down.
@@ -51,6 +52,7 @@ from slackwater.store.versions.commit import claim, commit, successor
 from slackwater.store.versions.manifest import AppInfo, Column, Input, Manifest, Policy, Table
 
 from tests.documents.answering import KEPT, QUESTIONS, ask
+from tests.documents.keep_format_4 import Shop
 from tests.support.collecting import HOUR_MS, AgingStore, StoreClock
 from tests.support.histories import STAGES, Flight, FlightsApp, Kafka, flights
 from tests.support.state_rows import Key, Values, state_rows
@@ -115,6 +117,7 @@ class _Making:
             self.lossy()
             self.changed()
             self.begun()
+            self.newest()
 
     def flights(self) -> None:
         app = FlightsApp(self.store, self.kafka, clock=self.clock)
@@ -297,6 +300,12 @@ class _Making:
         held = {n: (n, 10 * n, None) for n in range(9)}
         self.states["begun/totals@v1"] = {"totals": [(f"N{n}", *row) for n, row in held.items()]}
         self.states["begun"] = {"totals": [*((f"N{n}", *held[n]) for n in (0, *range(3, 9))), ("N2", 7, 7, "seven")]}
+
+    def newest(self) -> None:
+        """An app with what came with format 4."""
+        shop = Shop(self.store, self.clock, BY)
+        shop.make()
+        self.states |= shop.states
 
     def claimed(self, app: str, stage: str, born: Table | None) -> Manifest:
         """A stage with a writer; its table at its birth."""

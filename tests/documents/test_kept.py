@@ -21,6 +21,7 @@ from slackwater.snapshot.maintain.removal import remove_app
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import find_plan, migrate
+from slackwater.snapshot.query.get import get
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import beats
 from slackwater.snapshot.take.taking import try_complete
@@ -28,10 +29,13 @@ from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.open import open_store
 from slackwater.store.objects.protocol import ObjectStore
 from slackwater.store.read.cache import SstCache
+from slackwater.store.read.due_rows import due_rows
 from slackwater.store.read.multi_get import multi_get, point_get
+from slackwater.store.read.read_stats import Reads
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions import history, horizon
-from slackwater.store.versions.manifest import Column, Manifest, Table
+from slackwater.store.versions import history, horizon, published
+from slackwater.store.versions.aside import rejected_of
+from slackwater.store.versions.manifest import Column, Former, Manifest, Table
 
 from tests.documents.answering import KEPT, ask, comparable, lasts
 from tests.support.histories import STAGES, FlightsApp, Kafka, Message, flights, rows_of
@@ -46,6 +50,7 @@ ASKED = [
 ]
 SINCE_FORMAT_2 = [version for version in VERSIONS if (KEPT / version / "store" / "lossy").exists()]
 SINCE_FORMAT_3 = [version for version in VERSIONS if (KEPT / version / "store" / "begun").exists()]
+SINCE_FORMAT_4 = [version for version in VERSIONS if (KEPT / version / "store" / "shop").exists()]
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +261,86 @@ def test_a_table_that_was_migrated_or_began_with_rows_is_migrated_merged_and_col
         assert {ref: rows(store, cache, ref) for ref in pinned} == before
     for ref in (app, *pinned):
         assert verify(store, ref, now_ms=LATER_MS + 2, deep=True).differences == ()
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_4, indirect=True)
+def test_what_came_with_format_4_is_there_and_is_read(store: ObjectStore, tmp_path: Path) -> None:
+    carts, visits, totals = (history.head(store, "shop", stage) for stage in ("carts", "visits", "totals"))
+    assert carts is not None
+    assert visits is not None
+    assert visits.table is not None
+    assert totals is not None
+    assert (carts.called, visits.formerly) == ("visits", (Former("carts", carts.version),))
+    assert rejected_of(visits) == (0, 2, 1)
+    times = visits.event_time
+    assert times is not None
+    assert (times.late_total, times.due_ms == times.watermark_ms, times.owed) == (1, True, False)
+    # What was published under the old name, and what waits under the new one.
+    before = history.read(store, "shop", "carts", carts.version - 1)
+    assert published.behind(before.sinks["left"], published.newest(store, before, "left")) == 0
+    assert published.behind(visits.sinks["left"], published.newest(store, visits, "left")) == 1
+    (done,) = totals.backfills
+    assert history.read(store, "shop", "totals", done.version).kind == "backfill"
+    # Rows of before and after the rename fall due, those that have not yet.
+    assert times.due_ms is not None
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        due = due_rows(
+            store,
+            cache,
+            visits.ssts,
+            visits.table,
+            span=(times.due_ms + 1, LATER_MS),
+            hashes=(-(1 << 63), (1 << 63) - 1),
+            clock_ms=0,
+            reads=Reads(),
+        )
+    assert sorted(due.keys["visitor"].to_pylist()) == ["ada", "eve", "joe"]
+    assert times.next_due_ms == min(due.values["_due_at"].to_pylist())
+
+
+@pytest.mark.parametrize("root", SINCE_FORMAT_4, indirect=True)
+def test_an_app_of_format_4_goes_on_and_is_migrated_cloned_merged_and_collected(
+    root: Path, store: ObjectStore, tmp_path: Path
+) -> None:
+    for path in root.rglob("*.*"):
+        os.utime(path, (1, 1))
+    with closing(SstCache(tmp_path / "cache", 1 << 30)) as cache:
+        (pinned,) = (f"shop@{each.name}" for each in list_snapshots(store, "shop"))
+        before, now = rows(store, cache, pinned), rows(store, cache, "shop")
+        assert get(store, resolve(store, pinned, now_ms=LATER_MS), "visits", ["eve"]).num_rows == 1
+        clone(store, pinned, "again", topics={}, channels=kafka_with_events(root), by="test")
+        assert rows(store, cache, "again") == before
+        stages = {}
+        for name in ("visits", "totals"):
+            head = history.head(store, "shop", name)
+            assert head is not None
+            assert head.table is not None
+            # Nothing falls due any more, and what is new is not known of rows from before.
+            values = [each for each in head.table.values if each.name != "_due_at"]
+            state = "update" if name == "visits" else f"{head.table.state[:-1]}, more=count())"
+            table = replace(head.table, values=(*values, Column("more", "int64")), state=state)
+            stages[name] = DeclaredStage(name, _reads(head), {}, table)
+        done = migrate(store, find_plan(store, Declared("shop", stages), {}), {}, by="ada@host", now_ms=LATER_MS)
+        for name, version in done.versions.items():
+            head = history.read(store, "shop", name, version)
+            compactor = StageCompactor(
+                store, cache, head, by="ada@host", threads=1, now_ms=lambda: LATER_MS + 1, stop=Event()
+            )
+            assert list(compactor.until_done(full=True))
+        more = {name: [row | {"more": None} for row in now[name]] for name in stages}
+        assert rows(store, cache, "shop") == {**now, **more}
+        assert collect(store, "shop", Retention(versions=1), by="test").objects
+    with closing(SstCache(tmp_path / "cold", 1 << 30)) as cache:
+        assert rows(store, cache, pinned) == before
+        assert rows(store, cache, "again") == before
+    for ref in ("shop", pinned, "again"):
+        assert verify(store, ref, now_ms=LATER_MS + 2, deep=True).differences == ()
+
+
+def kafka_with_events(root: Path) -> Kafka:
+    kafka = kafka_of(root)
+    kafka.topics["events"] = [[Message(())] * 8, [Message(())] * 4]
+    return kafka
 
 
 def _reads(head: Manifest) -> dict[str, str]:

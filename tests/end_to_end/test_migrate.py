@@ -4,9 +4,11 @@ from pathlib import Path
 
 import duckdb
 import pytest
+import slackwater as sw
 from slackwater.errors import Fenced, Refused
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
-from slackwater.pipeline.migrate.backfill import Backfilled, backfill_file
+from slackwater.pipeline.migrate.backfill import backfill_file
+from slackwater.pipeline.migrate.backfilled import Backfilled
 from slackwater.pipeline.migrate.program import migrate_file
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.migrate.migrate import Migrated
@@ -123,11 +125,11 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
     assert max(accounts["newest"].to_pylist()) == ledger.sent - 1
 
 
-def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, *, dry_run: bool = False) -> Backfilled:
+def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Backfilled:
     monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", "more")
     options = Options(store=ledger.store, kafka=ledger.kafka, patience_s=30, cache_folder=ledger.folder / "sst")
-    return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={}, dry_run=dry_run)
+    return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={})
 
 
 def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,11 @@ def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatc
     ledger.send(1_000)
     ledger.catch_up()
     before = {stage: history.head(store, ledger.app, stage) for stage in history.list_stages(store, ledger.app)}
-    looked = backfill(ledger, monkeypatch, dry_run=True)
+    monkeypatch.setenv("LEDGER_VARIANT", "more")
+    told: list[str] = []
+    with sw.open(ledger.store, kafka.bootstrap) as client:
+        looked = client.app(ledger.app).backfill(ledger.program, dry_run=True, on_progress=told.append)
+    assert "starting Spark" in told
     assert {stage: history.head(store, ledger.app, stage) for stage in before} == before
     assert {each.target.stage: (each.records, each.whole) for each in looked.filled} == WHOLE
 

@@ -77,6 +77,7 @@ def write_version(
     *,
     clock_ms: int = 0,
     base: Sequence[Sst] | None = None,
+    stage: str = "stage",
 ) -> tuple[Sst, ...]:
     """One SST for each state partition that these changes touch.
 
@@ -91,7 +92,7 @@ def write_version(
             store,
             cache,
             app=app,
-            stage="stage",
+            stage=stage,
             table=table,
             partition=partition,
             rows=rows.filter(pa.array(partitions == partition)),

@@ -33,6 +33,10 @@ def test_what_waits_is_listed_with_its_error(rejecting: FlightsApp) -> None:
     assert "carriers rejected 2 records, 1 waiting" in done("status", "flights")
 
 
+def test_the_table_of_rejected_records_is_exported_as_others_are(rejecting: FlightsApp, tmp_path: Path) -> None:
+    assert "carriers_rejected" in done("export", "flights", str(tmp_path / "flights.duckdb"))
+
+
 def test_a_retry_is_asked_for_and_a_dry_run_asks_for_none(rejecting: FlightsApp) -> None:
     said = done("rejected", "flights", "--retry", "--dry-run")
     assert "flights/carriers: 1 rejected record would be put through again; the next `slackwater run` does it" in said

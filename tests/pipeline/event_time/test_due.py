@@ -21,7 +21,11 @@ from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.spark.places import Places
 from slackwater.pipeline.state.due import BoundDue, Final
 from slackwater.pipeline.state.falling import Fallen
+from slackwater.pipeline.state.protocol import BoundState, State
 from slackwater.pipeline.state.window import window_of
+from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
+from slackwater.snapshot.migrate.migrate import find_plan, migrate
+from slackwater.snapshot.migrate.words import lines
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.objects.protocol import ObjectStore
@@ -29,7 +33,8 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.sst import sorted_runs
 from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.sst.hashing import hash_keys
-from slackwater.store.versions.manifest import Column, Table
+from slackwater.store.versions import history
+from slackwater.store.versions.manifest import Column, EventTime, Table
 
 from tests.pipeline.event_time.committing import Committing
 
@@ -93,24 +98,40 @@ class InMemory(Places):
 class Stage(Committing):
     """A stage at work: batches as tasks make them, without Spark."""
 
-    bound: BoundDue
+    bound: BoundState
     key: tuple[str, ...]
     rows: pa.Schema
+    state: str = "s"
     jobs: int = 0
 
     def __post_init__(self) -> None:
-        values = tuple(Column(one.name, from_arrow(one.type)) for one in self.bound.values)
-        columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
-        self.table = Table(columns, values, 3, "s")
+        self.table = self.declared(self.bound, self.state)
         self.places = InMemory("a", "s", "", {}, ("", 0, 0), 1.0)
         self.begin(self.places.memory, self.table)
 
+    def declared(self, bound: BoundState, state: str) -> Table:
+        values = tuple(Column(one.name, from_arrow(one.type)) for one in bound.values)
+        columns = tuple(Column(name, from_arrow(self.rows.field(name).type)) for name in self.key)
+        return Table(columns, values, 3, state)
+
+    def migrate(self, state: State) -> tuple[str, ...]:
+        """Go on with another state; what is said of that."""
+        self.bound = state.bind([self.rows], self.key)
+        stages = {"s": DeclaredStage("s", {"t": ""}, {}, self.declared(self.bound, state.describe()))}
+        found = find_plan(self.store, Declared("a", stages), {})
+        done = migrate(self.store, found, {}, by="ada@host", now_ms=self.head.time_ms + 1)
+        self.head = history.read(self.store, "a", "s", done.versions["s"])
+        assert self.head.table is not None
+        self.table = self.head.table
+        return tuple(line for change in found.changes for line in lines(change))
+
     def batch(self, rows: list[dict[str, object]], clock_ms: int = 0) -> list[dict[str, object]]:
         """Commit a version, and give what it emits."""
-        falling = due.falling(self.head.event_time, self.bound.by, clock_ms)
+        by = self.bound.by if isinstance(self.bound, BoundDue) else None
+        falling = due.falling(self.head.event_time, by, clock_ms) if by is not None else None
         made = pa.Table.from_pylist(rows, schema=self.rows)
         made = made.append_column("_hash", pa.array(hash_keys(made, self.key)))
-        if falling.pending:
+        if falling is not None and falling.pending:
             places = [sorted_runs.bounds(each, 3)[1] for each in sorted_runs.by_partition(self.head.ssts, 3)]
             marks = pa.Table.from_pylist([{"_hash": each} for each in places], schema=made.schema)
             is_mark = pa.array([False] * made.num_rows + [True] * marks.num_rows)
@@ -133,7 +154,7 @@ class Stage(Committing):
             self.jobs += 1
             # As Spark has it, a state partition's rows are in one task; here one task has all of them.
             results = [replace(task._run(made, "w.1"), seen=task.times.seen(made))]
-        self.batch_done(len(rows), results, WATERMARK, due_by=self.bound.by, falling=falling)
+        self.batch_done(len(rows), results, WATERMARK, due_by=by, falling=falling)
         return task.noted
 
     @property
@@ -255,6 +276,50 @@ def test_by_the_clock_a_row_falls_due_though_no_event_comes() -> None:
     assert stage.batch([], clock_ms=(60 + WAIT) * MINUTE_MS) == [{"key": "c", "n": 1}]
     assert stage.batch([], clock_ms=(90 + WAIT) * MINUTE_MS) == []
     assert stage.jobs == 2, "and none when it has fallen due"
+
+
+def at(key: str, minute: int) -> dict[str, object]:
+    return {"key": key, "at": minute * 60_000_000}
+
+
+def test_due_is_added_to_a_table_taken_from_it_and_comes_again() -> None:
+    plain, waiting = (sw.update(waits, state=VALUES, emits=EMITS, due=each) for each in (None, "until"))
+    stage = Stage(plain.bind([ROWS], ("key",)), ("key",), ROWS, plain.describe())
+    stage.batch([at("b", 0), at("c", 0), at("d", 0)])
+    assert stage.migrate(waiting) == (
+        "+ due=until: rows fall due from here on; those from before once they are written again",
+    )
+    stage.restart()
+    assert stage.batch([at("c", 10), at("z", 200)]) == []
+    assert stage.owed
+    assert stage.batch([]) == [{"key": "c", "n": 2}], "b and d wait for a record"
+    stage.batch([at("d", 210)])
+    assert stage.head.event_time is not None
+    assert stage.head.event_time.next_due_ms == (200 + WAIT) * MINUTE_MS
+    assert stage.migrate(plain) == ("- due=until: rows fall due no more",)
+    assert stage.head.event_time == EventTime((210 - DELAY) * MINUTE_MS, due_ms=(210 - DELAY) * MINUTE_MS)
+    assert stage.batch([at("b", 900)]) == []
+    assert not stage.owed
+    assert stage.head.handed_on_ms == stage.head.watermark_ms == (900 - DELAY) * MINUTE_MS, "nothing holds it back"
+    stage.migrate(waiting)
+    assert stage.batch([at("d", 901)]) == []
+    assert stage.batch([at("z", 1000)]) == []
+    assert stage.batch([]) == [{"key": "d", "n": 3}], "and no row that was to fall due before"
+
+
+def test_what_passes_the_time_of_rows_may_change_and_they_keep_it() -> None:
+    by_event, by_clock = (
+        sw.update(waits, state=VALUES, emits=EMITS, due="until", due_by=by)  # type: ignore[arg-type]
+        for by in ("watermark", "clock")
+    )
+    stage = Stage(by_event.bind([ROWS], ("key",)), ("key",), ROWS, by_event.describe())
+    stage.batch([at("c", 60)])
+    assert stage.migrate(by_clock) == (
+        "~ due=until, due_by=clock, until now due=until; rows from before fall due at the times that they have",
+    )
+    assert stage.head.event_time is not None
+    assert stage.head.event_time.by_clock, "a runner wakes though no event comes"
+    assert stage.batch([], clock_ms=(60 + WAIT) * MINUTE_MS) == [{"key": "c", "n": 1}]
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,7 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
         found = backfillable(app.store, {"stage": replace(head, table=table)}, declared)
         refused = nothing(found.left, "app")
         assert refused is not None
+        assert "another name" in refused.hint or "new name" in refused.hint, "the way out"
         return refused.message
 
     assert "its state is update" in why(state="update")
@@ -206,12 +207,14 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
     )
     (left,) = backfillable(app.store, {"stage": head}, upstream).left
     assert "first sends, which keeps state" in left.why
+    assert "give the stage a new name" in left.hint
     later = resolve(app.store, "app", now_ms=2)
     app.batch(5)
     assert backfillable(app.store, {"stage": app.head}, declared, since=later).left == ()
     after = resolve(app.store, "app", now_ms=2)
     (left,) = backfillable(app.store, {"stage": app.head}, declared, since=after).left
     assert "is later than the migration" in left.why
+    assert "name an earlier moment" in left.hint
 
 
 def test_from_a_moment_on_only_later_records_count(app: App) -> None:

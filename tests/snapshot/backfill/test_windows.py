@@ -63,6 +63,7 @@ def test_a_channel_stands_where_its_writer_did(store: MemoryStore) -> None:
 def test_rows_on_their_way_without_the_new_columns_are_counted_by_nobody(store: MemoryStore) -> None:
     (left,) = backfillable(store, {"stage": head(store)}, declared("`k` bigint, `x` bigint")).left
     assert "rows were on their way in 'c'" in left.why
+    assert "give the changed stage a new name" in left.hint
 
 
 def test_rows_of_a_channel_that_waited_to_be_retried_have_no_offset_to_leave_out(store: MemoryStore) -> None:
@@ -84,16 +85,18 @@ def test_what_was_collected_is_told(store: MemoryStore) -> None:
     fresh = MemoryStore()
     for info in list(store.list("")):
         fresh.put(info.key, store.get(info.key))
-    with pytest.raises(Refused, match="v2 of first, up to which stage v3 had read, was collected"):
+    with pytest.raises(Refused, match="v2 of first, up to which stage v3 had read, was collected") as refused:
         positions(fresh, migrated)
+    assert "give the changed stage a new name" in refused.value.hint
     fresh.delete(keys.manifest("app", "first", 1))
     assert beginnings(fresh, migrated) is None
 
 
 def test_a_topic_that_comes_by_two_ways_has_no_one_position(store: MemoryStore) -> None:
     both = replace(head(store), inputs={**head(store).inputs, "t": Input("t", (12,))})
-    with pytest.raises(Refused, match="'t' comes to stage by two ways"):
+    with pytest.raises(Refused, match="'t' comes to stage by two ways") as refused:
         positions(store, both)
+    assert "give the changed stage a new name" in refused.value.hint
 
 
 def test_an_input_that_a_migration_added_began_there(store: MemoryStore) -> None:

@@ -180,6 +180,43 @@ def test_a_default_of_the_wrong_type_is_refused(value: object, kind: pa.DataType
     assert "defaults={'n': …}" in refused.value.hint
 
 
+def test_aggregates_that_are_emitted_when_their_window_ends_change_as_others_do() -> None:
+    due = Column("_due_at", "int64")
+    stored = replace(AGGREGATES, values=(*AGGREGATES.values, due), state=f"final({AGGREGATES.state})")
+    late = Column("late", "int64")
+    declared = replace(
+        stored, values=(*AGGREGATES.values, late, due), state=f"final({AGGREGATES.state[:-1]}, late=count(late)))"
+    )
+    table, changes = evolve("countries", stored, declared, {})
+    assert [of_column(each) for each in changes] == [
+        "+ late int64 = count(late), from here on; rows from before have null"
+    ]
+    assert table.ids == (1, 2, 3, 4, 5, 6, 8, 7)
+    renamed = replace(
+        stored,
+        values=tuple(replace(each, name=each.name.replace("price", "mean")) for each in stored.values),
+        state=stored.state.replace("price=", "mean="),
+    )
+    assert [each.kind for each in evolve("countries", stored, renamed, {"price": "mean"})[1]] == ["renamed"]
+    for one, other, said in ((AGGREGATES, stored, "now, and had not"), (stored, AGGREGATES, "no more, and had")):
+        with pytest.raises(Refused, match=f'emits="final". {said}: the rows of windows that are open') as refused:
+            evolve("countries", one, other, {})
+        assert "give the changed stage a new name" in refused.value.hint
+
+
+def test_the_column_by_which_rows_fall_due_is_renamed_with_it() -> None:
+    due = Column("_due_at", "int64")
+    stored = Table((Column("k", "int64"),), (Column("until", "timestamp[us]"), due), 1, "update(due=until)")
+    declared = replace(stored, values=(Column("ends", "timestamp[us]"), due), state="update(due=ends)")
+    table, changes = evolve("t", stored, declared, {"until": "ends"})
+    assert ([each.kind for each in changes], table.ids) == (["renamed"], (1, 2, 3))
+    # Without a word about the name, rows keep the time that they had, and get the next by the new column.
+    table, changes = evolve("t", stored, declared, {})
+    assert ([each.kind for each in changes], table.ids) == (["added", "removed"], (1, 4, 3))
+    assert list(differences(stored.state, declared.state)) == ["- due=until", "+ due=ends"]
+    assert meaning_of("update(due=a, due_by=clock)", {"a": "b"}).due_text == "due=b, due_by=clock"
+
+
 def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:
     state = "aggregate(n=count(), last_price=last(price, by=at), m=mean(a b))"
     assert meaning_of(state, {"m": "mm"}).columns == {

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from slackwater.snapshot.clone.clone import clone
 from slackwater.snapshot.cut.in_flight import in_flight
 from slackwater.snapshot.cut.lineage import trace
 from slackwater.snapshot.cut.moments import later_stages
-from slackwater.snapshot.cut.requests import cancel
+from slackwater.snapshot.cut.requests import cancel, open_requests
 from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.diff.history import key_history
 from slackwater.snapshot.diff.moments import StoredCut, diff
@@ -22,9 +23,12 @@ from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import Migrated, find_plan, finish_earlier, migrate
 from slackwater.snapshot.migrate.migration import finish_newest
 from slackwater.snapshot.query.answers import answer
+from slackwater.snapshot.query.export import export
+from slackwater.snapshot.query.get import get
 from slackwater.snapshot.query.log import entries
 from slackwater.snapshot.query.sql import connect, run_query
-from slackwater.snapshot.take.taking import request
+from slackwater.snapshot.take.audit_log import list_operations
+from slackwater.snapshot.take.taking import request, try_complete
 from slackwater.snapshot.verify.verify import verify
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
@@ -205,6 +209,56 @@ def test_a_snapshot_under_way_is_waited_for_first(app: FlightsApp) -> None:
     rename(app, {"carriers": "airlines"})
 
 
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("old", RENAMED)
+@pytest.mark.parametrize("slips_in", ["migrations/", "stages/{old}/manifests/", "stages/{new}/manifests/"])
+def test_a_snapshot_that_slips_in_is_withdrawn_and_stages_go_on(slips_in: str, old: str, *, killed: bool) -> None:
+    """Asked for after the check, and answered by whoever still can before the next commit of the migration."""
+    app = aging_app()
+    app.run(flights(20))
+    lag(app)
+    store, new = store_of(app), RENAMED[old]
+    found = find_plan(store, program({old: new}), {}, stages={old: new})
+
+    def slip_in() -> None:
+        asked = request(store, app.name, "tonight", "ada@host")
+        app.send(*flights(3))
+        for stage in ("legs", "aircraft"):
+            if not head(app, stage).called:
+                app.step(stage)
+        assert try_complete(store, app.name, asked, app.kafka) is None, "a stage is missing, whatever its name is now"
+        if killed:
+            raise Killed
+
+    store.once("put_if_absent", slips_in.format(old=old, new=new), slip_in)
+    with suppress(Killed):
+        migrate(store, found, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    if killed and slips_in == "migrations/":
+        assert [asked.name for asked in open_requests(store, app.name)] == ["tonight"], "nothing was decided"
+        return
+    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    assert head(app, new).formerly
+    assert open_requests(store, app.name) == ()
+    told = [done.detail for done in list_operations(store, app.name) if done.verb == "snapshot failed"]
+    assert told == ["tonight: the app was migrated while it was under way: take it again"]
+    go_on(app, {old: new})
+    again = request(store, app.name, "tonight", "ada@host")
+    assert again.migration == 1
+    app.send(*flights(3))
+    for stage in RENAMED:
+        step(app, new if stage == old else stage)
+    assert try_complete(store, app.name, again, app.kafka) is not None
+    finish_newest(store, app.name, now_ms=app.clock.tick("legs"))
+    sound(app, app.name, "flights@tonight")
+
+
+def test_a_snapshot_asked_for_after_a_migration_is_left_alone_by_who_finishes_it_again(app: FlightsApp) -> None:
+    rename(app, {"aircraft": "planes"})
+    asked = request(app.store, app.name, "tonight", "ada@host")
+    finish_newest(app.store, app.name, now_ms=app.clock.tick("legs"))
+    assert open_requests(app.store, app.name) == (asked,)
+
+
 @pytest.mark.parametrize("stage", ["aircraft", "carriers"])
 def test_of_two_who_finish_one_at_once_neither_is_refused(stage: str) -> None:
     """Where a stage gets another name, and where one ends."""
@@ -355,6 +409,7 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
         found = answer(app.store, cache, cut, sql, later=later, reader=app.kafka, now_ms=now_ms)
         return sorted(tuple(row.values()) for row in found.to_pylist())
 
+    at_number = f"FROM {{}} AT 'v{head(app, 'carriers').version}' "
     each = "SELECT _version, sum(flights) FROM versions('{}', '-1h', '{}') GROUP BY ALL"
     flying = "SELECT _receiver, count(*) FROM inflight('by-carrier') GROUP BY ALL"
     before = held(app, "carriers")
@@ -367,6 +422,7 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
     for table in ("carriers", "airlines", "lines"):
         assert ask(was, f"FROM {table}") == before
         assert ask(app.name, f"FROM {table} AT '{was}'") == before
+        assert ask(app.name, at_number.format(table)) == before
         assert ask(app.name, each.format(table, was)) == versions
         assert ask(was, f"{flying} UNION ALL SELECT '', count(*) FROM {table} WHERE false") == [("", 0), *on_their_way]
     assert ask(between, "FROM lines") == before
@@ -380,6 +436,39 @@ def test_under_its_new_name_it_has_its_rows_at_moments_before_too(app: FlightsAp
         with pytest.raises(NotFound) as refused:
             ask(app.name, sql)
         assert "it is called lines since" in refused.value.hint
+
+
+def test_get_and_export_know_both_names_at_moments_before(app: FlightsApp, cache: SstCache, tmp_path: Path) -> None:
+    number, delay, _ = app.state["carriers"]["C1"]
+    row = {"carrier": "C1", "flights": number, "delay": delay}
+    done = rename(app, {"carriers": "airlines"})
+    again = find_plan(app.store, program({"carriers": "lines"}), {}, stages={"airlines": "lines"})
+    migrate(app.store, again, {}, by="ada@host", now_ms=app.clock.tick("legs"))
+    version = head(app, "carriers").version - 1
+    refs = [
+        f"flights@{done.snapshot}",
+        *(f"flights/{name}@{done.snapshot}" for name in ("carriers", "airlines", "lines")),
+        *(f"flights/{name}@v{version}" for name in ("carriers", "airlines", "lines")),
+    ]
+    for ref in refs:
+        cut = resolve(app.store, ref, now_ms=app.clock.now_ms)
+        assert set(cut.stages) == set(RENAMED), "a moment has the names of then"
+        for table in ("carriers", "airlines", "lines"):
+            assert get(app.store, cut, table, ["C1"]).to_pylist() == [row]
+            file = tmp_path / f"{len(list(tmp_path.iterdir()))}.duckdb"
+            written = export(app.store, cache, cut, ref, file, only=[table])
+            assert (dict(written.rows), dict(written.versions)) == ({table: 3}, {table: cut.versions["carriers"]})
+        assert set(export(app.store, cache, cut, ref, tmp_path / "all", force=True).rows) == {"aircraft", "carriers"}
+    # Number and name of the last version under each: by the newer name it is the one that this begins with.
+    assert resolve(app.store, f"flights/lines@v{version + 1}", now_ms=0).stages["airlines"].kind == "rename"
+    now = resolve(app.store, app.name, now_ms=app.clock.now_ms)
+    with pytest.raises(NotFound) as refused:
+        get(app.store, now, "carriers", ["C1"])
+    assert "it is called lines since" in refused.value.hint
+    for name, hint in (("lines", ""), ("aircraft", ""), ("carriers", "it is called lines since")):
+        with pytest.raises(NotFound, match=f"no version of flights/{name}") as refused:
+            resolve(app.store, f"flights/{name}@v999", now_ms=0)
+        assert refused.value.hint.partition(":")[0] == hint
 
 
 def test_bisect_and_lineage_go_through_the_name(app: FlightsApp, cache: SstCache) -> None:

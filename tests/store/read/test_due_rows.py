@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.due_rows import due_rows
@@ -15,20 +16,24 @@ from slackwater.store.sst.types import DUE
 from slackwater.store.versions.manifest import Column, Sst, Table
 
 TABLE = Table((Column("key", "int64"),), (Column("n", "int64"), Column(DUE, "int64")), 1, "test")
+_OWN = ("_hash", "_seq", "_op")
 EVERY = (-(1 << 63), (1 << 63) - 1)
 ROWS = 5 * writer.ROW_GROUP_ROWS
 
 
 def write(
-    store: MemoryStore, keys: "np.ndarray[tuple[int], np.dtype[np.int64]]", due: list[int | None], seq: int
+    store: MemoryStore,
+    keys: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    due: list[int | None],
+    seq: int,
+    table: Table = TABLE,
 ) -> Sst:
     rows = pa.table({"key": keys, "n": keys * 2, DUE: pa.array(due, pa.int64())})
     hashes = hash_keys(rows, ["key"])
     op = np.zeros(len(keys), np.uint8)
     rows = rows.append_column("_hash", pa.array(hashes)).append_column("_seq", pa.array(np.full(len(keys), seq)))
-    return writer.write(
-        store, None, app="a", stage="s", table=TABLE, partition=0, rows=rows.append_column("_op", pa.array(op))
-    )
+    rows = rows.append_column("_op", pa.array(op)).select(["key", *(each.name for each in table.values), *_OWN])
+    return writer.write(store, None, app="a", stage="s", table=table, partition=0, rows=rows)
 
 
 def keys_by_hash() -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
@@ -56,6 +61,28 @@ def test_only_rows_that_still_stand_are_found_and_when_the_next_falls_due(tmp_pa
         assert reads.bytes < old.bytes
     none = due_rows(store, cache, (old, new), TABLE, span=(ROWS, EVERY[1]), hashes=EVERY, clock_ms=0, reads=Reads())
     assert (none.keys.num_rows, none.next_ms) == (0, None)
+
+
+def test_an_sst_of_before_the_table_had_times_is_not_read(tmp_path: Path) -> None:
+    store, keys = MemoryStore(), keys_by_hash()
+    now = replace(TABLE, values=tuple(replace(each, id=2 + at) for at, each in enumerate(TABLE.values)), schema=1)
+    now = replace(now, key=(replace(TABLE.key[0], id=1),), next_id=4)
+    old = write(store, keys, [None] * ROWS, 1, replace(TABLE, values=TABLE.values[:1]))
+    none = write(store, keys[:100], [None] * 100, 2, now)
+    for cache in (SstCache(tmp_path / "none", 0), SstCache(tmp_path / "cache", 1 << 30)):
+        found = due_rows(store, cache, (old,), now, span=(0, 99), hashes=EVERY, clock_ms=0, reads=(reads := Reads()))
+        assert (found.keys.num_rows, found.next_ms, reads.row_groups) == (0, None, 0)
+        cache.open(store, old, now)
+        found = due_rows(store, cache, (old, none), now, span=(0, 99), hashes=EVERY, clock_ms=0, reads=Reads())
+        assert (found.keys.num_rows, found.next_ms) == (0, None)
+
+
+def test_where_no_row_has_a_time_none_is_next(tmp_path: Path) -> None:
+    store = MemoryStore()
+    sst = write(store, keys_by_hash(), [None] * ROWS, 1)
+    cache = SstCache(tmp_path / "cache", 0)
+    found = due_rows(store, cache, (sst,), TABLE, span=(0, 99), hashes=EVERY, clock_ms=0, reads=Reads())
+    assert (found.keys.num_rows, found.next_ms) == (0, None)
 
 
 def test_rows_of_other_hashes_are_left_to_others(tmp_path: Path) -> None:

@@ -163,26 +163,29 @@ class Evolving:
                 self.commit(plan.apply(self.ssts, [run(self.store, self.cache, "app", "stage", self.table, one)]))
 
     def check(self) -> None:
-        for manifest, rows in self.manifests:
-            table = manifest.table
-            assert table is not None
-            names = [column.name for column in table.values]
-            keys = columns(table.key, ((k,) for k in KEYS))
-            hashes = AS_ALWAYS.of(table, keys)
-            expected = [{name: rows[k][name] for name in names} if k in rows else None for k in KEYS]
-            values, there = multi_get(self.store, self.cache, manifest.ssts, table, hashes, keys, clock_ms=0)
-            assert self.as_found(values, there) == expected
-            cold = point_get(self.store, manifest.ssts, table, hashes, keys, clock_ms=0)
-            assert self.as_found(cold.values, cold.present) == expected
-            assert values.schema == cold.values.schema
-            with duckdb.connect() as con:
-                duckdb_view.register(con, "t", self.store, self.cache, manifest)
-                found = con.sql("FROM t ORDER BY k").to_arrow_table()
-                assert found.schema.names == ["k", *names]
-                declared = con.from_arrow(sst_schema(table).empty_table().select(["k", *names])).types
-                assert con.sql("FROM t").types == declared
-                assert found.to_pylist() == [{"k": k, **{name: rows[k][name] for name in names}} for k in sorted(rows)]
+        with duckdb.connect() as con:
+            for manifest, rows in self.manifests:
+                self.check_one(con, manifest, rows)
         self.check_several()
+
+    def check_one(self, con: duckdb.DuckDBPyConnection, manifest: Manifest, rows: dict[int, dict[str, Any]]) -> None:
+        table = manifest.table
+        assert table is not None
+        names = [column.name for column in table.values]
+        keys = columns(table.key, ((k,) for k in KEYS))
+        hashes = AS_ALWAYS.of(table, keys)
+        expected = [{name: rows[k][name] for name in names} if k in rows else None for k in KEYS]
+        values, there = multi_get(self.store, self.cache, manifest.ssts, table, hashes, keys, clock_ms=0)
+        assert self.as_found(values, there) == expected
+        cold = point_get(self.store, manifest.ssts, table, hashes, keys, clock_ms=0)
+        assert self.as_found(cold.values, cold.present) == expected
+        assert values.schema == cold.values.schema
+        duckdb_view.register(con, "t", self.store, self.cache, manifest)
+        found = con.sql("FROM t ORDER BY k").to_arrow_table()
+        assert found.schema.names == ["k", *names]
+        declared = con.from_arrow(sst_schema(table).empty_table().select(["k", *names])).types
+        assert con.sql("FROM t").types == declared
+        assert found.to_pylist() == [{"k": k, **{name: rows[k][name] for name in names}} for k in sorted(rows)]
 
     def as_found(self, values: pa.Table, there: np.ndarray[Any, np.dtype[np.bool_]]) -> list[dict[str, Any] | None]:
         # An Arrow table of no columns has no rows.

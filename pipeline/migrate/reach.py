@@ -1,0 +1,48 @@
+"""How far back Kafka goes for a backfill: what of it can be read, and from when."""
+
+from collections.abc import Mapping
+
+from ...snapshot.backfill.targets import Target
+from ..kafka import records, topics
+from .backfilled import Filled
+
+
+def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *, patience_s: float) -> Filled | None:
+    """What there is in Kafka of what a backfill would read; None where nothing is, though there was something.
+
+    Args:
+        kafka: librdkafka client properties.
+        target: What is to be read.
+        called: Users' topics that the app reads under another name, by the declared one.
+        patience_s: How long a broker may be away.
+
+    Raises:
+        NotFound: There is no such topic.
+        Unavailable: Kafka did not answer.
+    """
+    starts, times = {}, []
+    for topic, at in target.starts.items():
+        name, ends = called.get(topic, topic), target.ends[topic]
+        earliest = topics.offsets(kafka, name)[0]
+        starts[topic] = tuple(min(max(pair), end) for *pair, end in zip(at, earliest, ends, strict=False))
+        times += [
+            time_ms
+            for partition, (start, end) in enumerate(zip(starts[topic], ends, strict=True))
+            if start < end and (time_ms := _time_ms(kafka, name, partition, start, patience_s)) is not None
+        ]
+    num = sum(sum(target.ends[topic]) - sum(at) for topic, at in starts.items())
+    if target.records and not num:
+        return None
+    return Filled(target, starts, is_whole(target, starts), num, min(times, default=None))
+
+
+def is_whole(target: Target, starts: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether what is read from these offsets on is all that the stage ever read."""
+    return target.begins and starts == dict(target.starts)
+
+
+def _time_ms(kafka: Mapping[str, str], topic: str, partition: int, offset: int, patience_s: float) -> int | None:
+    for messages in records.read_range(kafka, topic, partition, offset, offset + 1, patience_s=patience_s):
+        for message in messages:
+            return int(message.timestamp()[1])
+    return None

@@ -1,0 +1,134 @@
+"""Running the app that computes a backfill, from where an earlier call left it, until it has read all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from ... import instants
+from ...errors import Refused
+from ...snapshot.backfill.scratch import discard
+from ...snapshot.backfill.targets import Target
+from ...snapshot.cut.names import version_of
+from ...store.objects.protocol import ObjectStore
+from ...store.read.cache import SstCache
+from ...store.versions import apps, history
+from ...store.versions.manifest import AppInfo, Manifest, Program
+from ..api.app import App
+from ..batch.batch_report import BatchReport
+from ..claim.claim import program_of
+from ..kafka import topics
+from ..run.news import News, Told
+from ..run.options import Options
+from ..run.runner import run
+from .backfilled import Filled
+from .left_out import Offsets, left_out
+from .scratch import scratch_program
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchRun:
+    """Runs apps that compute backfills of one program.
+
+    Attributes:
+        topics: Users' topics that the app reads under another name, by the declared one.
+    """
+
+    program: App
+    store: ObjectStore
+    options: Options
+    news: News
+    topics: Mapping[str, str]
+
+    def compute(self, planned: Filled) -> tuple[Manifest, Mapping[str, tuple[int, ...]]]:
+        """Compute it, as far as an earlier call has not.
+
+        Returns:
+            The version that has the values, and the offsets from which on they are complete, by topic as declared.
+
+        Raises:
+            Refused: It was stopped, or Kafka has lost records meanwhile; the same call goes on or begins anew. Others
+                as `runner.run`.
+        """
+        target = planned.target
+        made = scratch_program(self.program, target, self.topics, self._left_out(target))
+        info = AppInfo(
+            target.scratch, instants.now_ms(), starts={self._name(topic): at for topic, at in target.starts.items()}
+        )
+        if not self._goes_on(made, info):
+            discard(self.store, info.name)
+            apps.ensure_app(self.store, info)
+        self._run(made, planned)
+        first = history.read(self.store, info.name, target.stage, 1)
+        head = history.head(self.store, info.name, target.stage)
+        assert head is not None  # noqa: S101  it was run
+        if any(sum(each.lost) for each in head.inputs.values()):
+            discard(self.store, info.name)
+            raise Refused(
+                f"Kafka has lost records of {', '.join(target.starts)} while they were read for {target.stage}",
+                hint="the same command begins anew, with what there is",
+            )
+        declared_as = {self._name(topic): topic for topic in target.starts}
+        return head, {declared_as[each.topic]: each.offsets for each in first.inputs.values()}
+
+    def _run(self, made: App, planned: Filled) -> None:
+        target, read = planned.target, 0
+        what = f"computing {', '.join(target.columns)} of {target.stage}"
+
+        def on_commit(report: BatchReport) -> None:
+            nonlocal read
+            read += report.rows_in
+            self.news.doing(f"{what}: {read:,} of {planned.records:,} records")
+
+        (stage,) = made.stages.values()
+        # Of a topic that the stage did not read then, nothing.
+        until = dict.fromkeys(stage.inputs, ()) | {self._name(topic): at for topic, at in target.ends.items()}
+        options = replace(
+            self.options,
+            stages=(),
+            until_caught_up=True,
+            # Where it begins is noted; what is lost later is refused.
+            accept_loss=True,
+            max_unflushed=0,
+            gc_every_ms=None,
+            until=until,
+        )
+        self.news.doing(what)
+        run(made, options, on_commit, news=Told(self.news.doing))
+        head = history.head(self.store, target.scratch, target.stage)
+        if head is None or any(any(map(int.__lt__, each.offsets, until[each.topic])) for each in head.inputs.values()):
+            raise Refused(
+                f"the backfill of {target.app} was stopped: {target.stage} has not its values yet",
+                hint="the same command goes on where it stopped",
+            )
+
+    def _left_out(self, target: Target) -> Offsets:
+        head = history.head(self.store, target.app, target.stage)
+        migrated = version_of(self.store, head, target.since) if head is not None else None
+        if migrated is None:
+            raise Refused(f"v{target.since} of {target.stage}, which added the columns, was collected meanwhile")
+        with closing(SstCache(self.options.cache_folder, self.options.cache_bytes)) as cache:
+            return left_out(self.store, cache, migrated)
+
+    def _goes_on(self, made: App, info: AppInfo) -> bool:
+        """Whether an earlier call has begun just this."""
+        found = apps.find_app(self.store, info.name)
+        if found is None or found.starts != info.starts:
+            return False
+        (stage,) = made.stages.values()
+        head = history.head(self.store, info.name, stage.name)
+        if head is None:
+            return True
+        state = stage.state.describe() if stage.state is not None else ""
+        if head.table is None or head.table.state != state or _checksum(head.program) != _checksum(program_of(made)):
+            return False
+        earliest = {each.topic: topics.offsets(self.options.kafka, each.topic)[0] for each in head.inputs.values()}
+        return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())
+
+    def _name(self, topic: str) -> str:
+        return self.topics.get(topic, topic)
+
+
+def _checksum(program: Program | None) -> str:
+    return program.checksum if program is not None else ""
