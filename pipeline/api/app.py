@@ -140,10 +140,10 @@ class Stage:
         return tuple(one for one in self.writes if not isinstance(one, Repartition))
 
     @property
-    def late(self) -> Repartition | None:
+    def late(self) -> Repartition | Sink | None:
         """Where rows go that come too late; None for nowhere."""
         late = self.event_time.late
-        return late if isinstance(late, Repartition) else None
+        return None if isinstance(late, str) else late
 
     @property
     def emits_to(self) -> tuple[Repartition | Sink, ...]:
@@ -243,7 +243,7 @@ class App:
                     name=stage_name,
                     transform=transform,
                     reads=tuple(one.name if isinstance(one, Repartition) else one for one in inputs),
-                    writes=(*outputs, late) if isinstance(late, Repartition) else outputs,
+                    writes=outputs if isinstance(late, str) else (*outputs, late),
                     state=Final(state) if state is not None and times.emits == "final" else state,
                     key=columns,
                     table=table or DEFAULT_TABLE,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from ...durations import parse_ms
 from ...errors import Usage
 from ...store.versions.limits import MAX_TTL_MS
+from .sink import FunctionSink, Sink, TopicSink
 
 if TYPE_CHECKING:
     from .app import Repartition
 
 
 Emits: TypeAlias = Literal["changes", "final"]
-Late: TypeAlias = "Literal['drop', 'keep', 'table'] | Repartition"
+Late: TypeAlias = "Literal['drop', 'keep', 'table'] | Repartition | Sink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
         late: What becomes of rows whose key has a window (`F.window`) that the watermark has passed, or that begins
             beyond `ahead`. `"keep"`: they change the table as all others do. Else they do not, and are counted:
             `"drop"` leaves it at that; `"table"` makes another stage of them, `<stage>_late`, with the same key and
-            state; to a `repartition(...)` they go with the columns that the stage's function gives them.
+            state; to a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` they go with the columns that the
+            stage's function gives them.
         emits: What a stage emits whose key has a window: `"changes"`, the rows that each batch changed; `"final"`, each
             row once, when the watermark has passed the end of its window.
 
@@ -46,8 +48,12 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
     ahead_ms = parse_ms("event_time: ahead", ahead)
     if not 0 <= ahead_ms <= MAX_TTL_MS:
         raise Usage(f"event_time: ahead is {ahead!r}; expected 0 seconds to 1,000,000 days")
-    if late not in ("drop", "keep", "table") and not hasattr(late, "partitions"):
-        raise Usage(f"event_time: late is {late!r}; expected 'drop', 'keep', 'table' or a slackwater.repartition(...)")
+    known = late in ("drop", "keep", "table") if isinstance(late, str) else _takes_rows(late)
+    if not known:
+        raise Usage(
+            f"event_time: late is {late!r}; expected 'drop', 'keep', 'table', a slackwater.repartition(...) or a "
+            "slackwater.sink(...)"
+        )
     if emits not in ("changes", "final"):
         raise Usage(f"event_time: emits is {emits!r}; expected 'changes' or 'final'")
     if emits == "final" and late == "keep":
@@ -55,6 +61,11 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
             "event_time: late rows are kept, so that no window is ever final; say another late=, or leave emits="
         )
     return EventTimeOptions(ahead_ms, late, emits)
+
+
+def _takes_rows(late: object) -> bool:
+    # What declares a repartition topic imports this module.
+    return isinstance(late, TopicSink | FunctionSink) or hasattr(late, "partitions")
 
 
 DEFAULT_EVENT_TIME = event_time()

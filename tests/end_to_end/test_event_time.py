@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -31,11 +32,33 @@ from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Manifest
 
+from tests.pipeline.publish.reader import committed
 from tests.support.running import Ledger
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def ledger(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """An app in a store of its own, and the topic of its readings, whose one partition keeps their order."""
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    app, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+    return Ledger(kafka.bootstrap, tmp_path, topic=topic, app=app)
+
+
+def send(ledger: Ledger, readings: Iterable[Mapping[str, object]]) -> None:
+    producer = Producer(ledger.kafka)
+    for reading in readings:
+        producer.produce(ledger.topic, json.dumps(reading).encode())
+    assert producer.flush(30) == 0
+
+
+def reading(station: str, minute: float) -> dict[str, object]:
+    """One of a station, so many minutes after noon."""
+    return {"station": station, "at": (NOON + timedelta(minutes=minute)).isoformat(), "mm": 1}
 
 
 def minutes(after_noon: float) -> int:
@@ -62,23 +85,15 @@ def rain(name: str, topic: str) -> sw.App:
 
 
 @pytest.mark.kafka
-def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
-    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
-    store = open_store(str(tmp_path / "store"))
+def test_a_watermark_is_in_the_manifests_of_all_stages_and_goes_on_after_a_restart(ledger: Ledger) -> None:
+    name, store = ledger.app, open_store(ledger.store)
     reports: list[BatchReport] = []
 
     def run(*records: tuple[str, float]) -> tuple[int | None, int | None]:
         """Send stations with the minutes of their readings, and run until these are read."""
-        producer = Producer({"bootstrap.servers": kafka.bootstrap})
-        for station, at in records:
-            value = {"station": station, "at": (NOON + timedelta(minutes=at)).isoformat(), "mm": 1}
-            producer.produce(topic, json.dumps(value).encode())
-        assert producer.flush(30) == 0
-        rain(name, topic).run(store=store.url, kafka=kafka.bootstrap, until_caught_up=True, on_commit=reports.append)
+        send(ledger, (reading(*one) for one in records))
+        app = rain(name, ledger.topic)
+        app.run(store=ledger.store, kafka=ledger.bootstrap, until_caught_up=True, on_commit=reports.append)
         heads = [history.head(store, name, stage) for stage in ("readings", "hours")]
         first, second = (head.watermark_ms for head in heads if head is not None)
         return first, second
@@ -99,12 +114,7 @@ def hourly(rows: DataFrame) -> DataFrame:
 
 
 @pytest.mark.kafka
-def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
-    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     batches = [
         [
@@ -117,17 +127,13 @@ def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(
         ]
         for number in range(4)
     ]
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for record in chain.from_iterable(batches):
-        producer.produce(topic, json.dumps(record).encode())
-    assert producer.flush(30) == 0
+    send(ledger, chain.from_iterable(batches))
 
-    app = sw.App(name)
+    name, app = ledger.app, sw.App(ledger.app)
     counted, times = sw.aggregate(n=sw.count(), mm=sw.sum("mm")), sw.event_time(late="table")
-    app.stage(reads=sw.topic(topic), key=["hour", "station"], state=counted, event_time=times)(hourly)
-    app.run(store=str(tmp_path / "store"), kafka=kafka.bootstrap, until_caught_up=True, max_records=40)
+    app.stage(reads=sw.topic(ledger.topic), key=["hour", "station"], state=counted, event_time=times)(hourly)
+    app.run(store=ledger.store, kafka=ledger.bootstrap, until_caught_up=True, max_records=40)
 
-    ledger = Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name)
     found, late = (by_window(ledger.table(table).to_pylist()) for table in ("hourly", "hourly_late"))
     assert found == sparks_own(batches, tmp_path)
     every: Counter[tuple[datetime, str]] = Counter()
@@ -163,45 +169,38 @@ def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
 
 
 @pytest.mark.kafka
-def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(
-    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
-    name, topic = (f"{what}-{uuid4().hex[:8]}" for what in ("rain", "readings"))
-    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {topic: 1})
+def test_windows_are_emitted_once_and_rows_fall_due_though_no_record_comes(ledger: Ledger, tmp_path: Path) -> None:
+    name, missed = ledger.app, f"missed-{uuid4().hex[:8]}"
+    topics.create_topics(ledger.kafka, {missed: 1})
     app, closed = sw.App(name), sw.repartition("closed", "station", partitions=1)
     app.stage(
-        reads=sw.topic(topic),
+        reads=sw.topic(ledger.topic),
         writes=closed,
         key=["hour", "station"],
         state=sw.aggregate(n=sw.count(), mm=sw.sum("mm")),
         table=sw.table(partitions=2),
-        event_time=sw.event_time(emits="final"),
+        event_time=sw.event_time(emits="final", late=sw.sink(missed, key="station")),
     )(hourly)
     watched = sw.update(quiet, state="hours long, until timestamp, silent boolean", due="until")
     app.stage(reads=closed, state=watched, table=sw.table(partitions=2), name="stations")(lambda rows: rows)
-    ledger, producer = (
-        Ledger(kafka.bootstrap, tmp_path, topic=topic, app=name),
-        Producer({"bootstrap.servers": kafka.bootstrap}),
-    )
 
     def run(*records: tuple[str, float]) -> dict[str, tuple[int, bool]]:
         """Send stations with the minutes of their readings, run until all is done, and give what stations did."""
-        for station, at in records:
-            value = {"station": station, "at": (NOON + timedelta(minutes=at)).isoformat(), "mm": 1}
-            producer.produce(topic, json.dumps(value).encode())
-        assert producer.flush(30) == 0
-        app.run(store=ledger.store, kafka=kafka.bootstrap, until_caught_up=True)
+        send(ledger, (reading(*one) for one in records))
+        app.run(store=ledger.store, kafka=ledger.bootstrap, until_caught_up=True)
         return {row["station"]: (row["hours"], row["silent"]) for row in ledger.table("stations").to_pylist()}
 
     assert run(("a", 0), ("b", 5), ("a", 10), ("a", 61), ("b", 75)) == {"a": (1, False), "b": (1, False)}
-    assert run(("a", 200)) == {"a": (2, True), "b": (2, True)}
+    assert run(("a", 200), ("b", 59)) == {"a": (2, True), "b": (2, True)}
+    (late,) = committed(ledger.bootstrap, missed)
+    assert (late.key(), json.loads(late.value() or b"")["at"]) == (b"b", "2026-03-01T12:59:00.000Z")
     ledger.verify(name)
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
     with open_program(app, store, cache, ledger.kafka) as program:
-        for stage, sent in (("hourly", [2, 2]), ("stations", [])):
+        for stage, sent, late_rows in (("hourly", [2, 2], [1]), ("stations", [], [])):
             batches = [one for one in history.after(store, name, stage, 0) if one.kind == "batch"]
             assert [rows for one in batches for out in one.outputs.values() if (rows := out.rows)] == sent
+            assert [rows for one in batches for sink in one.sinks.values() if (rows := sink.rows)] == late_rows
             replay = StageReplay.of(program, next(filter(without_records, reversed(batches))))
             assert compare(replay, sent_rows(replay)).same, "a replay lets the same rows fall due"
 

@@ -13,6 +13,7 @@ import slackwater as sw
 from pyspark.errors import AnalysisException
 from slackwater import App
 from slackwater.errors import NotFound, Refused, Usage
+from slackwater.pipeline.api.sink import FunctionSink, TopicSink
 from slackwater.pipeline.batch.schemas import apply
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.preflight import limits_of
@@ -351,6 +352,25 @@ def test_no_stage_has_the_name_of_another_ones_table_of_rejected_records(names: 
         declare(names[1])
 
 
+@pytest.mark.parametrize("late", [sw.sink("late", key="user"), sw.foreach_version(lambda *_: None, name="late")])
+def test_late_rows_have_a_sink_of_their_own_beside_what_the_state_emits(late: TopicSink | FunctionSink) -> None:
+    app, by_user, state = sw.App("shop"), sw.repartition("by-user", "user"), sw.aggregate(n=sw.count())
+    times = sw.event_time(late=late)
+    app.stage(name="hours", reads=sw.topic("t"), key="hour", writes=by_user, state=state, event_time=times)(rows)
+    stage = app.stages["hours"]
+    assert (stage.emits_to, stage.sinks, stage.late) == ((by_user,), (late,), late)
+    with pytest.raises(Usage, match="writes 'late' twice"):
+        app.stage(name="twice", reads=sw.topic("t"), key="hour", writes=late, state=state, event_time=times)(rows)
+
+
+def test_late_rows_do_not_come_round_again() -> None:
+    app, times = sw.App("shop"), sw.event_time(late=sw.sink("t"))
+    with pytest.raises(Refused, match="records would go round for ever"):
+        app.stage(name="hours", reads=sw.topic("t"), key="hour", state=sw.aggregate(n=sw.count()), event_time=times)(
+            rows
+        )
+
+
 def test_late_rows_have_a_channel_of_their_own_beside_what_the_state_emits() -> None:
     app, late, by_user = sw.App("shop"), sw.repartition("late", "user"), sw.repartition("by-user", "user")
     times = sw.event_time(late=late, ahead="90m")
@@ -383,7 +403,8 @@ def test_a_table_of_late_rows_is_a_stage_of_its_own() -> None:
     [
         ({"ahead": "soon"}, "no span|not a span"),
         ({"ahead": "9999999 days"}, "1,000,000 days"),
-        ({"late": "later"}, "late"),
+        ({"late": "later"}, "late is 'later'; expected 'drop'"),
+        ({"late": 5}, r"late is 5; expected .* or a slackwater.sink\(...\)"),
     ],
 )
 def test_event_time_options_that_cannot_be_are_refused(declared: dict[str, str], said: str) -> None:
