@@ -18,6 +18,7 @@ from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.batch.stage_config import Limits, StageConfig
+from slackwater.pipeline.batch.stage_job import BatchTimes, StageJob
 from slackwater.pipeline.batch.stage_runner import StageRunner
 from slackwater.pipeline.batch.task import Result, Sent
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
@@ -28,6 +29,8 @@ from slackwater.pipeline.source.planner import Position
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.read.cache import SstCache
 from slackwater.store.sst.ttl import BEFORE_ALL_MS, first_clock_ms
 from slackwater.store.versions import history
 from slackwater.store.versions.commit import claim, commit, successor
@@ -39,18 +42,21 @@ ROWS = StructType([StructField("n", LongType())])
 SNAPSHOT = "s1"
 
 
-class Looped(StageRunner):
+class Looped(StageJob):
     """Writes the numbers it is given to its channel, each to the partition of its remainder, in two attempts.
 
     A number is its row's event time, too.
     """
 
-    clocks: list[int]
-    """By which each attempt was to look its keys up."""
-    jobs = 0
+    def __init__(self, config: StageConfig, store: ObjectStore, cache: SstCache) -> None:
+        super().__init__(config, store, cache, homes=None, access=lambda: None, stopping=lambda: False)
+        self.stage, self.kafka = config.stage, config.places.kafka
+        self.jobs = 0
+        self.clocks: list[int] = []
+        """By which each attempt was to look its keys up."""
 
     def _compute(  # type: ignore[override]
-        self, rows: list[int], base: Manifest, clock_ms: int, bound_ms: int, falling: object
+        self, rows: list[int], base: Manifest, times: BatchTimes
     ) -> tuple[Result, ...]:
         self.jobs += 1
         (channel,) = self.stage.writes
@@ -61,9 +67,9 @@ class Looped(StageRunner):
             if mine:
                 attempt = f"w.{base.version + 1}.{task}"
                 messages = list(split(pa.table({"n": mine}), np.array(mine) % partitions))
-                ends = records.send(self._places.kafka, name, messages, attempt.encode(), patience_s=30)
+                ends = records.send(self.kafka, name, messages, attempt.encode(), patience_s=30)
                 sent = {p: Sent(sum(n % partitions == p for n in mine), end) for p, end in ends.items()}
-                self.clocks.append(clock_ms)
+                self.clocks.append(times.clock_ms)
                 results.append(Result(attempt, len(mine), sent={channel.name: sent}, event_ms=max(mine)))
         return tuple(results)
 
@@ -104,21 +110,22 @@ class Running:
                 outputs={"out": Output(self.topic, (0, 0), schema="n long", sent=(0, 0))},
             ),
         )
-        self.runner = Looped(
-            StageConfig(
-                stage,
-                Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
-                Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
-                Limits(None, 0),
-                Checkpoint(self.scratch),
-                folder / "held",
-            ),
+        config = StageConfig(
+            stage,
+            Shape(dict.fromkeys(reads, ROWS), {"out": ROWS}, (), None, None),
+            Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
+            Limits(None, 0),
+            Checkpoint(self.scratch),
+            folder / "held",
+        )
+        self.runner = StageRunner(
+            config,
             claimed,
             store=self.store,
             meter=StageMeter(folder / "counts", self.store),
             on_commit=self.told.append,
         )
-        self.runner.clocks = []
+        self.job = self.runner._job = Looped(config, self.store, SstCache(folder / "cache", 1 << 20))
         self.batch = 1
         self.at = {name: Position(name, (0, 0), 0, (0, 0) if reads else ()) for name in claimed.inputs}
         Checkpoint(self.scratch).write(1, tuple(self.at.values()))
@@ -215,9 +222,9 @@ def test_a_snapshot_goes_through_a_stage_from_its_first_marker_until_nobody_asks
 def test_spark_has_no_work_where_only_markers_were_sent(joined: Running) -> None:
     joined.run([1], at("left", 3, 2))
     head = joined.run([], at("left", 4, 2, SNAPSHOT))
-    assert (joined.runner.jobs, head.inputs["left"].offsets, head.recorded) == (1, (4, 4), {SNAPSHOT: 3})
+    assert (joined.job.jobs, head.inputs["left"].offsets, head.recorded) == (1, (4, 4), {SNAPSHOT: 3})
     joined.run([2], at("left", 5, 3), at("right", 1, 0, SNAPSHOT))
-    assert joined.runner.jobs == 2
+    assert joined.job.jobs == 2
 
 
 def test_a_marker_alone_is_committed_and_a_batch_of_nothing_is_not(source: Running) -> None:
@@ -264,7 +271,7 @@ def test_by_event_time_the_clock_is_the_largest_seen_before_the_batch(kafka: Emb
         running.run(rows, at("left", version, version)) for version, rows in enumerate(([3, 17], [5], [], [11, 20]), 1)
     ]
     assert [head.clock_ms for head in heads] == [17, 17, 17, 20]
-    assert running.runner.clocks == [BEFORE_ALL_MS, BEFORE_ALL_MS, 17, 17, 17], "every attempt has the same"
+    assert running.job.clocks == [BEFORE_ALL_MS, BEFORE_ALL_MS, 17, 17, 17], "every attempt has the same"
 
 
 def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(kafka: EmbeddedKafka, tmp_path: Path) -> None:
@@ -272,4 +279,4 @@ def test_by_write_time_the_clock_is_the_driver_s_at_the_batch_s_start(kafka: Emb
     before_ms = time.time_ns() // 1_000_000
     head = running.run([3, 17], at("left", 1, 1))
     assert before_ms <= head.clock_ms <= head.time_ms
-    assert running.runner.clocks == [head.clock_ms] * 2
+    assert running.job.clocks == [head.clock_ms] * 2
