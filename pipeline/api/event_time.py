@@ -39,7 +39,7 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
             state; to a `repartition(...)`, a `sink(...)` or a `foreach_version(...)` they go with the columns that the
             stage's function gives them.
         emits: What a stage emits whose key has a window: `"changes"`, the rows that each batch changed; `"final"`, each
-            row once, when the watermark has passed the end of its window.
+            row once, when the watermark has passed the end of its window. Sessions (`F.session_window`) are final.
 
     Raises:
         Usage: `ahead` is no span of time between 0 and a million days, or `late` or `emits` is something else, or rows

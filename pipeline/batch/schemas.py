@@ -35,9 +35,10 @@ from ..spark.fan_out import once
 from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
-from ..state.due import BoundDue, DueBy
+from ..state.due import BoundDue, DueBy, Final
 from ..state.multi_input import name_of, tag
-from ..state.protocol import BoundState
+from ..state.protocol import BoundState, State
+from ..state.session import BoundSessions, Sessions, key_of_table
 from ..state.window import window_of
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Shape:
         rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
         watermarks: Those that the function says.
         timed: The inputs that have a watermark, so or from the stage that writes them.
-        window: The key column by which rows are late; None where none can be.
+        window: The column of the stage's key by which rows are late; None where none can be.
         late: The columns of late rows, where these go somewhere.
     """
 
@@ -93,7 +94,7 @@ class Shape:
     @property
     def due_by(self) -> DueBy | None:
         """What passes the time at which rows of the table fall due; None where they never do."""
-        return self.bound.by if isinstance(self.bound, BoundDue) else None
+        return self.bound.by if isinstance(self.bound, BoundDue | BoundSessions) else None
 
     @property
     def own(self) -> frozenset[str]:
@@ -160,9 +161,11 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
 
 
 def _window(shape: Shape) -> str | None:
-    """The key column of the table that is a window."""
+    """The column of the stage's key that is a window."""
     if shape.table is None:
         return None
+    if isinstance(shape.bound, BoundSessions):
+        return shape.bound.column
     return window_of(pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key]))
 
 
@@ -183,7 +186,17 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
         )
     rows = applied.frames[0].schema
     _check_output(stage.late, to_arrow_schema(rows, timezone="UTC"))
-    return replace(shape, emits=shape.emits | {stage.late.name: rows}, late=tuple(rows.names))
+    emits = shape.emits | {stage.late.name: _without_sessions(rows)}
+    return replace(shape, emits=emits, late=tuple(rows.names))
+
+
+def _without_sessions(rows: StructType) -> StructType:
+    """The rows' columns, with sessions as windows of their own: what is late makes no session any more."""
+    columns = StructType()
+    for field in rows:
+        marks = {name: value for name, value in field.metadata.items() if name != _SESSION}
+        columns.add(field.name, field.dataType, field.nullable, marks)
+    return columns
 
 
 def _watermarks(stage: Stage, key: Sequence[str], applied: Applied) -> tuple[Watermark, ...]:
@@ -335,11 +348,12 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         return Shape(inputs, emits, (), None, None, tuple(arrow) if len(rows) > 1 else ())
     for schema in arrow:
         _check_columns(f"stage {stage.name!r}", key, schema)
-    _refuse_sessions(stage, key, rows)
     read = {name: to_arrow_schema(inputs[name], timezone="UTC") for name in stage.channels}
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
-    bound = stage.state.bind(arrow, key)
+    state = _state(stage, stage.state, key, rows)
+    bound = state.bind(arrow, key)
+    key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
     ttl.check_column(stage.name, stage.table.ttl, bound.values)
@@ -348,20 +362,34 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
         key=tuple(Column(name, from_arrow(arrow[0].field(name).type)) for name in key),
         values=tuple(_value(stage, field) for field in bound.values),
         partitions=stage.table.partitions,
-        state=stage.state.describe(),
+        state=state.describe(),
         compaction=stage.table.compaction,
         ttl=stage.table.ttl,
     )
     return Shape(inputs, emits, key, table, bound)
 
 
-def _refuse_sessions(stage: Stage, key: Sequence[str], rows: Sequence[StructType]) -> None:
-    """A session grows with its events, so it cannot be part of what identifies a row. Raises `Refused`."""
-    for name in (name for schema in rows for name in key if _SESSION in schema[name].metadata):
+def _state(stage: Stage, state: State, key: Sequence[str], rows: Sequence[StructType]) -> State:
+    """What a stage keeps, where its key has a session: that is no part of what identifies a row, for it grows.
+
+    Raises:
+        Refused: There are sessions that could not be kept, or not be final.
+    """
+    found = list(dict.fromkeys(name for name in key for schema in rows if _SESSION in schema[name].metadata))
+    if not found:
+        return state
+    session, what = found[0], f"stage {stage.name!r} has the session window {found[0]!r} in its key"
+    if len(found) > 1:
+        raise Refused(f"{what}, and {found[1]!r}", hint="leave one of them out")
+    if len(key) == 1:
+        raise Refused(f"{what}, and nothing else", hint="add what the sessions are of, such as a user")
+    if not isinstance(state, Final):
         raise Refused(
-            f"stage {stage.name!r} has the session window {name!r} in its key: sessions that meet would not become one",
-            hint="key by what the sessions are of, and keep them as a list in state=slackwater.update(...)",
+            f"{what}, and does not emit sessions when they have ended: nobody could take back one that was emitted "
+            "before, when it becomes part of another",
+            hint='say writes=... and event_time=slackwater.event_time(emits="final"); a later stage keeps what it gets',
         )
+    return Sessions(state, session)
 
 
 def _check_defaults(stage: Stage, values: pa.Schema) -> None:

@@ -29,6 +29,7 @@ from ..api.starting_offsets import EARLIEST
 from ..batch.schemas import Shape, ddl_of
 from ..kafka import topics
 from ..publish import claimed as sinks
+from ..state.session import described, key_of_table
 from .start_positions import Bounds, StartFinder, StartPosition, log_unseen, start_at
 
 _log = logging.getLogger("slackwater")
@@ -309,17 +310,19 @@ def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
         )
     if stored is None or stage.state is None:
         return
-    names, key = tuple(column.name for column in stored.key), app.key_of(stage)
+    names, declared = tuple(column.name for column in stored.key), app.key_of(stage)
+    key = key_of_table(declared, (column.name for column in stored.values))
+    state = stage.state.describe() if key == declared else described(stage.state.describe())
     if names != key:
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
             f"({', '.join(names)})",
             hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
         )
-    if stored.state != stage.state.describe():
+    if stored.state != state:
         raise Refused(
-            f"stage {stage.name!r}: state is {stage.state.describe()}, but was stored as {stored.state}",
-            hint=_keep(app, kinds.differences(stored.state, stage.state.describe())),
+            f"stage {stage.name!r}: state is {state}, but was stored as {stored.state}",
+            hint=_keep(app, kinds.differences(stored.state, state)),
         )
     ttl.agree(stage.name, stored.ttl, stage.table.ttl)
 

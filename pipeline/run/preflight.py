@@ -35,6 +35,7 @@ from ..kafka import topics
 from ..kafka.clients import server
 from ..publish.check import check_targets
 from ..publish.publishers import publishes
+from ..state.session import key_of_table
 from ..upkeep.write_stall import Triggers
 from .news import News
 from .options import Options
@@ -203,7 +204,8 @@ def _is_like(app: App, stage: Stage, head: Manifest) -> bool:
     """Whether a stage of the program may be this one of the app, by what needs no Spark."""
     if head.table is None or stage.state is None or head.inputs.keys() != stage.inputs.keys():
         return False
-    return tuple(column.name for column in head.table.key) == app.key_of(stage)
+    key = key_of_table(app.key_of(stage), (column.name for column in head.table.values))
+    return tuple(column.name for column in head.table.key) == key
 
 
 def _known_master(options: Options) -> str | None:

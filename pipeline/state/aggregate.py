@@ -7,7 +7,7 @@ decimals keep their scale.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import Usage
-from ...snapshot.backfill.partials import merged
+from ...snapshot.backfill.partials import Columns, merged
 from .protocol import BoundState, Groups, Merged, State, check_value_names, field_of, only
 
 Function = Literal["count", "sum", "min", "max", "mean", "first", "last"]
@@ -114,7 +114,7 @@ class _Aggregates:
         values = pa.schema(fields)
         visible = [field for field in values if not field.name.startswith("_")]
         emits = pa.schema([*(field_of(schema, column) for column in key), *visible])
-        return _BoundAggregates(self.columns, values, tuple(needs), (emits,))
+        return BoundAggregates(self.columns, values, tuple(needs), (emits,))
 
 
 def _fields(name: str, made: Aggregate, source: pa.DataType | None, by: pa.DataType | None) -> list[pa.Field]:
@@ -145,21 +145,35 @@ def _sum_type(name: str, made: Aggregate, source: pa.DataType) -> pa.DataType:
 
 
 @dataclass(frozen=True, slots=True)
-class _BoundAggregates:
+class BoundAggregates:
+    """Aggregates over rows of a known schema."""
+
     columns: tuple[tuple[str, Aggregate], ...]
     values: pa.Schema
     needs: tuple[str, ...]
     emits: tuple[pa.Schema, ...]
 
     def merge(self, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Merged:
-        stored: dict[str, Array] = {}
-        batch = _PerKey(rows, groups)
-        for name, made in self.columns:
-            stored.update(_merge_one(name, made, batch, old, self.values))
-        values = pa.table([stored[field.name] for field in self.values], schema=self.values)
+        """As of any state."""
+        values = self.added(rows, groups, old)
         visible = values.select([field.name for field in self.values if not field.name.startswith("_")])
         emitted = pa.table([*keys.columns, *visible.columns], schema=self.emits[0])
         return Merged(values, emitted=(emitted,))
+
+    def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
+        """The value columns of `old`, one row a group, with each group's rows in them."""
+        batch = _PerKey(rows, groups)
+        return self._table(old, lambda name, made: _of_batch(name, made, batch, self.values))
+
+    def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
+        """The value columns of keys whose records are in two parts, from those of the parts, row by row."""
+        return self._table(earlier, lambda _name, _made: later)
+
+    def _table(self, earlier: pa.Table, later: Callable[[str, Aggregate], Columns]) -> pa.Table:
+        stored: dict[str, Array] = {}
+        for name, made in self.columns:
+            stored |= merged(made.function, name, earlier, later(name, made))
+        return pa.table([stored[field.name] for field in self.values], schema=self.values)
 
 
 class _PerKey:
@@ -193,10 +207,6 @@ class _PerKey:
         picked[ids_sorted[firsts]] = order.to_numpy()[firsts]
         take = pa.array(picked, mask=picked < 0)
         return values.take(take), edge
-
-
-def _merge_one(name: str, made: Aggregate, batch: _PerKey, old: pa.Table, schema: pa.Schema) -> dict[str, Array]:
-    return merged(made.function, name, old, _of_batch(name, made, batch, schema))
 
 
 def _of_batch(name: str, made: Aggregate, batch: _PerKey, schema: pa.Schema) -> dict[str, Array]:

@@ -19,6 +19,7 @@ from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.sst.types import DUE, HASH, OP, PUT
 from .merge import Base, merge, stored
 from .protocol import BoundState, Groups
+from .session import BoundSessions
 
 EVERY_HASH = bounds(0, 1)
 
@@ -92,6 +93,8 @@ def merge_falling(
     Raises:
         As `merge`.
     """
+    if isinstance(state, BoundSessions):
+        state = state.until(falling.until_ms)
     made: list[pa.Table] = []
     emitted: list[tuple[pa.Table, ...]] = []
     next_ms: int | None = None

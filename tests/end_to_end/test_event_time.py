@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 import pytest
 import slackwater as sw
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.schemas import shapes
@@ -113,8 +114,12 @@ def hourly(rows: DataFrame) -> DataFrame:
     return hours(readings(rows))
 
 
+def showers(rows: DataFrame) -> DataFrame:
+    return readings(rows).withColumn("shower", F.session_window("at", "7 minutes"))
+
+
 @pytest.mark.kafka
-def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
+def test_windows_sessions_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledger, tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     batches = [
         [
@@ -132,29 +137,46 @@ def test_windows_and_late_rows_are_those_of_sparks_own_aggregation(ledger: Ledge
     name, app = ledger.app, sw.App(ledger.app)
     counted, times = sw.aggregate(n=sw.count(), mm=sw.sum("mm")), sw.event_time(late="table")
     app.stage(reads=sw.topic(ledger.topic), key=["hour", "station"], state=counted, event_time=times)(hourly)
+    over, once = sw.repartition("over", ["station", "shower"], partitions=1), sw.event_time(emits="final")
+    app.stage(reads=sw.topic(ledger.topic), writes=over, key=["station", "shower"], state=counted, event_time=once)(
+        showers
+    )
+    app.stage(reads=over, state=sw.upsert(by="n"), name="ended")(lambda rows: rows)
     app.run(store=ledger.store, kafka=ledger.bootstrap, until_caught_up=True, max_records=40)
 
-    found, late = (by_window(ledger.table(table).to_pylist()) for table in ("hourly", "hourly_late"))
-    assert found == sparks_own(batches, tmp_path)
-    every: Counter[tuple[datetime, str]] = Counter()
+    found, late = (by_window(ledger.table(table).to_pylist(), "hour") for table in ("hourly", "hourly_late"))
+    ended = by_window(ledger.table("ended").to_pylist(), "shower")
+    assert (found, ended) == sparks_own(batches, tmp_path)
+    every: Counter[Window] = Counter()
     for record in chain.from_iterable(batches):
-        at = datetime.fromisoformat(str(record["at"]))
-        every[at.replace(minute=0), str(record["station"])] += 1
+        at = datetime.fromisoformat(str(record["at"])).replace(minute=0)
+        every[at, at + timedelta(hours=1), str(record["station"])] += 1
     missed = every - Counter({key: n for key, (n, _) in found.items()})
     assert missed == Counter({key: n for key, (n, _) in late.items()}), "no row is in neither, and none in both"
     head = history.head(open_store(ledger.store), name, "hourly")
     assert head is not None
     assert head.event_time is not None
     assert head.event_time.late_total == missed.total() > 0
+    is_open = ledger.sql("SELECT station, unnest(shower, recursive := true) FROM showers")
+    head = history.head(open_store(ledger.store), name, "showers")
+    assert head is not None
+    assert head.event_time is not None
+    each = Counter({"ended": sum(n for n, _ in ended.values()), "late": head.event_time.late_total})
+    assert each.total() + pc.sum(is_open["n"]).as_py() == every.total(), "each reading is in one session, or late"
+    assert min(each.values()) > 0
     ledger.verify(name)
     store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
     versions = history.after(store, name, "hourly", 0)
     late, count = next((one, one.event_time.late) for one in versions if one.event_time and one.event_time.late)
+    most = max(history.after(store, name, "showers", 0), key=lambda one: sum(out.rows for out in one.outputs.values()))
     with open_program(app, store, cache, ledger.kafka) as program:
-        replay = StageReplay.of(program, late)
-        again = compare(replay, sent_rows(replay))
+        again, of_sessions = (
+            compare(replay, sent_rows(replay)) for replay in (StageReplay.of(program, one) for one in (late, most))
+        )
     assert again.same, "a replay leaves the same rows out"
     assert [(one.name, one.replayed.num_rows) for one in again.channels] == [("hourly-late", count)]
+    assert of_sessions.same, "and ends the same sessions"
+    assert [one.replayed.num_rows for one in of_sessions.channels] == [most.outputs["over"].rows]
 
 
 def quiet(rows: pa.Table, state: pa.Table) -> pa.Table:
@@ -209,39 +231,55 @@ def without_records(version: Manifest) -> bool:
     return not any(read.rows for read in version.inputs.values())
 
 
-def by_window(rows: list[dict[str, Any]]) -> dict[tuple[datetime, str], tuple[int, int]]:
-    return {(row["hour"]["start"].astimezone(UTC), row["station"]): (row["n"], row["mm"]) for row in rows}
+Window = tuple[datetime, datetime, str]
+"""Start, end and station."""
 
 
-def sparks_own(batches: list[list[dict[str, object]]], folder: Path) -> dict[tuple[datetime, str], tuple[int, int]]:
-    """What Spark's `groupBy(window)` makes of the same batches: count and sum by start and station."""
+def by_window(rows: list[dict[str, Any]], column: str) -> dict[Window, tuple[int, int]]:
+    each = ((*(row[column][name].astimezone(UTC) for name in ("start", "end")), row["station"]) for row in rows)
+    found = dict(zip(each, ((row["n"], row["mm"]) for row in rows), strict=True))
+    assert len(found) == len(rows)
+    return found
+
+
+def sparks_own(
+    batches: list[list[dict[str, object]]], folder: Path
+) -> tuple[dict[Window, tuple[int, int]], dict[Window, tuple[int, int]]]:
+    """What Spark's `groupBy` makes of the same batches, of windows and, when they have ended, of sessions."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
     (folder / "in").mkdir()
-    found: dict[tuple[datetime, str], tuple[int, int]] = {}
-
-    def note(rows: DataFrame, _batch: int) -> None:
-        for row in rows.collect():
-            found[row.hour.start.astimezone(UTC), row.station] = (row.n, row.mm)
-
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    query = (
-        spark.readStream.schema("station string, at timestamp, mm long")
-        .json(str(folder / "in"))
-        .withWatermark("at", "10 minutes")
-        .groupBy(F.window("at", "1 hour").alias("hour"), "station")
-        .agg(F.count("*").alias("n"), F.sum("mm").alias("mm"))
-        .writeStream.outputMode("update")
-        .foreachBatch(note)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .start()
-    )
+
+    def start(window: Column, mode: str, note: Callable[[dict[Window, tuple[int, int]]], None]) -> StreamingQuery:
+        return (
+            spark.readStream.schema("station string, at timestamp, mm long")
+            .json(str(folder / "in"))
+            .withWatermark("at", "10 minutes")
+            .groupBy(window.alias("window"), "station")
+            .agg(F.count("*").alias("n"), F.sum("mm").alias("mm"))
+            .writeStream.outputMode(mode)
+            .foreachBatch(lambda rows, _: note(by_window([row.asDict(True) for row in rows.collect()], "window")))
+            .option("checkpointLocation", str(folder / mode))
+            .start()
+        )
+
+    windows: dict[Window, tuple[int, int]] = {}
+    sessions: list[dict[Window, tuple[int, int]]] = []
+    queries = [
+        start(F.window("at", "1 hour"), "update", windows.update),
+        start(F.session_window("at", "7 minutes"), "append", sessions.append),
+    ]
     for number, batch in enumerate(batches):
         (folder / "writing").write_text("\n".join(map(json.dumps, batch)))
         (folder / "writing").rename(folder / "in" / f"{number}.json")
-        query.processAllAvailable()
-    query.stop()
-    return found
+        for query in queries:
+            query.processAllAvailable()
+    for query in queries:
+        query.stop()
+    ended = {window: counts for each in sessions for window, counts in each.items()}
+    assert len(ended) == sum(map(len, sessions)), "Spark, too, has each once"
+    return windows, ended
 
 
 def one_stage(function: object, **declared: object) -> sw.App:
@@ -270,16 +308,74 @@ def test_a_watermark_that_cannot_be_kept_is_refused_in_a_sentence(function: obje
     assert len(refused.value.message.splitlines()) == 1
 
 
-def test_sessions_are_refused_in_a_key() -> None:
+def visits(raw: DataFrame) -> DataFrame:
+    gap = F.when(F.col("partition") == 0, "5 minutes").otherwise("1 hour")
+    timed = raw.withWatermark("timestamp", "1 minute").withColumn("session", F.session_window("timestamp", gap))
+    return timed.withColumnRenamed("session", "s")
+
+
+FINAL = sw.event_time(emits="final", late="table")
+
+
+def test_a_session_is_no_part_of_the_tables_key_and_a_window_where_it_was_emitted_or_is_late() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    app, by_visit = sw.App("app"), sw.repartition("by-visit", ["s", "key"])
+    app.stage(name="visits", reads=sw.topic("t"), writes=by_visit)(visits)
+    counted, over = sw.aggregate(n=sw.count()), sw.repartition("over", ["s", "key"])
+    app.stage(
+        name="sessions", reads=by_visit, writes=over, key=["s", "key"], state=counted, event_time=FINAL, table=TWO_DAYS
+    )(lambda rows: rows)
+    app.stage(name="ended", reads=over, state=counted)(lambda rows: rows)
+    known = shapes(app, spark)
+    tables = {name: shape.table for name, shape in known.items() if shape.table is not None}
+    assert {name: [column.name for column in table.key] for name, table in tables.items()} == {
+        "sessions": ["key"],
+        "sessions_late": ["s", "key"],
+        "ended": ["s", "key"],
+    }
+    assert [(one.name, one.type) for one in tables["sessions"].values] == [
+        ("s", "list<struct<start: timestamp[us, tz=UTC], end: timestamp[us, tz=UTC], n: int64>>"),
+        ("_due_at", "int64"),
+    ]
+    assert (known["sessions"].key, known["sessions"].window, known["sessions"].due_by) == (("key",), "s", "watermark")
+
+
+TWO_DAYS = sw.table(ttl="2 days")
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({}, "does not emit sessions when they have ended: nobody could take back one"),
+        ({"writes": ()}, "does not emit sessions when they have ended"),
+        ({"event_time": sw.event_time(emits="final"), "key": "s"}, "'s' in its key, and nothing else"),
+        ({"event_time": sw.event_time(emits="final"), "key": ["key", "s", "s2"]}, "'s' in its key, and 's2'"),
+    ],
+)
+def test_sessions_that_could_not_be_final_are_refused_in_a_sentence(declared: dict[str, Any], said: str) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+
+    def twice(raw: DataFrame) -> DataFrame:
+        rows = visits(raw)
+        return rows.withColumn("s2", F.col("s"))
+
+    app = one_stage(twice, **{"key": ["s", "key"], "state": sw.aggregate(n=sw.count()), **declared})
+    with pytest.raises(Refused, match=said):
+        shapes(app, spark)
+
+
+def test_sessions_without_a_watermark_are_refused_in_a_sentence() -> None:
     spark = SparkSession.getActiveSession()
     assert spark is not None
     app = one_stage(
-        lambda t: t.withColumn("session", F.session_window("timestamp", "5 minutes")),
-        key=["session", "key"],
+        lambda raw: raw.withColumn("s", F.session_window("timestamp", "5 minutes")),
+        key=["s", "key"],
         state=sw.aggregate(n=sw.count()),
-        writes=(),
+        event_time=sw.event_time(emits="final"),
     )
-    with pytest.raises(Refused, match="sessions that meet would not become one"):
+    with pytest.raises(Refused, match="rows that fall due and no watermark that would pass their time"):
         shapes(app, spark)
 
 

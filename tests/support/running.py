@@ -222,11 +222,15 @@ class Ledger:
 
     def table(self, name: str, ref: str | None = None) -> pa.Table:
         """A table as `slackwater query` sees it."""
+        return self.sql(f'SELECT * FROM "{name}"', ref)
+
+    def sql(self, query: str, ref: str | None = None) -> pa.Table:
+        """What `slackwater query` gives."""
         store = open_store(self.store)
         cut = resolve(store, ref or self.app, now_ms=time.time_ns() // 1_000_000)
         cache = SstCache(self.folder / "cache" / "query", 1 << 30)
         with connect(store, cache, cut) as connection:
-            return run_query(connection, f'SELECT * FROM "{name}"')
+            return run_query(connection, query)
 
     def has_caught_up(self) -> bool:
         """Whether every stage has read all that is there, and the topic is read to its end."""

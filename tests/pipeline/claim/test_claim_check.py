@@ -1,15 +1,19 @@
 """What a claim refuses or says of a changed program, before Kafka is asked anything."""
 
+import pyarrow as pa
 import pytest
 import slackwater as sw
 from msgspec import structs
 from pyspark.sql import DataFrame
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.schemas import Shape
-from slackwater.pipeline.claim.claim import Checked, Claimer
+from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
+from slackwater.pipeline.state.due import Final
+from slackwater.pipeline.state.session import Sessions
 from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.sst.arrow_types import from_arrow
 from slackwater.store.versions.commit import commit
-from slackwater.store.versions.manifest import EventTime, Input, Manifest
+from slackwater.store.versions.manifest import Column, EventTime, Input, Manifest, Table
 
 from tests.support.stages import Stage
 
@@ -39,6 +43,31 @@ def test_a_channel_whose_name_is_a_topic_now_is_no_stage_under_another_name() ->
     with pytest.raises(Refused, match="is written by 'hops' now, and was by 'legs'") as refused:
         claimer(renamed, store).check(renamed.stages["counts"])
     assert "--rename-stage legs=hops" in refused.value.hint
+
+
+def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
+    session = pa.struct([("start", pa.timestamp("us", "UTC")), ("end", pa.timestamp("us", "UTC"))])
+    state = Final(sw.aggregate(n=sw.count()))
+    kept = Sessions(state, "visit")
+    bound = kept.bind([pa.schema([("user", pa.string()), ("visit", session)])], ("visit", "user"))
+    values = tuple(Column(field.name, from_arrow(field.type)) for field in bound.values)
+    stored = Table((Column("user", "string"),), values, 2, kept.describe())
+    head = Manifest("app", "stage", 1, 1, "w", 1, "claim", {}, table=stored)
+    app, once = sw.App("app"), sw.event_time(emits="final")
+
+    def agreed(name: str, key: list[str], declared: Table) -> Table | None:
+        over = sw.repartition(name, "user")
+        app.stage(reads=sw.topic("t"), writes=over, key=key, state=state.state, event_time=once, name=name)(same)
+        return _agreed(app, app.stages[name], declared, head)
+
+    compacted = structs.replace(stored, partitions=5, compaction=sw.leveled())
+    assert agreed("a", ["visit", "user"], compacted) == structs.replace(compacted, partitions=2)
+    windows = structs.replace(
+        stored, state=state.describe(), key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
+    )
+    for name, key in (("b", ["visit", "user"]), ("c", ["user"]), ("d", ["hour", "user"])):
+        with pytest.raises(Refused, match=r"(its key columns are|state is)"):
+            agreed(name, key, windows)
 
 
 @pytest.mark.parametrize(
