@@ -76,13 +76,16 @@ def begun(store: ObjectStore, app: sw.App, spark: SparkSession, bootstrap: str) 
     """The first version of an app of one stage: claimed, nothing read."""
     from slackwater.pipeline.batch.schemas import shapes
     from slackwater.pipeline.claim.claim import Claimer
+    from slackwater.pipeline.publish.claimed import create_internal
     from slackwater.store.versions import apps
     from slackwater.store.versions.manifest import AppInfo
 
+    kafka = {"bootstrap.servers": bootstrap}
     apps.ensure_app(store, AppInfo(APP, time.time_ns() // 1_000_000))
     (stage,) = app.in_order()
-    claimer = Claimer(store, {"bootstrap.servers": bootstrap}, app, {}, writer="bench", by="bench", accept_loss=False)
-    return claimer.claim(stage, shapes(app, spark)[STAGE], time.time_ns() // 1_000_000)
+    create_internal(kafka, APP, (stage,), None, only_ask=False)
+    claimer = Claimer(store, kafka, app, {}, writer="bench", by="bench", accept_loss=False)
+    return claimer.claim(stage, shapes(app, spark)[stage.name], time.time_ns() // 1_000_000)
 
 
 def copy(root: Path, to: Path) -> None:

@@ -152,5 +152,5 @@ def _measure(bootstrap: str, folder: Path, num_open: int, batch: int) -> list[tu
 
 if __name__ == "__main__":
     bootstrap, name, num_open, batch = sys.argv[1:]
-    Path(name).mkdir(parents=True)
+    Path(name).mkdir(parents=True, exist_ok=True)
     print(json.dumps(_measure(bootstrap, Path(name), int(num_open), int(batch))))

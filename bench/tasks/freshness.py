@@ -121,6 +121,7 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[
         cache_folder=folder / "cache",
         master="local[2]",
     )
+    create(bootstrap, topic)
     sender = threading.Thread(target=feed, name="sender", daemon=True)
     sender.start()
     try:
