@@ -19,6 +19,7 @@ __all__ = [
     "event_time",
     "first",
     "foreach_version",
+    "join",
     "last",
     "leveled",
     "max",
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .pipeline.api.table import table
     from .pipeline.messages.decode import decode
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
+    from .pipeline.state.join import join
     from .pipeline.state.update import update
     from .pipeline.state.upsert import upsert
 
@@ -52,6 +54,7 @@ _HOMES = {
     "decode": "pipeline.messages.decode",
     "event_time": "pipeline.api.event_time",
     "foreach_version": "pipeline.api.sink",
+    "join": "pipeline.state.join",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
     "repartition": "pipeline.api.app",

@@ -94,9 +94,9 @@ def ends_ms(query: StreamingQuery) -> list[int]:
     return [round(1000 * (batch.start + batch.seconds)) for batch in batches(query)]
 
 
-def started(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
+def started(rows: DataFrame, checkpoint: Path, *, mode: str = "update") -> StreamingQuery:
     """A peer's query whose results go nowhere, begun."""
-    query = rows.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
+    query = rows.writeStream.outputMode(mode).format("noop").option("checkpointLocation", str(checkpoint))
     return query.start()
 
 

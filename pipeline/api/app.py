@@ -15,6 +15,7 @@ from ...store.versions.keys import check_name, check_topic
 from ...store.versions.limits import MAX_KAFKA_PARTITIONS
 from ...validation import whole
 from ..state.due import Final
+from ..state.join import Join
 from ..state.protocol import State
 from .event_time import DEFAULT_EVENT_TIME, EventTimeOptions
 from .sink import FunctionSink, Sink, TopicSink, internal_topic
@@ -199,7 +200,7 @@ class App:
             writes: Where the stage's rows go: the function's rows, for a stage without state; for a stage with
                 state, the rows its state emits. A `repartition(...)`, a `sink(...)`, a `foreach_version(...)`, or
                 several of these.
-            state: `aggregate(...)`, `upsert(...)` or `update(...)`; the table is named after the stage.
+            state: `aggregate(...)`, `upsert(...)`, `update(...)` or `join(...)`; the table is named after the stage.
             key: The state's key columns; default the key of the repartition topics that are read, which is then the
                 same for all of them.
             table: `table(...)`: state partitions, time to live and compaction of the table.
@@ -503,6 +504,11 @@ def _same(rows: DataFrame) -> DataFrame:
 
 def _late_rows(stage: str, key: tuple[str, ...], state: State | None) -> Repartition:
     """The channel to the table of a stage's late rows. Raises `Usage` where there can be no such table."""
+    if isinstance(state, Join):
+        raise Usage(
+            f"stage {stage!r} has a table of late rows, which would be a join of one stream",
+            hint='say late=slackwater.repartition(...), and keep what comes there in a stage of yours; or late="drop"',
+        )
     if not key or state is None:
         raise Usage(
             f"stage {stage!r} has a table of late rows, and says no {'state' if state is None else 'key'} for it",

@@ -35,6 +35,7 @@ def next_manifest(
     bound_ms: int | None = None,
     due_by: DueBy | None = None,
     falling: Falling | None = None,
+    behind_ms: int = 0,
     clock_ms: int,
     now_ms: int,
     duration_ms: int,
@@ -55,6 +56,7 @@ def next_manifest(
         bound_ms: Later event times were too far ahead of the clock for the tasks; None where there were none.
         due_by: What passes the time at which rows fall due; None for a table whose rows never do.
         falling: Up to when they did, likewise.
+        behind_ms: How much earlier than the watermark the times may be of what is emitted.
         clock_ms: By which the tasks looked keys up, in ms since 1970.
         now_ms: The wall clock, in ms since 1970.
         duration_ms: From the batch's start until now.
@@ -75,7 +77,8 @@ def next_manifest(
     late = sum(result.late for result in results)
     event_time = progress.after(base.event_time, at_ms, seen, late=late, bound_ms=bound_ms)
     if due_by is not None and falling is not None:
-        event_time = after(event_time, base.event_time, due_by, falling, (result.next_due_ms for result in results))
+        next_due = (result.next_due_ms for result in results)
+        event_time = after(event_time, base.event_time, due_by, falling, next_due, behind_ms)
     return replace(
         draft,
         inputs=inputs,

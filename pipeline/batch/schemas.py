@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,8 +36,9 @@ from ..spark.plans import children, first_column, nodes, plan_of
 from ..spark.user_errors import as_user_error
 from ..state.ddl import parse_ddl
 from ..state.due import BoundDue, DueBy, Final
+from ..state.join import BoundJoin
 from ..state.multi_input import name_of, tag
-from ..state.protocol import BoundState, State
+from ..state.protocol import BoundState, State, of_input
 from ..state.session import BoundSessions, Sessions, key_of_table
 from ..state.window import window_of
 
@@ -76,8 +77,8 @@ class Shape:
         rows: Without state: of each output, where the function gives each its own rows; empty where all get the same.
         watermarks: Those that the function says.
         timed: The inputs that have a watermark, so or from the stage that writes them.
-        window: The column of the stage's key by which rows are late; None where none can be.
-        late: The columns of late rows, where these go somewhere.
+        late_by: The columns of a batch's rows by which they are late; empty where none can be.
+        late: The columns of late rows, where these go somewhere, each with its name there.
     """
 
     inputs: dict[str, StructType]
@@ -88,13 +89,18 @@ class Shape:
     rows: tuple[pa.Schema, ...] = ()
     watermarks: tuple[Watermark, ...] = ()
     timed: frozenset[str] = frozenset()
-    window: str | None = None
-    late: tuple[str, ...] = ()
+    late_by: tuple[str, ...] = ()
+    late: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def due_by(self) -> DueBy | None:
         """What passes the time at which rows of the table fall due; None where they never do."""
-        return self.bound.by if isinstance(self.bound, BoundDue | BoundSessions) else None
+        return self.bound.by if isinstance(self.bound, BoundDue | BoundSessions | BoundJoin) else None
+
+    @property
+    def behind_ms(self) -> int:
+        """How much earlier than the watermark the times may be of what the stage still emits."""
+        return self.bound.behind_ms if isinstance(self.bound, BoundJoin) else 0
 
     @property
     def own(self) -> frozenset[str]:
@@ -150,7 +156,7 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
             shape = replace(shape, watermarks=watermarks)
             timed = shape.own | passed_on
             closes = timed and stage.event_time.late != "keep"
-            shape = replace(shape, timed=timed, window=_window(shape) if closes else None)
+            shape = replace(shape, timed=timed, late_by=_late_by(shape) if closes else ())
             if shape.due_by == "watermark" and not timed:
                 raise Refused(
                     f"stage {stage.name!r} has rows that fall due and no watermark that would pass their time",
@@ -160,20 +166,28 @@ def shapes(app: App, spark: SparkSession) -> dict[str, Shape]:
     return known
 
 
-def _window(shape: Shape) -> str | None:
-    """The column of the stage's key that is a window."""
+def _late_by(shape: Shape) -> tuple[str, ...]:
+    """The times of a join's rows, or the column of the stage's key that is a window."""
+    if isinstance(shape.bound, BoundJoin):
+        return shape.bound.times
     if shape.table is None:
-        return None
+        return ()
     if isinstance(shape.bound, BoundSessions):
-        return shape.bound.column
-    return window_of(pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key]))
+        return (shape.bound.column,)
+    window = window_of(pa.schema([(column.name, to_arrow(column.type)) for column in shape.table.key]))
+    return (window,) if window else ()
 
 
 def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
     """The schemas with that of late rows, where these go somewhere. Raises `Refused` where no row is ever late."""
     if stage.late is None:
         return shape
-    if shape.window is None:
+    if isinstance(shape.bound, BoundJoin) and shape.late_by:
+        # Rows of either side, with what a pair has of it.
+        _check_output(stage.late, shape.bound.emitted)
+        rows = from_arrow_schema(shape.bound.emitted)
+        return replace(shape, emits=shape.emits | {stage.late.name: rows}, late=shape.bound.called)
+    if not shape.late_by:
         lacks = "a window (F.window) in the key of a table" if shape.timed else "a watermark (withWatermark)"
         raise Refused(
             f"stage {stage.name!r} says where late rows go, and has not {lacks}: no row is ever late",
@@ -187,7 +201,7 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
     rows = applied.frames[0].schema
     _check_output(stage.late, to_arrow_schema(rows, timezone="UTC"))
     emits = shape.emits | {stage.late.name: _without_sessions(rows)}
-    return replace(shape, emits=emits, late=tuple(rows.names))
+    return replace(shape, emits=emits, late={name: name for name in rows.names})
 
 
 def _without_sessions(rows: StructType) -> StructType:
@@ -300,8 +314,8 @@ def _refuse_state(stage: Stage, plan: Any) -> None:
         if name != "Union" and sum(child.isStreaming() for child in children(node)) > 1:
             raise Refused(
                 f"stage {stage.name!r} uses a {name} of two streams, whose state no snapshot would see",
-                hint="return the DataFrames as a tuple, one for each input, and bring them together in "
-                "state=slackwater.update(...), whose function gets the rows of each",
+                hint="return the DataFrames as a tuple, one for each input: state=slackwater.join(...) joins them by "
+                "key and time, and the function of state=slackwater.update(...) gets the rows of each",
             )
 
 
@@ -352,7 +366,9 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     _check_same_types(stage, key, read if not stage.key else {})
     _check_same_types(stage, key, dict(zip(stage.inputs, arrow, strict=True)) if len(arrow) > 1 else {})
     state = _state(stage, stage.state, key, rows)
-    bound = state.bind(arrow, key)
+    times = [one.column if one else None for one in applied.declared]
+    marked = [of_input(*each) for each in zip(arrow, stage.inputs, times, strict=False)]
+    bound = state.bind(marked, key)
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])

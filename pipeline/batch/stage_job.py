@@ -112,7 +112,7 @@ class StageJob:
         seen = Times(shape.watermarks, times.bound_ms)
         if shape.bound is None or base.table is None:
             return run_write(rows, WriteTask(config.places, writer, version, targets, shape.rows, times=seen))
-        window, late = shape.window, self._stage.late
+        late_by, late = shape.late_by, self._stage.late
         task = StateTask(
             dataclasses.replace(config.places, s3=self._access()),
             writer,
@@ -124,7 +124,7 @@ class StageJob:
             times.clock_ms,
             tells_keys=config.rejecter is not None,
             only_checks=only_checks,
-            lateness=Lateness(window, base.watermark_ms, times.bound_ms) if window else None,
+            lateness=Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
             late_to=(target_of(late, base), shape.late) if late and not only_checks else None,
             times=seen,
             falling=times.falling,

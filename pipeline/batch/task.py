@@ -7,7 +7,7 @@ does counts until the driver names it in a manifest: a retried or speculative at
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -196,8 +196,8 @@ class StateTask(Task):
     """Whether rows are merged only to see that it can be done: nothing is written."""
     lateness: Lateness | None = None
     """Which rows are late; None where none can be."""
-    late_to: tuple[Target, tuple[str, ...]] | None = None
-    """Where these go, with which columns; None for nowhere."""
+    late_to: tuple[Target, Mapping[str, str]] | None = None
+    """Where these go, with which columns, each with its name there; None for nowhere."""
     falling: Falling | None = None
     """Up to when rows fall due; None for a table whose rows never do."""
 
@@ -217,8 +217,9 @@ class StateTask(Task):
         sent = result.sent
         if self.late_to is not None:
             target, columns = self.late_to
-            partitions = _targets(left_out, target[0], target[2])
-            sent = sent | _send(self.places, (target,), [(left_out.select(columns), partitions)], attempt)
+            late_rows = left_out.select(list(columns)).rename_columns(list(columns.values()))
+            partitions = _targets(late_rows, target[0], target[2])
+            sent = sent | _send(self.places, (target,), [(late_rows, partitions)], attempt)
         return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
 
     def _taken(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> Result:

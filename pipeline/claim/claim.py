@@ -114,7 +114,7 @@ class Claimer:
         """Refuse columns that are not those that are stored, and say what the stage will not see. Raises `Refused`."""
         _agreed(self.app, stage, shape.table, checked.head)
         head = checked.head
-        if shape.window is not None and head is not None and head.ssts and head.event_time is None:
+        if shape.late_by and head is not None and head.ssts and head.event_time is None:
             _log.warning(
                 "stage %s/%s knew no event time, and closes windows now: rows whose window had ended before the "
                 "watermark are left out of its table from here on; event_time(late=...) says where they go, and with "

@@ -25,7 +25,12 @@ def falling(base: EventTime | None, by: DueBy, clock_ms: int | None) -> Falling:
 
 
 def after(
-    now: EventTime | None, base: EventTime | None, by: DueBy, fell: Falling, next_due: Iterable[int | None]
+    now: EventTime | None,
+    base: EventTime | None,
+    by: DueBy,
+    fell: Falling,
+    next_due: Iterable[int | None],
+    behind_ms: int = 0,
 ) -> EventTime:
     """What a version says, from the rest of that.
 
@@ -35,13 +40,15 @@ def after(
         by: What passes the time of rows.
         fell: What fell due.
         next_due: When rows fall due next, as each task found it.
+        behind_ms: How much earlier than the watermark the times may be of what is emitted.
     """
     known = now or EventTime()
     times = [at for at in next_due if at is not None]
     if not fell.pending and base is not None and base.next_due_ms is not None:
         # Nobody looked at the table.
         times.append(base.next_due_ms)
-    made = replace(known, due_ms=fell.until_ms, next_due_ms=min(times, default=None), by_clock=by == "clock")
+    next_ms = min(times, default=None)
+    made = replace(known, due_ms=fell.until_ms, next_due_ms=next_ms, by_clock=by == "clock", behind_ms=behind_ms)
     if by == "clock" or made.owed:
         return made
     # Nothing falls due up to the new watermark, so that is how far it has come already.

@@ -288,13 +288,15 @@ class StageReplay:
 
     def late(self, rows: pa.Table) -> pa.Table:
         """The others, as they went where the program says; it says so."""
-        return rows.filter(pa.array(self._is_late(rows))).select(self.shape.late)
+        columns = self.shape.late
+        late = rows.filter(pa.array(self._is_late(rows))).select(list(columns))
+        return late.rename_columns(list(columns.values()))
 
     def _is_late(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
         event_time = self.after.event_time
-        if self.shape.window is None or event_time is None or event_time.bound_ms is None:
+        if not self.shape.late_by or event_time is None or event_time.bound_ms is None:
             return np.zeros(rows.num_rows, bool)
-        return Lateness(self.shape.window, self.before.watermark_ms, event_time.bound_ms).mask(rows)
+        return Lateness(self.shape.late_by, self.before.watermark_ms, event_time.bound_ms).mask(rows)
 
     @property
     def clock_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""Kinds of state: aggregate, upsert, update. A new kind (sessions, joins) is a module here.
+"""Kinds of state: aggregate, upsert, update, join. A new kind (sessions) is a module here.
 
 Whole Arrow tables in, whole Arrow tables out; no Spark session and no store.
 """
@@ -9,10 +9,12 @@ __all__ = [
     "due",
     "failing",
     "falling",
+    "join",
     "merge",
     "multi_input",
     "protocol",
     "update",
     "upsert",
+    "waiting",
     "window",
 ]

@@ -60,6 +60,11 @@ class Final:
     def bind(self, rows: Sequence[pa.Schema], key: tuple[str, ...]) -> BoundState:
         """As of any state. Raises as well `Usage` where the key has no window, or the state decides what it emits."""
         bound = self.state.bind(rows, key)
+        if self.state.describe().startswith("join"):
+            raise Usage(
+                'event_time(emits="final") of state=join(...), which emits each pair once, when it is there',
+                hint="leave emits= out; how='left' emits rows without a match when nothing can match them any more",
+            )
         window = window_of(pa.schema([field_of(rows[0], name) for name in key]))
         if window is None:
             raise Usage('event_time(emits="final") of a stage without a window (F.window) in its key: nothing ends')

@@ -1,14 +1,14 @@
 """The Protocols of a kind of state: what a user declares, and what workers call.
 
-A `State` is the declaration (`aggregate`, `upsert`, `update`); bound to the schema of the stage's rows it becomes a
-`BoundState`, which workers call once per batch and state partition, on whole Arrow tables.
+A `State` is the declaration (`aggregate`, `upsert`, `update`, `join`); bound to the schema of the stage's rows it
+becomes a `BoundState`, which workers call once per batch and state partition, on whole Arrow tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,15 @@ class BoundState(Protocol):
         ...
 
 
+@runtime_checkable
+class Timely(Protocol):
+    """A bound state whose merging asks up to when rows fall due."""
+
+    def until(self, until_ms: int | None) -> BoundState:
+        """The state for a batch in which what is due by then falls due; None where nobody knows yet how late it is."""
+        ...
+
+
 class State(Protocol):
     """A declared state."""
 
@@ -97,6 +106,24 @@ class State(Protocol):
     def describe(self) -> str:
         """One line that changes whenever stored values would change their meaning."""
         ...
+
+
+_INPUT, _TIME = b"slackwater.input", b"slackwater.time"
+
+
+def of_input(rows: pa.Schema, name: str, time: str | None) -> pa.Schema:
+    """The schema of a DataFrame of the stage's function, marked with its input and the column of its watermark."""
+    return rows.with_metadata({_INPUT: name.encode()} | ({_TIME: time.encode()} if time else {}))
+
+
+def input_of(rows: pa.Schema) -> str:
+    """The input that `of_input` marked a schema with."""
+    return str((rows.metadata or {}).get(_INPUT, b""), "utf-8")
+
+
+def time_of(rows: pa.Schema) -> str | None:
+    """The column with the time of these rows, by their watermark; None where they have none."""
+    return str((rows.metadata or {}).get(_TIME, b""), "utf-8") or None
 
 
 def only(rows: Sequence[pa.Schema], state: str) -> pa.Schema:

@@ -30,9 +30,10 @@ FORMAT = 4
 which who overlooks them takes for read, and with versions that retire a stage; 3 with columns that have ids, by which
 SSTs are read that were written under other columns, and with versions by which a table begins with rows from
 elsewhere; 4 with SSTs whose rows say which row they replaced, with stages that have another name since, whose SSTs
-lie under several, with watermarks, which who does not carry them on starts anew, with tables beside a stage's own,
-which the next manifest must carry on, with sinks, whose rows who does not carry them on would never publish, and with
-versions that bring values into columns, after which rows of the same `_seq` are others."""
+lie under several, with watermarks, which who does not carry them on starts anew, and who hands a join's on as it is
+makes late, with tables beside a stage's own, which the next manifest must carry on, with sinks, whose rows who does
+not carry them on would never publish, and with versions that bring values into columns, after which rows of the same
+`_seq` are others."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 

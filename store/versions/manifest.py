@@ -261,6 +261,8 @@ class EventTime(Struct, frozen=True):
     """No row falls due before this time; None where none ever does."""
     by_clock: bool = False
     """Whether rows fall due by the wall clock; else by the watermark."""
+    behind_ms: fits.TtlMs = 0
+    """How much earlier than the watermark the times may be of what the stage still emits: a join's rows have waited."""
 
     @property
     def owed(self) -> bool:
@@ -385,10 +387,13 @@ class Manifest(Struct, frozen=True):
     def handed_on_ms(self) -> int | None:
         """The watermark for the stages that read this version: the stage's own, but for what it owes.
 
-        What rows emit that fall due between the two is still to come, and is not to be late.
+        What rows emit that fall due between the two is still to come, and is not to be late; nor is what waited.
         """
-        owes = self.event_time is not None and self.event_time.owed
-        return self.event_time.due_ms if owes and self.event_time is not None else self.watermark_ms
+        times = self.event_time
+        at_ms = times.due_ms if times is not None and times.owed else self.watermark_ms
+        if times is None or at_ms is None or not times.behind_ms:
+            return at_ms
+        return max(fits.YEAR_1_MS, at_ms - times.behind_ms)
 
     @property
     def row_seq(self) -> int:

@@ -16,29 +16,30 @@ from slackwater.store.versions.manifest import Input, Manifest, Table
 
 @dataclass
 class Committing:
-    """The stage `a/s`, which reads the topic `t`."""
+    """The stage `a/s`, which reads the topic `t`, or others."""
 
     store: ObjectStore = field(init=False)
     head: Manifest = field(init=False)
 
-    def begin(self, store: ObjectStore, table: Table) -> None:
+    def begin(self, store: ObjectStore, table: Table, *topics: str) -> None:
         """Claim it."""
         self.store = store
-        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", {"t": Input("t", (0,))}, table=table))
+        inputs = {topic: Input(topic, (0,)) for topic in topics or ("t",)}
+        self._commit(Manifest("a", "s", 1, 1, "w", 1, "claim", inputs, table=table))
 
-    def batch_done(self, records: int, results: Sequence[Result], watermark: Watermark, **more: Any) -> None:
+    def batch_done(self, records: int, results: Sequence[Result], *watermarks: Watermark, **more: Any) -> None:
         """Commit the version of a batch of so many records; `more` is what else `next_manifest` is told."""
-        at = self.head.inputs["t"].offsets[0] + records
+        ends = {topic: Position(topic, (at.offsets[0] + records,)) for topic, at in self.head.inputs.items()}
         self._commit(
             next_manifest(
                 self.head,
-                {"t": Position("t", (at,))},
+                ends,
                 Outcome((), {}, {}, {}, changed=False),
                 results,
                 markers={},
                 merges=(),
-                watermarks=(watermark,),
-                timed={"t"},
+                watermarks=watermarks,
+                timed=set(ends),
                 clock_ms=0,
                 now_ms=self.head.time_ms + 1,
                 duration_ms=1,

@@ -112,7 +112,7 @@ class Stage(Committing):
             self.bound,
             self.table,
             self.head.ssts,
-            lateness=Lateness(window, self.head.watermark_ms, 1 << 50) if window else None,
+            lateness=Lateness((window,), self.head.watermark_ms, 1 << 50) if window else None,
             times=Times((WATERMARK,), 1 << 50),
             falling=falling,
         )

@@ -89,7 +89,7 @@ class Stage(Committing):
             BOUND,
             TABLE,
             self.head.ssts,
-            lateness=Lateness("hour", self.head.watermark_ms, bound_ms),
+            lateness=Lateness(("hour",), self.head.watermark_ms, bound_ms),
             times=Times((WATERMARK,), bound_ms),
         )
         by_key = np.asarray(rows["_hash"]) % 2
@@ -168,6 +168,6 @@ def test_a_window_is_a_struct_of_two_times() -> None:
 
 def test_a_row_without_a_window_is_never_late() -> None:
     rows = pa.table({"hour": pa.array([None, {"start": 0, "end": 60_000_000}], WINDOW)})
-    assert Lateness("hour", 60_000, 1 << 40).mask(rows).tolist() == [False, True]
-    assert Lateness("hour", 59_999, 1 << 40).mask(rows).tolist() == [False, False]
-    assert Lateness("hour", None, -1).mask(rows).tolist() == [False, True]
+    assert Lateness(("hour",), 60_000, 1 << 40).mask(rows).tolist() == [False, True]
+    assert Lateness(("hour",), 59_999, 1 << 40).mask(rows).tolist() == [False, False]
+    assert Lateness(("hour",), None, -1).mask(rows).tolist() == [False, True]

@@ -1,0 +1,150 @@
+"""A join of two streams within a span of time beside Spark's own: the same sources, pairs and machine.
+
+An hour of event time is six batches; a row meets those of the other side up to 20 minutes before and after it, and ten
+minutes late is what may be. `python -m bench.tasks.joins slackwater|spark BOOTSTRAP FOLDER ORDERS PAYMENTS` runs one
+side in a fresh process until it has read both topics, and prints JSON: the seconds from batch to batch, and of all
+pairs their number and the sums of what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..support import side
+from ..support.events import KEYS, PARTITIONS, cycles, fill
+from ..support.row import Row
+
+if TYPE_CHECKING:
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+
+BATCH = 200_000
+"""Records of each topic."""
+WARM_UP = 6
+"""Batches until rows are forgotten as fast as they come."""
+MEASURED = 5
+DELAY, WITHIN = "10 minutes", "20 minutes"
+_BEGIN_US = 1_356_998_400_000_000
+"""2013-01-01."""
+_STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
+"""From record to record of a partition."""
+_SAID = ("order", "payment")
+"""A number of each side of a pair."""
+SIDES = ("slackwater", "spark")
+
+
+class Found(NamedTuple):
+    """What one side gave."""
+
+    seconds: list[float]
+    pairs: list[float]
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """A join of two streams beside Spark's on RocksDB."""
+    warm_up, measured = (2, 2) if quick else (WARM_UP, MEASURED)
+    topics = ("bench-orders", "bench-payments")
+    for seed, topic in enumerate(topics):
+        fill(bootstrap, (1 + warm_up + measured) * BATCH, topic=topic, seed=seed)
+    each = {
+        name: Found(*side.run("tasks.joins", name, bootstrap, folder / name, *topics, peer=name != "slackwater"))
+        for name in SIDES
+    }
+    if each["slackwater"].pairs != each["spark"].pairs:
+        raise RuntimeError(f"the sides gave other pairs: {each}")
+    ours, spark = (median(each[name].seconds[warm_up:]) for name in SIDES)
+    return [
+        Row.at_least(
+            f"batch of {BATCH:,} rows of each of two streams, joined by {KEYS:,} keys within {WITHIN}, watermark of "
+            f"{DELAY}, median of {measured}",
+            f"{ours:.2f} s",
+            f"Spark's stream-stream join, RocksDB with changelog: {spark:.2f} s",
+            spark / ours,
+            1,
+        )
+    ]
+
+
+def app_of(orders: str, payments: str) -> sw.App:
+    """Pairs of flights of one leg, to a repartition topic."""
+    import slackwater as sw
+
+    app = sw.App("bench")
+
+    @app.stage(
+        reads=(sw.topic(orders), sw.topic(payments)),
+        writes=sw.repartition("pairs", "leg", partitions=PARTITIONS),
+        key="leg",
+        state=sw.join(orders, payments, within=WITHIN),
+        table=sw.table(partitions=PARTITIONS),
+    )
+    def waiting(first: DataFrame, second: DataFrame) -> tuple[DataFrame, DataFrame]:
+        return _timed(first, "order"), _timed(second, "payment")
+
+    return app
+
+
+def _slackwater(bootstrap: str, folder: Path, *topics: str) -> Found:
+    from slackwater.pipeline.kafka.channels import KafkaChannels
+    from slackwater.snapshot.cut.in_flight import in_flight
+    from slackwater.snapshot.cut.resolve import resolve
+    from slackwater.store.objects.open import open_store
+
+    store = str(folder / "store")
+    reports = side.reports(app_of(*topics), bootstrap, store, folder / "cache", BATCH)
+    seconds = cycles([report.time_ms for report in reports if report.rows_in], 0)
+    # Nobody reads the channel, so all pairs are in flight.
+    (state,) = in_flight(open_store(store), resolve(open_store(store), "bench", now_ms=reports[-1].time_ms))
+    pairs = pa.concat_tables(KafkaChannels({"bootstrap.servers": bootstrap}).read(state))
+    return Found(seconds, [float(pairs.num_rows), *(pc.sum(pairs[said]).as_py() for said in _SAID)])
+
+
+def _spark(bootstrap: str, folder: Path, *topics: str) -> Found:
+    from pyspark.sql import functions as F
+    from slackwater.pipeline.spark.session import spark_session
+
+    conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        first, second = (
+            _timed(side.topic_stream(spark, bootstrap, topic, BATCH), said)
+            for topic, said in zip(topics, _SAID, strict=True)
+        )
+        near = F.expr(f"paid_at BETWEEN at - INTERVAL {WITHIN} AND at + INTERVAL {WITHIN}")
+        pairs = first.alias("o").join(second.alias("p"), (F.col("o.leg") == F.col("p.leg")) & near)
+        observed = pairs.observe("pairs", F.count(F.lit(1)).alias("n"), *(F.sum(said).alias(said) for said in _SAID))
+        query = side.started(observed, folder / "checkpoint", mode="append")
+        query.processAllAvailable()
+        told = [one["observedMetrics"]["pairs"] for one in query.recentProgress if one["observedMetrics"]]
+        sums = [float(sum(each[name] or 0 for each in told)) for name in ("n", *_SAID)]
+        seconds = cycles(side.ends_ms(query), 0)
+        query.stop()
+        return Found(seconds, sums)
+
+
+def _timed(flights: DataFrame, said: str) -> DataFrame:
+    """Legs and delays of flights; each of a partition is so much later than the one before."""
+    from pyspark.sql import functions as F
+
+    event = F.from_json(F.col("value").cast("string"), "arr_delay double")
+    at = "at" if said == "order" else "paid_at"
+    return flights.select(
+        F.col("key").cast("string").alias("leg"),
+        event["arr_delay"].alias(said),
+        F.timestamp_micros(F.lit(_BEGIN_US) + F.col("offset") * _STEP_US).alias(at),
+    ).withWatermark(at, DELAY)
+
+
+if __name__ == "__main__":
+    name, bootstrap, folder, *topics = sys.argv[1:]
+    work = Path(folder)
+    work.mkdir(parents=True, exist_ok=True)
+    sides: dict[str, Callable[..., Found]] = {"slackwater": _slackwater, "spark": _spark}
+    print(json.dumps(sides[name](bootstrap, work, *topics)))

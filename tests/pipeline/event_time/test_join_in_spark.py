@@ -1,0 +1,161 @@
+"""A join of two streams on the real broker and Spark: its rows are those of Spark's own stream-stream join."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pytest
+import slackwater as sw
+from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from slackwater.errors import Refused
+from slackwater.pipeline.batch.schemas import shapes
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.replay.compare import compare, sent_rows
+from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.store.objects.open import open_store
+from slackwater.store.read.cache import SstCache
+from slackwater.store.versions import history
+
+from tests.support.running import Ledger
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ROWS = 25
+"""Of each side in a batch."""
+ORDER, PAYMENT = "number long, at timestamp, o long", "number long, paid timestamp, p long"
+Record = dict[str, object]
+Found = Counter[tuple[object, ...]]
+
+
+def timed(rows: DataFrame, schema: str) -> DataFrame:
+    parsed = rows.select(F.from_json(F.col("value").cast("string"), schema).alias("r")).select("r.*")
+    return parsed.withWatermark(parsed.columns[1], "10 minutes")
+
+
+def both(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
+    return timed(orders, ORDER), timed(payments, PAYMENT)
+
+
+def joined(name: str, orders: str, payments: str) -> sw.App:
+    """A left outer join whose rows are kept in a table, with how often each came; late rows likewise."""
+    app, pairs, late = sw.App(name), sw.repartition("pairs", "number"), sw.repartition("late", "number", partitions=1)
+    app.stage(
+        reads=(sw.topic(orders), sw.topic(payments)),
+        writes=pairs,
+        key="number",
+        state=sw.join(orders, payments, within="30 minutes", how="left"),
+        table=sw.table(partitions=2),
+        event_time=sw.event_time(late=late),
+    )(both)
+    columns = ["number", "at", "o", "paid", "p"]
+    for channel in (pairs, late):
+        app.stage(
+            reads=channel, key=columns, state=sw.aggregate(n=sw.count()), table=sw.table(partitions=1),
+            name=f"all-{channel.name}",
+        )(lambda rows: rows)  # fmt: skip
+    return app
+
+
+@pytest.mark.kafka
+def test_a_join_gives_the_rows_of_sparks_own(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
+    name, orders, payments = (f"{what}-{uuid4().hex[:8]}" for what in ("till", "orders", "payments"))
+    topics.create_topics({"bootstrap.servers": kafka.bootstrap}, {payments: 1})
+    random = np.random.default_rng(3)
+    batches = [tuple(records(random, number, side) for side in (("at", "o"), ("paid", "p"))) for number in range(4)]
+    ledger, app = Ledger(kafka.bootstrap, tmp_path, topic=orders, app=name), joined(name, orders, payments)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for some in (batches[:2], batches[2:]):
+        for batch in some:
+            for topic, side in zip((orders, payments), batch, strict=True):
+                for record in side:
+                    producer.produce(topic, json.dumps(record).encode(), partition=0)
+        assert producer.flush(30) == 0
+        app.run(store=ledger.store, kafka=kafka.bootstrap, until_caught_up=True, max_records=ROWS)
+
+    found = counted(ledger, "all-pairs")
+    assert found == sparks_own(batches, tmp_path)
+    assert {row[3] is None for row in found} == {True, False}
+    ledger.verify(name)
+    store, cache = open_store(ledger.store), SstCache(tmp_path / "cache" / "replay", 1 << 30)
+    versions = [one for one in history.after(store, name, "both", 0) if one.kind == "batch"]
+    late = sum(one.event_time.late for one in versions if one.event_time)
+    assert late == counted(ledger, "all-late").total() > 0
+    with open_program(app, store, cache, ledger.kafka) as program:
+        for version in versions[-2:]:
+            replay = StageReplay.of(program, version)
+            assert compare(replay, sent_rows(replay)).same
+
+
+def records(random: np.random.Generator, number: int, names: tuple[str, str]) -> list[Record]:
+    """A batch's records of one side, of the hour before so many hours after noon, with a few that are older."""
+    found: list[Record] = []
+    for n in range(ROWS):
+        at = NOON + timedelta(minutes=float(random.integers(60 * number - 90, 60 * number)))
+        key = None if random.random() < 0.1 else int(random.integers(8))
+        found.append({"number": key, names[0]: at.isoformat(), names[1]: ROWS * number + n})
+    return found
+
+
+def counted(ledger: Ledger, table: str) -> Found:
+    rows = ledger.table(table).select(["number", "at", "o", "paid", "p", "n"]).to_pylist()
+    return Counter({tuple(map(in_utc, list(row.values())[:-1])): row["n"] for row in rows})
+
+
+def in_utc(value: object) -> object:
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def sparks_own(batches: Sequence[tuple[list[Record], ...]], folder: Path) -> Found:
+    """What Spark's stream-stream join makes of the same batches."""
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    found: Found = Counter()
+
+    def note(rows: DataFrame, _batch: int) -> None:
+        found.update(tuple(map(in_utc, row)) for row in rows.collect())
+
+    spark.conf.set("spark.sql.shuffle.partitions", "1")
+    paths = [folder / "orders-in", folder / "payments-in"]
+    for path in paths:
+        path.mkdir()
+    left, right = (
+        spark.readStream.schema(schema).json(str(path)).withWatermark(schema.split(", ")[1].split()[0], "10 minutes")
+        for path, schema in zip(paths, (ORDER, PAYMENT), strict=True)
+    )
+    near = F.expr("o.number = p.number AND paid BETWEEN at - INTERVAL 30 MINUTES AND at + INTERVAL 30 MINUTES")
+    rows = left.alias("o").join(right.alias("p"), near, "left").select("o.number", "at", "o.o", "paid", "p.p")
+    stream = rows.writeStream.foreachBatch(note).option("checkpointLocation", str(folder / "checkpoint"))
+    for number, batch in enumerate(batches):
+        for path, side in zip(paths, batch, strict=True):
+            (path / f"{number}.json").write_text("\n".join(map(json.dumps, side)))
+        # Started anew for each, so that both files are there when it looks.
+        query = stream.start()
+        query.processAllAvailable()
+        query.stop()
+    return found
+
+
+def test_a_side_without_a_watermark_and_a_join_in_a_function_are_refused() -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    app = sw.App("app")
+
+    def one_timed(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
+        return timed(orders, ORDER), payments.select(F.col("offset").alias("number"), "topic")
+
+    hourly = sw.join("orders", "payments", within="1 hour")
+    app.stage(reads=(sw.topic("orders"), sw.topic("payments")), key="number", state=hourly)(one_timed)
+    with pytest.raises(Refused, match="rows of 'payments' have no watermark"):
+        shapes(app, spark)
