@@ -207,9 +207,9 @@ def _with_late(stage: Stage, shape: Shape, applied: Applied) -> Shape:
 def _without_sessions(rows: StructType) -> StructType:
     """The rows' columns, with sessions as windows of their own: what is late makes no session any more."""
     columns = StructType()
-    for field in rows:
-        marks = {name: value for name, value in field.metadata.items() if name != _SESSION}
-        columns.add(field.name, field.dataType, field.nullable, marks)
+    for one in rows:
+        marks = {name: value for name, value in one.metadata.items() if name != _SESSION}
+        columns.add(one.name, one.dataType, one.nullable, marks)
     return columns
 
 
