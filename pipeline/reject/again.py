@@ -120,8 +120,8 @@ class Again:
                 self.last = blamed(error)
                 if self.last is None:
                     raise
-                task = _failed_task(self.spark) if self._tells_task else -1
-                return task % TASKS if task >= 0 else -1
+                task = failed_task(self.spark) if self._tells_task else None
+                return task[0] % TASKS if task is not None else -1
         return None
 
     def rows_of(self, keys: Collection[int]) -> pa.Table | None:
@@ -151,8 +151,11 @@ def numbered(schema: StructType) -> StructType:
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
 
 
-def _failed_task(spark: SparkSession) -> int:
-    """The number, in its stage, of the task that failed in this thread's last job; -1 where Spark does not say."""
+def failed_task(spark: SparkSession) -> tuple[int, int] | None:
+    """Of this thread's last job the task that failed: its number in its stage, and how many tasks that has.
+
+    None where Spark does not say.
+    """
     context: Any = spark.sparkContext
     try:
         # What it knows comes from listeners, which hear of a failure after those who wait for the job.
@@ -164,7 +167,7 @@ def _failed_task(spark: SparkSession) -> int:
             tasks = store.taskList(stage, 0, _MOST_TASKS)
             for place in range(tasks.size()):
                 if tasks.apply(place).status() == "FAILED":
-                    return int(tasks.apply(place).index())
+                    return int(tasks.apply(place).index()), int(tracker.getStageInfo(stage).numTasks)
     except Py4JError:
         pass
-    return -1
+    return None

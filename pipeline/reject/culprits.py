@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,12 +33,14 @@ class Culprits:
 
     Attributes:
         most: How many there may be.
+        near: Where the first of them is looked for first, as Spark's own tasks say; it may as well be elsewhere.
         found: By number, why each is left out.
     """
 
     trials: Trials
     batch: Batch
     most: int
+    near: Ranges = ()
     found: dict[int, Blame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,7 +86,7 @@ class Culprits:
         """Records for which the stage's function fails: one, if it is the first time, else all of them."""
         items = self.again.places.all
         try:
-            places: Sequence[int] = self._search.all(items) if self._rounds else (self._search.first(items),)
+            places = self._search.all(items) if self._rounds else self._first(items)
         except Passes:
             return {}
         except TooMany as error:
@@ -91,6 +94,13 @@ class Culprits:
             raise
         known = {place_of(number)[0] for number in self.found}
         return {number: blame for place in places if place not in known for number, blame in self._rows(place)}
+
+    def _first(self, items: Ranges) -> tuple[int, ...]:
+        """A record without which the function may pass. Raises `Passes`, and `TooMany` where none may be left out."""
+        if self.near:
+            with suppress(Passes):
+                return (self._search.first(self.near),)
+        return (self._search.first(items),)
 
     def _blame(self, place: int) -> Blame:
         blame = self.trials.errors.get(place) or self.trials.last or self._cause

@@ -56,6 +56,11 @@ class Places:
         """Every place."""
         return ((0, self._starts[-1]),) if self._starts[-1] else ()
 
+    def of(self, number: int) -> Ranges:
+        """The places of a stretch, by its number from 0."""
+        each = self.stretches[number]
+        return ((self._starts[number], self._starts[number] + each.last - each.first),)
+
     def start(self, stretch: Stretch) -> int:
         """The number of its first place."""
         return self._starts[self.stretches.index(stretch)]

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from ... import instants
 from ...errors import Refused
-from ...snapshot.bisect.poison import TooMany
+from ...snapshot.bisect.poison import Ranges, TooMany
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.app import Stage
@@ -22,7 +22,7 @@ from ..batch.schemas import Shape
 from ..batch.task import Result
 from ..kafka.rejects import send_rejects
 from ..spark.places import Places as Whereabouts
-from .again import Again, numbered
+from .again import Again, failed_task, numbered
 from .blame import Blame, blamed
 from .culprits import Culprits
 from .feed import KafkaFeed
@@ -57,6 +57,9 @@ class BatchRejecter:
         if blamed(error) is None:
             raise error
         places = places_of(batch.base.inputs, batch.after)
+        task = failed_task(self.spark)
+        # Tasks that read have a stretch each, in the same order.
+        near = places.of(task[0]) if task is not None and task[1] == len(places.stretches) else ()
         messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
         feeds = self._feeds(messages)
         again = Again(self.spark, self.stage, self.shape, places, feeds, messages.num_rows)
@@ -74,7 +77,7 @@ class BatchRejecter:
             return Again(self.spark, self.stage, self.shape, places, given, messages.num_rows)
 
         few = _FEW_MESSAGES if self.stage.channels else _FEW_RECORDS
-        results, found = self._without_culprits(batch, Trials(again, bring, few), error)
+        results, found = self._without_culprits(batch, Trials(again, bring, few), error, near=near)
         if not found:
             return Computed(results)
         letters = [messages.letter(*place_of(number), blame) for number, blame in sorted(found.items())]
@@ -103,10 +106,10 @@ class BatchRejecter:
         return Computed(results, {REJECTED: table})
 
     def _without_culprits(
-        self, batch: Batch, trials: Trials, error: Exception | None, most: int | None = None
+        self, batch: Batch, trials: Trials, error: Exception | None, most: int | None = None, near: Ranges = ()
     ) -> tuple[tuple[Result, ...], Mapping[int, Blame]]:
         left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
-        culprits = Culprits(trials, batch, left)
+        culprits = Culprits(trials, batch, left, near)
         try:
             return culprits.compute(error), culprits.found
         except TooMany:

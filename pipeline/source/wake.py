@@ -14,6 +14,7 @@ class Wake:
 
     def ask(self, version: int, at_ms: int) -> None:
         """Have a batch start at this time or later, in ms since 1970; `version` is the one before it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # asked before the query has begun
         whole = self.path.with_suffix(".new")
         whole.write_text(f"{version} {at_ms}")
         whole.replace(self.path)

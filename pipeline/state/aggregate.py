@@ -87,6 +87,9 @@ def aggregate(**columns: Aggregate) -> State:
     return _Aggregates(tuple(columns.items()))
 
 
+_LOW = (1 << 32) - 1
+
+
 def narrowed(state: State, columns: Collection[str]) -> State:
     """The same declaration with these aggregates alone; itself where it is of another kind."""
     if not isinstance(state, _Aggregates):
@@ -176,6 +179,12 @@ class BoundAggregates:
         return pa.table([stored[field.name] for field in self.values], schema=self.values)
 
 
+def _may_overflow(values: Array) -> bool:
+    """Whether a sum of some of these integers may have no room in 64 bits."""
+    least, most = (each.as_py() or 0 for each in pc.min_max(values).values())
+    return any(edge * len(values) >= 1 << 63 for edge in (-least, most))
+
+
 class _PerKey:
     """Aggregates of the batch alone, one value per key, in the keys' order."""
 
@@ -191,6 +200,17 @@ class _PerKey:
         # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
         grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
         return grouped.aggregate([("v", function)])[f"v_{function}"]
+
+    def total(self, values: Array) -> Array:
+        """Sums, of the type of the values. Raises `ArrowInvalid` where one has no room."""
+        kind = values.type
+        if not pa.types.is_integer(kind) or not _may_overflow(values):
+            return self.reduce(values, "sum").cast(kind)
+        # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
+        halves = pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW)
+        high, low = (self.reduce(half, "sum") for half in halves)
+        high = pc.add(high, pc.shift_right(low, 32))
+        return pc.add(pc.multiply_checked(high, 1 << 32), pc.bit_wise_and(low, _LOW))
 
     def pick(self, value: str, by: str, *, largest: bool) -> tuple[Array, Array]:
         """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
@@ -217,10 +237,10 @@ def _of_batch(name: str, made: Aggregate, batch: _PerKey, schema: pa.Schema) -> 
     assert made.column is not None  # noqa: S101  only count() goes without
     column = batch.rows[made.column]
     if made.function == "sum":
-        return {name: batch.reduce(column.cast(kind), "sum").cast(kind)}
+        return {name: batch.total(column.cast(kind))}
     if made.function == "mean":
         total_type = schema.field(f"_{name}_sum").type
-        total = batch.reduce(column.cast(total_type), "sum").cast(total_type)
+        total = batch.total(column.cast(total_type))
         # Of the mean itself, merging makes nothing.
         return {name: total, f"_{name}_sum": total, f"_{name}_count": batch.reduce(column, "count")}
     if made.function in ("min", "max"):

@@ -126,6 +126,8 @@ def sparks_own(batches: Sequence[tuple[list[Record], ...]], folder: Path) -> Fou
     def note(rows: DataFrame, _batch: int) -> None:
         found.update(tuple(map(in_utc, row)) for row in rows.collect())
 
+    # One for all tests of this process: its settings are not for them.
+    spark = spark.newSession()
     spark.conf.set("spark.sql.shuffle.partitions", "1")
     paths = [folder / "orders-in", folder / "payments-in"]
     for path in paths:

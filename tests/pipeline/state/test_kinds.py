@@ -1,6 +1,7 @@
 """What a batch makes of the state: aggregates, upserts and functions of the user's own, without Spark."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import duckdb
 import numpy as np
@@ -165,6 +166,27 @@ def test_sums_of_decimals_keep_their_scale_and_of_integers_do_not_wrap() -> None
     after = state.merge(rows, groups, rows.select(["k"]), old).values
     with pytest.raises(pa.ArrowInvalid, match="overflow"):
         state.merge(rows, groups, rows.select(["k"]), after)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.none() | st.sampled_from((1, -1, 2**62, -(2**62), 2**63 - 1, -(2**63)))),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_sums_within_a_batch_are_exact_or_refused(rows: list[tuple[int, int | None]]) -> None:
+    rows.sort(key=itemgetter(0))
+    expected = {
+        key: sum(values) if (values := [v for k, v in rows if k == key and v is not None]) else None for key, _ in rows
+    }
+    model = Model(sw.aggregate(total=sw.sum("v"), middle=sw.mean("v")).bind([ROWS], ("k",)))
+    if any(total is not None and not -(2**63) <= total < 2**63 for total in expected.values()):
+        with pytest.raises(pa.ArrowInvalid, match="overflow"):
+            model.merge([{"k": k, "v": v} for k, v in rows])
+        return
+    model.merge([{"k": k, "v": v} for k, v in rows])
+    assert {key: row["total"] for key, row in model.rows.items()} == expected
 
 
 def counted(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
