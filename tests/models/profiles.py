@@ -6,6 +6,11 @@ from hypothesis import settings
 
 PROFILE = os.environ.get("SLACKWATER_PROFILE", "default")
 
+SEARCHES = PROFILE in ("ci", "nightly")
+"""Whether it is for finding what nobody has found yet."""
+SECONDS = 3600 if SEARCHES else 300
+"""How long such a test may take."""
+
 _USUAL = 100
 """Examples of a test that says nothing, in the profile `default`."""
 
@@ -16,5 +21,5 @@ def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
     A law for which that is not enough says with `in_ci` how many it has at least in the profiles that search.
     """
     wanted = examples * settings.default.max_examples // _USUAL
-    least = in_ci if PROFILE in ("ci", "nightly") else 1
+    least = in_ci if SEARCHES else 1
     return settings(max_examples=max(least, wanted), stateful_step_count=steps)

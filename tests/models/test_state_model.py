@@ -31,7 +31,7 @@ from slackwater.store.versions import history, keys
 from slackwater.store.versions.manifest import Policy, Ttl
 
 from tests.models.checks import expired_objects
-from tests.models.profiles import scaled
+from tests.models.profiles import SECONDS, scaled
 from tests.models.state_machine import StateMachine
 from tests.models.tables import LIFETIMES_MS, POLICIES, TABLES
 from tests.models.writers import STAGE, patiently
@@ -503,6 +503,7 @@ class StateModel(StateMachine):
         self.store.before = lambda _verb, _key: None
 
 
+@pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("focus", FOCUS, ids=" ".join)
 def test_every_version_shows_what_it_showed_and_what_nobody_needs_goes(focus: tuple[str, ...]) -> None:
     # A class of its own, with a name of its own, has failures of its own in Hypothesis's database.
