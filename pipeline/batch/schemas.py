@@ -38,7 +38,7 @@ from ..state.ddl import parse_ddl
 from ..state.due import BoundDue, DueBy, Final
 from ..state.join import BoundJoin
 from ..state.multi_input import name_of, tag
-from ..state.protocol import BoundState, State, of_input
+from ..state.protocol import BoundState, State, Timely, of_input
 from ..state.session import BoundSessions, Sessions, key_of_table
 from ..state.window import window_of
 
@@ -372,6 +372,11 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
+    if stage.table.ttl is not None and isinstance(bound, Timely):
+        raise Refused(
+            f"stage {stage.name!r} has a ttl, and keeps what waits for the watermark, which would be gone too soon",
+            hint="leave ttl= out of its table(...): rows leave when the watermark has passed them",
+        )
     ttl.check_column(stage.name, stage.table.ttl, bound.values)
     _check_defaults(stage, bound.values)
     table = Table(
