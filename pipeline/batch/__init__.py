@@ -1,6 +1,7 @@
 """One micro-batch of one stage, from its plan to its commit."""
 
 __all__ = [
+    "applied",
     "batch_report",
     "committer",
     "job",

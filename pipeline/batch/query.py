@@ -12,7 +12,7 @@ from ...store.objects.s3.settings import aws_variables
 from ...store.versions.manifest import Manifest
 from ..source.data_source import Private, SourceOptions, open_stream
 from ..source.planner import Position
-from .schemas import apply
+from .applied import apply
 from .stage_config import StageConfig
 
 if TYPE_CHECKING:

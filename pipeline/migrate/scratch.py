@@ -14,7 +14,7 @@ from ...snapshot.backfill.targets import Target
 from ..api.app import App, Stage, Topic
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.table import table
-from ..batch.schemas import over
+from ..batch.applied import over
 from ..state.aggregate import narrowed
 from .left_out import Offsets, without
 

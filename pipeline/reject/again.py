@@ -18,7 +18,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ..api.app import Stage
-from ..batch.schemas import Shape, over
+from ..batch.applied import over
+from ..batch.schemas import Shape
 from ..spark.provenance import RECORD, hidden, with_records
 from ..state.multi_input import tag
 from .blame import Blame, blamed

@@ -16,7 +16,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
 
 from ..api.app import Stage
-from ..batch.schemas import Shape, over
+from ..batch.applied import over
+from ..batch.schemas import Shape
 from ..spark.provenance import RECORD, hidden, with_records
 from ..state.multi_input import tag
 

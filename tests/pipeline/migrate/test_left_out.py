@@ -7,7 +7,7 @@ import slackwater as sw
 from msgspec.structs import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.batch.schemas import over
+from slackwater.pipeline.batch.applied import over
 from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.migrate.left_out import left_out
 from slackwater.pipeline.migrate.scratch import scratch_program

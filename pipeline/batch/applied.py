@@ -1,0 +1,168 @@
+"""A stage's function applied to DataFrames: streams of a query, or rows that are at hand.
+
+What would keep state where no snapshot sees it is refused, before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from ...errors import Refused
+from ..api.app import Stage, Topic
+from ..event_time.watermarks import Declared, declared
+from ..messages.decode import reading
+from ..spark.fan_out import once
+from ..spark.plans import children, first_column, nodes, plan_of
+from ..spark.user_errors import as_user_error
+from ..state.multi_input import tag
+
+# Operators of Spark's plans that keep state between the batches of a streaming query, and what to say instead.
+_STATEFUL = {
+    "Aggregate": "state=slackwater.aggregate(...)",
+    "Deduplicate": "state=slackwater.upsert(by=...)",
+    "DeduplicateWithinWatermark": "state=slackwater.upsert(by=...)",
+    "Distinct": "state=slackwater.upsert(by=...)",
+    "FlatMapGroupsWithState": "state=slackwater.update(...)",
+    "FlatMapGroupsInPandasWithState": "state=slackwater.update(...)",
+    "TransformWithState": "state=slackwater.update(...)",
+    "TransformWithStateInPySpark": "state=slackwater.update(...)",
+    "GlobalLimit": "state=slackwater.update(...)",
+    "Window": "state=slackwater.update(..., order_by=...)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a stage's function makes of its inputs.
+
+    Attributes:
+        frames: As returned: one DataFrame, or one for each input (with state) or output (without). Those for outputs
+            read each stream once between them.
+        sources: The inputs' names in the order in which Spark numbers the sources of the query.
+        declared: Of each DataFrame, its watermark.
+    """
+
+    frames: tuple[DataFrame, ...]
+    sources: tuple[str, ...]
+    declared: tuple[Declared | None, ...] = ()
+
+    def rows(self, key: Sequence[str]) -> DataFrame:
+        """All rows in one DataFrame, for a micro-batch is one job. `key` are columns that all frames have."""
+        return tag(self.frames, key)
+
+
+@contextmanager
+def _calling(stage: Stage) -> Iterator[None]:
+    """While a stage's function runs. Raises `Refused` where it fails."""
+    topics = [one.name for one in stage.inputs.values() if isinstance(one, Topic)]
+    with as_user_error(f"stage {stage.name!r}", stage.transform), reading(topics):
+        yield
+
+
+def apply(stage: Stage, inputs: Mapping[str, DataFrame]) -> Applied:
+    """The stage's function applied to one DataFrame for each input. Raises `Refused` as `shapes` does."""
+    with _calling(stage):
+        frames = _frames(stage, inputs.values())
+        _check_frames(stage, frames)
+        for frame in frames:
+            frame.schema  # noqa: B018  Spark analyses the plan here
+    for frame in frames:
+        if not frame.isStreaming:
+            raise Refused(
+                f"stage {stage.name!r} returned a DataFrame that does not come from its stream",
+                hint="build what it returns from the DataFrame it is given",
+            )
+        _refuse_state(stage, plan_of(frame))
+    sources = _sources(stage, inputs, frames)
+    times = declared(stage.name, frames)
+    return Applied(once(frames) if each_output(stage, frames) else frames, sources, times)
+
+
+def over(stage: Stage, inputs: Sequence[DataFrame]) -> tuple[DataFrame, ...]:
+    """What the stage's function makes of DataFrames that do not stream, as `Applied.frames`. Raises `Refused`."""
+    with _calling(stage):
+        return _frames(stage, inputs)
+
+
+def _frames(stage: Stage, inputs: Iterable[DataFrame]) -> tuple[DataFrame, ...]:
+    made = stage.transform(*inputs)
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+def each_output(stage: Stage, frames: Sequence[object]) -> bool:
+    """Whether these are a DataFrame for each output: without state, there is nothing else that they could be."""
+    return stage.state is None and len(frames) > 1 and len(frames) == len(stage.writes)
+
+
+def _check_frames(stage: Stage, frames: tuple[object, ...]) -> None:
+    for frame in frames:
+        if not isinstance(frame, DataFrame):
+            raise Refused(f"stage {stage.name!r} returned {type(frame).__name__}; expected a DataFrame")
+    if len(frames) == 1 or each_output(stage, frames):
+        return
+    outputs = ", ".join(repr(output.name) for output in stage.writes)
+    if stage.state is None and len(stage.writes) > 1:
+        raise Refused(
+            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected one, whose rows go to each of its "
+            f"outputs, or one for each of these: {outputs}",
+            hint="return a tuple in the order of writes=",
+        )
+    if len(frames) != len(stage.reads):
+        expected = "one" if stage.state is None else f"one, or one for each of its {len(stage.reads)} inputs"
+        emits = (
+            f"{outputs} get what the state emits: state=slackwater.update(..., emits=(…, …)) gives each rows of its own"
+        )
+        raise Refused(
+            f"stage {stage.name!r} returned {len(frames)} DataFrames; expected {expected}",
+            hint=emits if len(stage.writes) > 1 else "",
+        )
+
+
+def _refuse_state(stage: Stage, plan: Any) -> None:
+    for node in nodes(plan):
+        name = node.getClass().getSimpleName()
+        if not node.isStreaming():
+            continue
+        if name in _STATEFUL:
+            raise Refused(
+                f"stage {stage.name!r} uses a streaming {name}, whose state no snapshot would see",
+                hint=f"say it as {_STATEFUL[name]} on the stage, or do it on the rows of one event",
+            )
+        if name != "Union" and sum(child.isStreaming() for child in children(node)) > 1:
+            raise Refused(
+                f"stage {stage.name!r} uses a {name} of two streams, whose state no snapshot would see",
+                hint="return the DataFrames as a tuple, one for each input: state=slackwater.join(...) joins them by "
+                "key and time, and the function of state=slackwater.update(...) gets the rows of each",
+            )
+
+
+def _sources(stage: Stage, inputs: Mapping[str, DataFrame], frames: tuple[DataFrame, ...]) -> tuple[str, ...]:
+    """The inputs' names in the order of the streams in the plan. Raises `Refused` unless each is there once."""
+    names = {first_column(plan_of(frame)): name for name, frame in inputs.items()}
+    # A stream that is used again gets new column ids the second time.
+    each = [[names.get(first_column(leaf)) for leaf in _streams(plan_of(frame))] for frame in frames]
+    found = [name for used in each for name in used]
+    for name in inputs:
+        if name not in found:
+            raise Refused(
+                f"stage {stage.name!r} reads {name!r}, but nothing it returns comes from there",
+                hint="leave the input out of reads=, or use it",
+            )
+    # What several outputs have in common is read once; what one of them uses twice is not.
+    twice = [used for used in (each if each_output(stage, frames) else [found]) if len(used) > len({*used} - {None})]
+    if twice:
+        raise Refused(
+            f"stage {stage.name!r} uses its {'stream' if len(inputs) == 1 else 'streams'} {len(twice[0])} times; "
+            "each use would read all of its input again",
+            hint="write it as one pass: a union of selects becomes one select with explode(array(...))",
+        )
+    return tuple(name for name in found if name is not None)
+
+
+def _streams(plan: Any) -> list[Any]:
+    return [node for node in nodes(plan) if not children(node) and node.isStreaming()]
