@@ -71,17 +71,17 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "event_time", "told"),
-    [("hour", None, True), (None, None, False), ("hour", EventTime(5), False)],
+    ("late_by", "event_time", "told"),
+    [(("hour",), None, True), ((), None, False), (("hour",), EventTime(5), False)],
     ids=["closes now", "closes none", "closed some"],
 )
 def test_a_stage_that_begins_to_close_windows_over_rows_that_it_has_says_so(
-    window: str | None, event_time: EventTime | None, told: bool, caplog: pytest.LogCaptureFixture
+    late_by: tuple[str, ...], event_time: EventTime | None, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     stored = Stage()
     head = structs.replace(stored.put({(1,): (2, "x")}), event_time=event_time)
     app = sw.App("app")
     app.stage(reads=sw.topic("t"), key=["k"], state=sw.aggregate(n=sw.count()), name="stage")(same)
-    shape = Shape({}, {}, ("k",), head.table, None, window=window)
+    shape = Shape({}, {}, ("k",), head.table, None, late_by=late_by)
     claimer(app, stored.store).check_shape(app.stages["stage"], shape, Checked(head, {}, {}))
     assert ("stage app/stage knew no event time, and closes windows now" in caplog.text) == told
