@@ -32,7 +32,7 @@ from ..state.ddl import parse_ddl
 from ..state.due import BoundDue, DueBy, Final
 from ..state.join import BoundJoin
 from ..state.multi_input import name_of
-from ..state.protocol import BoundState, State, Timely, of_input
+from ..state.protocol import BoundState, State, of_input
 from ..state.session import BoundSessions, Sessions, key_of_table
 from ..state.window import window_of
 from .applied import Applied, apply, each_output
@@ -220,9 +220,9 @@ def _shape(stage: Stage, key: tuple[str, ...], inputs: dict[str, StructType], ap
     key = key_of_table(key, bound.values.names)
     emits = _emitted(stage, bound)
     keys.check_columns(f"stage {stage.name!r}", [*key, *bound.values.names])
-    if stage.table.ttl is not None and isinstance(bound, Timely):
+    if stage.table.ttl is not None and isinstance(bound, BoundJoin):
         raise Refused(
-            f"stage {stage.name!r} has a ttl, and keeps what waits for the watermark, which would be gone too soon",
+            f"stage {stage.name!r} has a ttl, and keeps what waits for a join, which would be gone too soon",
             hint="leave ttl= out of its table(...): rows leave when the watermark has passed them",
         )
     ttl.check_column(stage.name, stage.table.ttl, bound.values)

@@ -341,7 +341,11 @@ def test_a_session_is_no_part_of_the_tables_key_and_a_window_where_it_was_emitte
         ("s", "list<struct<start: timestamp[us, tz=UTC], end: timestamp[us, tz=UTC], n: int64>>"),
         ("_due_at", "int64"),
     ]
-    assert (known["sessions"].key, known["sessions"].window, known["sessions"].due_by) == (("key",), "s", "watermark")
+    assert (known["sessions"].key, known["sessions"].late_by, known["sessions"].due_by) == (
+        ("key",),
+        ("s",),
+        "watermark",
+    )
 
 
 TWO_DAYS = sw.table(ttl="2 days")
