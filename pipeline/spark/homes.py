@@ -23,6 +23,11 @@ _PARTITION = "_home"
 _firsts = count_from(0, 1 << 20)
 _TRIES = 5
 """The first tasks of all go where there is room first. These are small, so another try costs little."""
+_WAIT_MS = 25
+"""Doubled with each further try: tasks of a few milliseconds all go to the executor that is warm first, and those that
+take equally long go round."""
+_WAIT_ALL_MS = 1_000
+"""The longest that a try waits in all."""
 
 
 class Homes:
@@ -91,18 +96,31 @@ class Homes:
 
 
 def _spread(spark: SparkSession, count: int, executors: int) -> DataFrame:
-    """One row a partition, cached, as evenly over the executors as a few tries give."""
-    tries = 0
-    while True:
-        # Spark takes equal plans for one: these homes would go with those of another stage.
-        first = next(_firsts)
-        number = (F.col("id") - first).cast("int").alias(_PARTITION)
-        homes = spark.range(first, first + count).select(number).repartitionById(count, F.col(_PARTITION)).cache()
-        homes.count()
-        tries += 1
-        if tries == _TRIES or max(_located(homes).values(), default=0) <= -(-count // max(1, executors)):
-            return homes
-        homes.unpersist()
+    """One row a partition, cached, as evenly over the executors as the best of a few tries gives."""
+    fair = -(-count // max(1, executors))
+    best, most = _cached(spark, count, 0)
+    for tries in range(1, _TRIES):
+        if most <= fair:
+            break
+        homes, largest = _cached(spark, count, min(_WAIT_MS << tries, _WAIT_ALL_MS // fair))
+        worse = best if largest < most else homes
+        best, most = (homes, largest) if largest < most else (best, most)
+        worse.unpersist()
+    return best
+
+
+def _cached(spark: SparkSession, count: int, wait_ms: int) -> tuple[DataFrame, int]:
+    """One row a partition, each cached by a task that takes so long, and how many the executor has that has most."""
+    # Spark takes equal plans for one: these homes would go with those of another stage.
+    first = next(_firsts)
+    number = (F.col("id") - first).cast("int").alias(_PARTITION)
+    homes = spark.range(first, first + count).select(number).repartitionById(count, F.col(_PARTITION))
+    if wait_ms:
+        # True whatever it gives, which Spark cannot know.
+        homes = homes.where(f"coalesce(reflect('java.lang.Thread', 'sleep', {wait_ms}L), '') != 'slept'")
+    homes = homes.cache()
+    homes.count()
+    return homes, max(_located(homes).values(), default=0)
 
 
 def _located(cached: DataFrame) -> Counter[str]:

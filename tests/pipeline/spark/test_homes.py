@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from slackwater.pipeline.spark.homes import Homes
+from slackwater.pipeline.spark.homes import Homes, _cached
 
 pytestmark = pytest.mark.spark
 
@@ -24,6 +24,10 @@ def test_partitions_go_where_they_are_at_home_and_all_rows_with_them(one_spark: 
         plan = placed._jdf.queryExecution().toString()
         # Each side was brought to its partitions once: the rows in every batch, the homes before the first.
         assert plan.partition("== Physical Plan ==")[2].partition("InMemoryRelation")[0].count("Exchange") <= 2
+    # What makes tasks take equally long takes no home away.
+    waiting, most = _cached(spark, 5, 1)
+    assert (sorted(row[0] for row in waiting.collect()), most) == ([0, 1, 2, 3, 4], 5)
+    waiting.unpersist()
     homes.visit(lambda batches: batches)
     homes.close()
     homes.visit(lambda batches: batches)
