@@ -116,10 +116,7 @@ class Again:
         self.trials += 1
         with self.choosing(pieces):
             try:
-                if self._tells_task:
-                    self._planned.count()
-                else:
-                    self._computed.write.format("noop").mode("overwrite").save()
+                self._computed.write.format("noop").mode("overwrite").save()
             except Exception as error:
                 self.last = blamed(error)
                 if self.last is None:
@@ -127,11 +124,6 @@ class Again:
                 task = failed_task(self.spark) if self._tells_task else None
                 return task[0] % TASKS if task is not None else -1
         return None
-
-    @cached_property
-    def _planned(self) -> Any:
-        """The function's rows as an RDD of the JVM: planned once, computed anew by each job."""
-        return self._computed._jdf.queryExecution().toRdd()
 
     def rows_of(self, keys: Collection[int]) -> pa.Table | None:
         """The function's rows of keys, by `_hash`, with `RECORD`; None where it mixes records. One job."""
