@@ -74,16 +74,26 @@ def reports(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **
 
 
 class Batch(NamedTuple):
-    """When a batch started, in seconds since 1970, and how long Spark says that it took."""
+    """When a batch started, in seconds since 1970, how long Spark says that it took, and the rows that it read."""
 
     start: float
     seconds: float
+    rows: int
+
+    @property
+    def end(self) -> float:
+        """When it had committed, in seconds since 1970."""
+        return self.start + self.seconds
 
 
 def batches(query: StreamingQuery) -> list[Batch]:
     """The batches of a query that read rows, as far back as Spark keeps them."""
     return [
-        Batch(datetime.fromisoformat(one["timestamp"]).timestamp(), one["durationMs"]["triggerExecution"] / 1000)
+        Batch(
+            datetime.fromisoformat(one["timestamp"]).timestamp(),
+            one["durationMs"]["triggerExecution"] / 1000,
+            one["numInputRows"],
+        )
         for one in query.recentProgress
         if one["numInputRows"] > 0
     ]
@@ -91,7 +101,7 @@ def batches(query: StreamingQuery) -> list[Batch]:
 
 def ends_ms(query: StreamingQuery) -> list[int]:
     """When each batch of a Spark query that read rows had committed, milliseconds since 1970."""
-    return [round(1000 * (batch.start + batch.seconds)) for batch in batches(query)]
+    return [round(1000 * batch.end) for batch in batches(query)]
 
 
 def started(rows: DataFrame, checkpoint: Path, *, mode: str = "update") -> StreamingQuery:

@@ -35,7 +35,7 @@ CARRIERS = ("AA", "B6", "DL", "UA")
 SIDES = ("slackwater", "spark")
 MEDIAN_S, P99_S = 1.0, 2.0
 _EVENT = "leg string, delay double"
-_SENT = "leg string, flights long, delay double"
+_SENT = "carrier string, leg string, flights long, delay double"
 _LOOK_S = 0.1
 
 
@@ -169,14 +169,11 @@ def _chain(spark: SparkSession, bootstrap: str, folder: Path, topic: str) -> lis
         options = {"kafka.bootstrap.servers": bootstrap, "topic": name, "checkpointLocation": str(folder / name)}
         return messages.writeStream.format("kafka").outputMode("update").options(**options).start()
 
-    def parsed(rows: DataFrame, columns: str) -> DataFrame:
-        return rows.select(F.from_json(F.col("value").cast("string"), columns).alias("row")).select("row.*")
-
     by_leg, by_carrier = f"{topic}-by-leg", f"{topic}-by-carrier"
     create(bootstrap, topic, by_leg, by_carrier)
-    legs = _with_carrier(parsed(topic_of(by_leg), _EVENT)).groupBy("carrier", "leg")
+    legs = _with_carrier(_parsed(topic_of(by_leg))).groupBy("carrier", "leg")
     sums = legs.agg(F.count("*").alias("flights"), F.sum("delay").alias("delay"))
-    carriers = parsed(topic_of(by_carrier), f"carrier string, {_SENT}").groupBy("carrier")
+    carriers = _parsed(topic_of(by_carrier), _SENT).groupBy("carrier")
     return [
         to_topic(_parsed(topic_of(topic)), "leg", by_leg),
         to_topic(sums, "carrier", by_carrier),
@@ -184,10 +181,10 @@ def _chain(spark: SparkSession, bootstrap: str, folder: Path, topic: str) -> lis
     ]
 
 
-def _parsed(raw: DataFrame) -> DataFrame:
+def _parsed(raw: DataFrame, columns: str = _EVENT) -> DataFrame:
     from pyspark.sql import functions as F
 
-    return raw.select(F.from_json(F.col("value").cast("string"), _EVENT).alias("row")).select("row.*")
+    return raw.select(F.from_json(F.col("value").cast("string"), columns).alias("row")).select("row.*")
 
 
 def _with_carrier(rows: DataFrame) -> DataFrame:
@@ -196,9 +193,7 @@ def _with_carrier(rows: DataFrame) -> DataFrame:
 
 def _read(query: StreamingQuery) -> list[tuple[float, int]]:
     """When each batch that read rows had committed, in seconds since 1970, and how many rows."""
-    batches = side.batches(query)
-    counts = [one["numInputRows"] for one in query.recentProgress if one["numInputRows"] > 0]
-    return [(batch.start + batch.seconds, rows) for batch, rows in zip(batches, counts, strict=False)]
+    return [(batch.end, batch.rows) for batch in side.batches(query)]
 
 
 def _until(done: Callable[[], bool], queries: Sequence[StreamingQuery]) -> None:

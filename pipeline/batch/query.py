@@ -42,15 +42,13 @@ def start(
         counts: Where they count what they ask of the store.
 
     Raises:
-        Refused: as `schemas.apply`.
+        Refused: as `applied.apply`.
     """
     stage = config.stage
-    # The first of several topics looks out for requests; where there are channels, markers bring them.
-    asks = next(iter(stage.inputs)) if not stage.channels else ""
     private = Private(config.places.kafka, config.places.s3_settings, aws_variables(os.environ))
     streams = {}
     for name in stage.inputs:
-        options = _options(config, head, name, asks=name == asks, wake=wake, counts=counts)
+        options = _options(config, head, name, wake=wake, counts=counts)
         schema = config.shape.inputs[name] if options.upstream else None
         streams[name] = open_stream(spark, options, private, schema)
     applied = apply(stage, streams)
@@ -88,12 +86,14 @@ def _planned_at_once(spark: SparkSession) -> Iterator[None]:
             spark.conf.set(_ADAPTIVE, before)
 
 
-def _options(config: StageConfig, head: Manifest, name: str, *, asks: bool, wake: Path, counts: Path) -> SourceOptions:
-    """How the source of an input is opened; the one that `asks` looks for requests of snapshots."""
-    at = head.inputs[name]
+def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, counts: Path) -> SourceOptions:
+    """How the source of an input is opened."""
+    at, is_first = head.inputs[name], name == next(iter(config.stage.inputs))
+    # The first of several topics looks out for requests; where there are channels, markers bring them.
+    asks = is_first and not config.stage.channels
     # A topic's source that knows the store looks there for requests.
     looks = bool(at.upstream) or asks
-    wakes = config.shape.due_by is not None and name == next(iter(config.stage.inputs))
+    wakes = is_first and config.shape.due_by is not None
     return SourceOptions(
         input=name,
         topic=at.topic,

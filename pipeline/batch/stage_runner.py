@@ -142,8 +142,7 @@ class StageRunner:
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Start the streaming query at the head's positions."""
-        if self._shape.due_by is not None:
-            self._wake_for(self.head)
+        self._wake_for(self.head)
         wake, counts = self._wake.path, self._meter.folder
         return query.start(spark, self._config, self.head, self._on_batch, wake=wake, counts=counts)
 
@@ -272,14 +271,15 @@ class StageRunner:
 
         taken = sum((result.stats for result in results), Stats())
         self._committer.submit(Change(base, manifest, merges, started, on_commit, taken))
-        if self._shape.due_by is not None:
-            self._wake_for(manifest)
+        self._wake_for(manifest)
         self._batch_s = time.monotonic() - started
         if self._limits.max_unflushed:
             self._on_move(self.head, self.tip)
 
     def _wake_for(self, tip: Manifest) -> None:
         """Have a batch start when a row falls due, or at once where one has."""
+        if self._shape.due_by is None:
+            return
         times = tip.event_time
         if times is None or times.next_due_ms is None or not (times.by_clock or times.owed):
             self._wake.forget()

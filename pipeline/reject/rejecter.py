@@ -54,10 +54,12 @@ class BatchRejecter:
 
     def rescue(self, batch: Batch, error: Exception) -> Computed:
         """See the Protocol."""
-        if blamed(error) is None:
+        blame = blamed(error)
+        if blame is None:
             raise error
         places = places_of(batch.base.inputs, batch.after)
-        task = failed_task(self.spark)
+        # A state's function tells its keys, and no task of Spark's fails.
+        task = failed_task(self.spark) if not blame.keys else None
         # Tasks that read have a stretch each, in the same order.
         near = places.of(task[0]) if task is not None and task[1] == len(places.stretches) else ()
         messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
