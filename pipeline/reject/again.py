@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -23,6 +22,7 @@ from ..batch.schemas import Shape
 from ..spark.provenance import RECORD, hidden, with_records
 from ..state.multi_input import tag
 from .blame import Blame, blamed
+from .failed_task import failed_task
 from .feed import CHOSEN, TASKS, Chosen
 from .places import Places, Reading, left_out
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
     Feed = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_MOST_TASKS = 10_000
-"""Of a stage of Spark's, looked through for the one that failed."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -67,6 +66,12 @@ class Again:
         self._located = [with_records(frame, fed) for frame in self._frames]
         self.rows = tag(self._frames, self.shape.key)
         self._computed = self.rows if self.shape.bound is None else self._hashed(self.rows)
+        self._kept: DataFrame | None = None
+
+    def close(self) -> None:
+        """Let go of what is kept."""
+        if self._kept is not None:
+            self._kept.unpersist()
 
     @cached_property
     def _tells_task(self) -> bool:
@@ -122,18 +127,30 @@ class Again:
                 if self.last is None:
                     raise
                 task = failed_task(self.spark) if self._tells_task else None
-                return task[0] % TASKS if task is not None else -1
+                return task.number % TASKS if task is not None else -1
         return None
 
-    def rows_of(self, keys: Collection[int]) -> pa.Table | None:
-        """The function's rows of keys, by `_hash`, with `RECORD`; None where it mixes records. One job."""
+    def rows_of(self, keys: Collection[int], without: Collection[int]) -> pa.Table | None:
+        """The function's rows of keys, by `_hash`, with `RECORD`; None where it mixes records.
+
+        One job, which reads all records but those left out and keeps their rows: `computed` reads nothing after it.
+        """
         known = [frame for frame in self._located if frame is not None]
         if len(known) < len(self._frames) or self.shape.bound is None:
             return None
+        if self._kept is None:
+            self._kept = self._hashed(tag(known, (*self.shape.key, RECORD)), RECORD).persist()
         self.trials += 1
-        with self.choosing(self.whole()):
-            rows = self._hashed(tag(known, (*self.shape.key, RECORD)), RECORD)
-            return rows.where(F.col("_hash").isin(list(keys))).toArrow()
+        with self.choosing(self.whole(), without):
+            return _except(self._kept, without).where(F.col("_hash").isin(list(keys))).toArrow()
+
+    def computed(self, compute: Callable[[DataFrame], T], without: Collection[int]) -> T:
+        """What `compute` makes of the rows of all records but these."""
+        with self.choosing(self.whole(), without):
+            if self._kept is None:
+                return compute(self.rows)
+            # What is kept may be there from before one of these was found.
+            return compute(_except(self._kept, without).drop(RECORD, "_hash"))
 
     def _hashed(self, rows: DataFrame, *more: str) -> DataFrame:
         assert self.shape.bound is not None  # noqa: S101  a stage with state has one
@@ -152,23 +169,5 @@ def numbered(schema: StructType) -> StructType:
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
 
 
-def failed_task(spark: SparkSession) -> tuple[int, int] | None:
-    """Of this thread's last job the task that failed: its number in its stage, and how many tasks that has.
-
-    None where Spark does not say.
-    """
-    context: Any = spark.sparkContext
-    try:
-        # What it knows comes from listeners, which hear of a failure after those who wait for the job.
-        context._jsc.sc().listenerBus().waitUntilEmpty()
-        tracker, store = context.statusTracker(), context._jsc.sc().statusStore()
-        job = max(tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id")), default=-1)
-        found = tracker.getJobInfo(job)
-        for stage in found.stageIds if found is not None else ():
-            tasks = store.taskList(stage, 0, _MOST_TASKS)
-            for place in range(tasks.size()):
-                if tasks.apply(place).status() == "FAILED":
-                    return int(tasks.apply(place).index()), int(tracker.getStageInfo(stage).numTasks)
-    except Py4JError:
-        pass
-    return None
+def _except(rows: DataFrame, without: Collection[int]) -> DataFrame:
+    return rows.where(~F.col(RECORD).isin(sorted(without))) if without else rows

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import Corruption, Refused, Unavailable
-from ...snapshot.bisect.poison import Passes, Ranges, Search, TooMany
+from ...snapshot.bisect.poison import Passes, Ranges, Search, TooMany, num_items
 from ...store.read.read_stats import Reads
 from ..batch.job import Batch
 from ..batch.task import Result
@@ -33,14 +33,15 @@ class Culprits:
 
     Attributes:
         most: How many there may be.
-        near: Where the first of them is looked for first, as Spark's own tasks say; it may as well be elsewhere.
+        near: Where the first of them is looked for first, as Spark's own tasks say, one after the other; it may as well
+            be elsewhere.
         found: By number, why each is left out.
     """
 
     trials: Trials
     batch: Batch
     most: int
-    near: Ranges = ()
+    near: Sequence[Ranges] = ()
     found: dict[int, Blame] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,8 +77,7 @@ class Culprits:
             if self.batch.stopping():
                 raise error or Refused("the stage is to stop")
             try:
-                with self.again.choosing(self.again.whole(), self.found):
-                    return self.batch.compute(self.again.rows)
+                return self.again.computed(self.batch.compute, self.found)
             except Exception as failed:
                 error = failed
         raise error or AssertionError("nothing was tried")
@@ -97,9 +97,11 @@ class Culprits:
 
     def _first(self, items: Ranges) -> tuple[int, ...]:
         """A record without which the function may pass. Raises `Passes`, and `TooMany` where none may be left out."""
-        if self.near:
+        for near in self.near:
+            if num_items(near) == 1 and self.trials([near]) is None:
+                continue
             with suppress(Passes):
-                return (self._search.first(self.near),)
+                return (self._search.first(near),)
         return (self._search.first(items),)
 
     def _blame(self, place: int) -> Blame:
@@ -130,10 +132,9 @@ class Culprits:
 
     def _of_state(self, blame: Blame) -> dict[int, Blame]:
         """Records for whose keys the state's function fails."""
-        rows = self.again.rows_of(blame.keys)
+        rows = self.again.rows_of(blame.keys, self.found)
         if rows is None:
             return self._by_dry_runs(blame)
-        rows = rows.filter(pa.array(~np.isin(rows[RECORD].to_numpy(), list(self.found))))
         records = records_of(rows)
         numbers = rows[RECORD].to_numpy()
         plain = rows.drop_columns([RECORD])

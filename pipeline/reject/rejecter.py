@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,9 +23,10 @@ from ..batch.schemas import Shape
 from ..batch.task import Result
 from ..kafka.rejects import send_rejects
 from ..spark.places import Places as Whereabouts
-from .again import Again, failed_task, numbered
+from .again import Again, numbered
 from .blame import Blame, blamed
 from .culprits import Culprits
+from .failed_task import failed_task, suspects
 from .feed import KafkaFeed
 from .given import GivenFeed, feeds_of
 from .places import Places, Reading, place_of, places_of
@@ -60,8 +62,8 @@ class BatchRejecter:
         places = places_of(batch.base.inputs, batch.after)
         # A state's function tells its keys, and no task of Spark's fails.
         task = failed_task(self.spark) if not blame.keys else None
-        # Tasks that read have a stretch each, in the same order.
-        near = places.of(task[0]) if task is not None and task[1] == len(places.stretches) else ()
+        # A message of a channel has many records.
+        near = suspects(task, places, each=not self.stage.channels) if task is not None else ()
         messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
         feeds = self._feeds(messages)
         again = Again(self.spark, self.stage, self.shape, places, feeds, messages.num_rows)
@@ -108,12 +110,18 @@ class BatchRejecter:
         return Computed(results, {REJECTED: table})
 
     def _without_culprits(
-        self, batch: Batch, trials: Trials, error: Exception | None, most: int | None = None, near: Ranges = ()
+        self,
+        batch: Batch,
+        trials: Trials,
+        error: Exception | None,
+        most: int | None = None,
+        near: Sequence[Ranges] = (),
     ) -> tuple[tuple[Result, ...], Mapping[int, Blame]]:
         left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
         culprits = Culprits(trials, batch, left, near)
         try:
-            return culprits.compute(error), culprits.found
+            with closing(trials.far):
+                return culprits.compute(error), culprits.found
         except TooMany:
             first = next(iter(culprits.found.values()), None) or trials.last
             said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
