@@ -38,11 +38,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .client import open
-    from .pipeline.api.app import App, repartition, topic
+    from .pipeline.api.app import App
     from .pipeline.api.compaction_policy import leveled, universal
     from .pipeline.api.event_time import event_time
     from .pipeline.api.sink import foreach_version, sink
     from .pipeline.api.table import table
+    from .pipeline.api.topic import repartition, topic
     from .pipeline.messages.decode import decode
     from .pipeline.state.aggregate import aggregate, count, first, last, max, mean, min, sum
     from .pipeline.state.join import join
@@ -57,10 +58,10 @@ _HOMES = {
     "join": "pipeline.state.join",
     "leveled": "pipeline.api.compaction_policy",
     "open": "client",
-    "repartition": "pipeline.api.app",
+    "repartition": "pipeline.api.topic",
     "sink": "pipeline.api.sink",
     "table": "pipeline.api.table",
-    "topic": "pipeline.api.app",
+    "topic": "pipeline.api.topic",
     "universal": "pipeline.api.compaction_policy",
     "update": "pipeline.state.update",
     "upsert": "pipeline.state.upsert",

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from ...durations import parse_ms
 from ...errors import Usage
 from ...store.versions.limits import MAX_TTL_MS
 from .sink import FunctionSink, Sink, TopicSink
-
-if TYPE_CHECKING:
-    from .app import Repartition
-
+from .topic import Repartition
 
 Emits: TypeAlias = Literal["changes", "final"]
-Late: TypeAlias = "Literal['drop', 'keep', 'table'] | Repartition | Sink"
+Late: TypeAlias = Literal["drop", "keep", "table"] | Repartition | Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +45,7 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
     ahead_ms = parse_ms("event_time: ahead", ahead)
     if not 0 <= ahead_ms <= MAX_TTL_MS:
         raise Usage(f"event_time: ahead is {ahead!r}; expected 0 seconds to 1,000,000 days")
-    known = late in ("drop", "keep", "table") if isinstance(late, str) else _takes_rows(late)
-    if not known:
+    if late not in ("drop", "keep", "table") and not isinstance(late, Repartition | TopicSink | FunctionSink):
         raise Usage(
             f"event_time: late is {late!r}; expected 'drop', 'keep', 'table', a slackwater.repartition(...) or a "
             "slackwater.sink(...)"
@@ -61,11 +57,6 @@ def event_time(*, ahead: str = "1 day", late: Late = "drop", emits: Emits = "cha
             "event_time: late rows are kept, so that no window is ever final; say another late=, or leave emits="
         )
     return EventTimeOptions(ahead_ms, late, emits)
-
-
-def _takes_rows(late: object) -> bool:
-    # What declares a repartition topic imports this module.
-    return isinstance(late, TopicSink | FunctionSink) or hasattr(late, "partitions")
 
 
 DEFAULT_EVENT_TIME = event_time()

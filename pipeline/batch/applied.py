@@ -13,7 +13,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from ...errors import Refused
-from ..api.app import Stage, Topic
+from ..api.stage import Stage
+from ..api.topic import Topic
 from ..event_time.watermarks import Declared, declared
 from ..messages.decode import reading
 from ..spark.fan_out import once

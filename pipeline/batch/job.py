@@ -14,7 +14,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.sst import sorted_runs
 from ...store.versions.manifest import Aside, Manifest, Sst
-from ..api.app import Repartition
+from ..api.topic import Repartition
 from ..source.planner import Position
 from ..spark.homes import Homes
 from ..state.failing import StateFailed

@@ -22,8 +22,10 @@ from ...store.sst.hashing import hash_keys
 from ...store.versions import keys
 from ...store.versions.manifest import Column, Table
 from ..api import ttl
-from ..api.app import App, Repartition, Stage, Topic
+from ..api.app import App
 from ..api.sink import Sink
+from ..api.stage import Stage
+from ..api.topic import Repartition, Topic
 from ..event_time.watermarks import Watermark
 from ..messages import outgoing
 from ..messages.registry import forget_latest

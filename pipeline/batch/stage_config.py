@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..source.checkpoint import Checkpoint
 from ..spark.places import Places
 from ..upkeep.write_stall import Triggers

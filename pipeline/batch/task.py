@@ -26,8 +26,8 @@ from ...store.sst import expiry, sorted_runs
 from ...store.sst import writer as sst
 from ...store.sst.hashing import hash_keys, partition_of
 from ...store.versions.manifest import Manifest, Sst, Table
-from ..api.app import Repartition
 from ..api.sink import Encoding, Sink
+from ..api.topic import Repartition
 from ..event_time.late import Lateness
 from ..event_time.progress import Seen, Times
 from ..kafka.messages import split

@@ -24,8 +24,10 @@ from ...store.sst import ttl
 from ...store.versions import commit, history
 from ...store.versions.aside import REJECTED
 from ...store.versions.manifest import Aside, Input, Manifest, Output, Program, Table
-from ..api.app import App, Repartition, Stage, Topic
+from ..api.app import App
+from ..api.stage import Stage
 from ..api.starting_offsets import EARLIEST
+from ..api.topic import Repartition, Topic
 from ..batch.schemas import Shape, ddl_of
 from ..kafka import topics
 from ..publish import claimed as sinks

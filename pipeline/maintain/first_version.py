@@ -14,7 +14,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, EventTime, Manifest, Output
-from ..api.app import App, Stage
+from ..api.app import App
+from ..api.stage import Stage
 from ..api.starting_offsets import StartingOffsets, starting_at, starting_offsets_in, stored_starts
 from ..batch.schemas import Shape, shapes
 from ..claim.claim import Claimer, program_of

@@ -21,7 +21,8 @@ from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import apps
 from ...store.versions.manifest import Input
-from ..api.app import App, Topic
+from ..api.app import App
+from ..api.topic import Topic
 from ..batch.schemas import Shape, ddl_of, shapes
 from ..claim.claim import Claimer
 from ..kafka import topics

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...snapshot.backfill.targets import Target
-from ..api.app import App, Stage, Topic
+from ..api.app import App
 from ..api.event_time import DEFAULT_EVENT_TIME
+from ..api.stage import Stage
 from ..api.table import table
+from ..api.topic import Topic
 from ..batch.applied import over
 from ..state.aggregate import narrowed
 from .left_out import Offsets, without

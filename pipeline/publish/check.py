@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...errors import NotFound, Refused
-from ..api.app import App, Stage
+from ..api.app import App
+from ..api.stage import Stage
 from ..kafka import topics
 from ..kafka.clients import Kafka
 from .claimed import written

@@ -13,7 +13,7 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import published
 from ...store.versions.manifest import Manifest, Sink
 from ..api import sink as api
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..kafka import topics
 from ..kafka.clients import Kafka
 from ..messages import outgoing

@@ -9,8 +9,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.versions import commit, history
 from ...store.versions.manifest import AppInfo, Manifest
 from ...store.versions.published import Place
-from ..api.app import Stage
 from ..api.sink import FunctionSink, Sink
+from ..api.stage import Stage
 from ..kafka.clients import Kafka
 from ..kafka.consumer_groups import group_of
 from ..kafka.transactions import Transactions

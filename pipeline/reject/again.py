@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..batch.applied import over
 from ..batch.schemas import Shape
 from ..spark.provenance import RECORD, hidden, with_records

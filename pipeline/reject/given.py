@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from ...errors import Refused
-from ..api.app import Stage
+from ..api.stage import Stage
 from .feed import CHOSEN, Chosen
 from .places import ROW_BITS, Places, Reading, Stretch, record_number
 

@@ -17,7 +17,7 @@ from ...errors import Refused
 from ...snapshot.bisect.poison import Ranges, TooMany
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..batch.job import Batch, Computed
 from ..batch.schemas import Shape
 from ..batch.task import Result

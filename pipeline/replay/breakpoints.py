@@ -9,7 +9,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ...errors import Refused
-from ..api.app import Stage
+from ..api.stage import Stage
 
 
 def stop_in(stage: Stage) -> tuple[str, ...]:

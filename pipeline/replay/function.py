@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField
 
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..batch.applied import over
 from ..batch.schemas import Shape
 from ..spark.provenance import RECORD, hidden, with_records

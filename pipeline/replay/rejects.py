@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..reject.given import rows_of
 from ..reject.table import Written
 from .inputs import PLACE, Records

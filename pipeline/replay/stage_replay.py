@@ -24,7 +24,7 @@ from ...store.sst.hashing import partition_of
 from ...store.sst.types import HASH, SEQ, sst_schema
 from ...store.versions import history
 from ...store.versions.manifest import Manifest, Table
-from ..api.app import Stage
+from ..api.stage import Stage
 from ..batch.schemas import Shape
 from ..event_time import due
 from ..event_time.late import Lateness

@@ -27,7 +27,8 @@ from ...store.objects.protocol import ObjectStore
 from ...store.objects.s3.access import S3Access
 from ...store.versions import apps, history
 from ...store.versions.manifest import Manifest
-from ..api.app import App, Stage
+from ..api.app import App
+from ..api.stage import Stage
 from ..api.starting_offsets import stored_starts
 from ..batch.stage_config import Limits
 from ..claim.claim import Checked, Claimer, migrate_command

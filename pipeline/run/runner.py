@@ -14,7 +14,8 @@ from ... import instants
 from ...errors import Refused
 from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, Manifest
-from ..api.app import App, Stage
+from ..api.app import App
+from ..api.stage import Stage
 from ..batch.batch_report import BatchReport
 from ..batch.meter import StageMeter
 from ..batch.schemas import Shape, shapes

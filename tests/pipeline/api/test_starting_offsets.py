@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Gone, Refused, Usage
-from slackwater.pipeline.api.app import Topic
 from slackwater.pipeline.api.starting_offsets import starting_at, starting_offsets_in, stored_starts
+from slackwater.pipeline.api.topic import Topic
 from slackwater.pipeline.claim.claim import Claimer
 from slackwater.pipeline.claim.start_positions import StartFinder
 from slackwater.pipeline.dev.kafka import EmbeddedKafka

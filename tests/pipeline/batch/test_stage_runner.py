@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.types import LongType, StructField, StructType
 from slackwater.errors import Fenced
-from slackwater.pipeline.api.app import Repartition, Stage, topic
+from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.api.table import DEFAULT_TABLE
+from slackwater.pipeline.api.topic import Repartition, topic
 from slackwater.pipeline.batch.batch_report import BatchReport
 from slackwater.pipeline.batch.meter import StageMeter
 from slackwater.pipeline.batch.schemas import Shape

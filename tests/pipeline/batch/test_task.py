@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater.errors import Corruption
-from slackwater.pipeline.api.app import Repartition
+from slackwater.pipeline.api.topic import Repartition
 from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.kafka.messages import decode, encode, header_of, marker_header, split
 from slackwater.pipeline.spark.places import Places

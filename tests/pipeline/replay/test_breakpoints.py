@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 from slackwater.errors import Refused
-from slackwater.pipeline.api.app import Stage
+from slackwater.pipeline.api.stage import Stage
 from slackwater.pipeline.replay.breakpoints import stop_in
 
 PROGRAM = '''

@@ -8,7 +8,8 @@ import pytest
 import slackwater as sw
 from msgspec.structs import replace
 from slackwater.errors import Refused, Usage
-from slackwater.pipeline.api.app import App, topic
+from slackwater.pipeline.api.app import App
+from slackwater.pipeline.api.topic import topic
 from slackwater.pipeline.claim.claim import _agreed
 from slackwater.pipeline.upkeep.compactor import Compactor
 from slackwater.store.compaction import merge, plan
