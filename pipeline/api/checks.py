@@ -56,11 +56,11 @@ def check_beside(stage: Stage, app: str, stages: Stages) -> None:
     """
     if stage.name in stages:
         raise Usage(f"app {app!r} has two stages named {stage.name!r}; give one another name=")
-    for one in stage.repartitions:
-        if one.name in written(stages):
-            raise Usage(f"repartition topic {one.name!r} has two writers; one stage writes a topic")
-    for one in stage.sinks:
-        internal_topic(app, stage.name, one.name)
+    for channel in stage.repartitions:
+        if channel.name in written(stages):
+            raise Usage(f"repartition topic {channel.name!r} has two writers; one stage writes a topic")
+    for sink in stage.sinks:
+        internal_topic(app, stage.name, sink.name)
     together = {**stages, stage.name: stage}
     _check_rejected(app, together)
     _check_circles(stage, app, together)
