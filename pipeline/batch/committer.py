@@ -7,8 +7,9 @@ never was is computed again.
 
 A version is built on a head that may not be the newest any more when it is to be committed: a compaction of another
 process (`slackwater compact`) is a version, too. It changes no row, so the batch follows it under the next number
-(`store.compaction.rebase`). So it does where columns were backfilled meanwhile, once its own rows are, too. Whatever
-else took the number ends this writer.
+(`store.compaction.rebase`). So it does where columns were backfilled meanwhile, once its own rows are, too; where only
+the user's function could tell their values, it is `Overtaken`, and computed again. Whatever else took the number ends
+this writer.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from msgspec import structs
 
 from ... import instants
 from ...errors import CommitConflict, Fenced, Refused
+from ...snapshot.backfill.announced import PATIENCE_S, announces
+from ...snapshot.backfill.fill import is_replaced
 from ...store.compaction.plan import Done
 from ...store.compaction.rebase import rebase
 from ...store.objects.protocol import ObjectStore
@@ -38,10 +41,15 @@ from .meter import StageMeter
 
 _REBASES = 100
 """Lost races, to those that commit at the same moment, before a commit gives up."""
+_LOOK_S = 0.2
 _UPLOADS = 4
 """SSTs of one version that are uploaded at once; each is in memory meanwhile."""
 _ASIDE = ("compaction", "backfill")
 """Kinds of versions that others commit beside the batches, under the writer's epoch."""
+
+
+class Overtaken(Exception):
+    """The rows that a batch was built on have other values since; on the newest head it is to be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ class Committer:
         failed: Told, on a thread of this class, why nothing is committed any more.
         fill: Gets the head and the SSTs of a change that was computed before the head had some of its backfills, and
             these; gives the SSTs with their values. None for a stage without a table.
+        patience_s: How long the values of a backfill are waited for that has announced them.
     """
 
     def __init__(
@@ -121,6 +130,7 @@ class Committer:
         max_unflushed: int = 0,
         failed: Callable[[BaseException], None] = lambda _error: None,
         fill: Callable[[Manifest, Sequence[Sst], Sequence[Backfill]], Sequence[Sst]] | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.head = claimed
         """The newest committed version."""
@@ -130,6 +140,9 @@ class Committer:
         self._max_unflushed = max_unflushed
         self._failed = failed
         self._fill = fill
+        self._patience_s = patience_s
+        self._announced = (0, 0.0)
+        """The newest version that announced values, and when that was first seen."""
         self._committing = threading.Lock()
         self._moved = threading.Condition()
         """Guards what follows."""
@@ -156,7 +169,8 @@ class Committer:
             Fenced: A writer with a newer epoch took the stage over.
             CommitConflict: Somebody else, who is no compaction, committed.
             Unavailable: Storage did not answer.
-            Refused: This was closed.
+            Refused: This was closed, or versions that were on their way were overtaken.
+            Overtaken: Without `max_unflushed`: it was built on rows that have other values since. `head` has them.
         """
         if not self._max_unflushed:
             change, commit_seconds = self._commit(change)
@@ -201,17 +215,31 @@ class Committer:
                 self._forget()
                 behind = len(self._unflushed) - 1
                 change.on_commit(Committed(change.before, change.manifest, seconds, commit_seconds, behind))
+            except Overtaken:
+                # Those behind it are built on it.
+                name = f"{change.manifest.app}/{change.manifest.stage}"
+                self._fail(
+                    Refused(
+                        f"stage {name} was backfilled while {len(self._unflushed)} versions waited to be committed, "
+                        "which are of rows as they were before",
+                        hint="nothing committed is lost; start again: these batches are read again",
+                    )
+                )
+                return
             except BaseException as error:
-                # First: whoever waits for the last version looks for errors once this is over.
-                self._failed(error)
-                # It is raised where the next batch ends, too.
-                with self._moved:
-                    self._failure = error
-                    self._moved.notify_all()
+                self._fail(error)
                 return
             with self._moved:
                 self._unflushed.popleft()
                 self._moved.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        # First: whoever waits for the last version looks for errors once this is over.
+        self._failed(error)
+        # It is raised where the next batch ends, too.
+        with self._moved:
+            self._failure = error
+            self._moved.notify_all()
 
     def refresh(self) -> None:
         """Adopt compactions that others committed, and see whether somebody took the stage over. Raises `Fenced`."""
@@ -222,6 +250,8 @@ class Committer:
             compactions, other = self._newer(self.head)
             if compactions:
                 self.head = compactions[-1]
+                if announces(self.head):
+                    self._first_seen_s(self.head)
             if other is not None and other.epoch > self.head.epoch:
                 # The commit that loses says it best.
                 head, now_ms = self.head, instants.now_ms()
@@ -235,6 +265,7 @@ class Committer:
     def _commit(self, change: Change) -> tuple[Change, float]:
         """Commit on the head; the change as it was committed, and the seconds of the put."""
         with self._committing:
+            self.head = self._awaited(self.head)
             change, seconds = self._put(self._onto(change, self.head))
             self.head = change.manifest
         return change, seconds
@@ -257,7 +288,8 @@ class Committer:
                 compactions, _ = self._newer(change.before)
                 if not compactions or attempt == _REBASES - 1:
                     raise
-                change = self._onto(change, compactions[-1])
+                self.head = self._awaited(compactions[-1])
+                change = self._onto(change, self.head)
             else:
                 break
         seconds = time.monotonic() - began
@@ -265,13 +297,41 @@ class Committer:
             self._meter.put(seconds)
         return replace(change, manifest=manifest), seconds
 
+    def _awaited(self, head: Manifest) -> Manifest:
+        """The head, with the values that it announces once they are there, unless they take too long.
+
+        Versions that are on their way (`max_unflushed`) would be lost to them: these do not wait.
+        """
+        while announces(head) and not self._max_unflushed:
+            waited_s = time.monotonic() - self._first_seen_s(head)
+            newer, other = self._newer(head)
+            if newer:
+                head = newer[-1]
+                continue
+            with self._moved:
+                closed = self._moved.wait_for(lambda: self._closed, min(_LOOK_S, self._patience_s - waited_s))
+            if closed or other is not None or waited_s >= self._patience_s:
+                break
+        return head
+
+    def _first_seen_s(self, announced: Manifest) -> float:
+        """When a version was seen that announces values, on the monotonic clock."""
+        if self._announced[0] != announced.version:
+            self._announced = announced.version, time.monotonic()
+        return self._announced[1]
+
     def _onto(self, change: Change, head: Manifest) -> Change:
-        """The change built on this head. Its rows get the values of backfills that they were computed without."""
+        """The change built on this head. Its rows get the values of backfills that they were computed without.
+
+        Raises `Overtaken` where these cannot be told.
+        """
         moved = change.onto(head)
         due = [each for each in head.backfills if each not in change.before.backfills]
         added = [sst for sst in moved.manifest.ssts if sst.object in moved.added] if due else []
         if not added or self._fill is None:
             return moved
+        if head.table is not None and is_replaced(head.table):
+            raise Overtaken
         filled = dict(zip(added, self._fill(head, added, due), strict=True))
         return replace(
             moved, manifest=structs.replace(moved.manifest, ssts=tuple(filled.get(s, s) for s in moved.manifest.ssts))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 from pyspark.sql import SparkSession
 from ulid import ULID
 
 from ... import instants
-from ...errors import NotFound, Refused
+from ...errors import CommitConflict, Fenced, NotFound, Refused
+from ...snapshot.backfill.announced import PATIENCE_S
 from ...snapshot.backfill.scratch import sweep
-from ...snapshot.backfill.swap import swap
-from ...snapshot.backfill.targets import Left, backfillable, nothing
+from ...snapshot.backfill.swap import Swap, Swapped
+from ...snapshot.backfill.targets import Left, Target, at_head, backfillable, nothing
 from ...snapshot.cut.graph import Cut
 from ...snapshot.cut.moments import heads_of
 from ...snapshot.cut.resolve import resolve
@@ -37,12 +40,16 @@ from ..spark.session import spark_session
 from ..spark.shipping import on_path
 from .backfilled import Backfilled, Filled
 from .program import declared, migrate_app, with_spark
-from .reach import is_whole, reach
+from .reach import is_whole, reach, up_to
 from .scratch_run import ScratchRun
 
 _SETTLES_S = 30.0
 """How long to wait for a batch that was under way before what it may need is removed."""
 _LOOK_S = 0.5
+_SHORT_S = PATIENCE_S / 3
+"""A try that took no longer is done by the time that a runner waits."""
+_ATTEMPTS = 5
+"""At the newest version of a stage, which the app moves on meanwhile."""
 
 
 def backfill_file(
@@ -174,42 +181,50 @@ class _AtWork:
         """Compute it, as far as an earlier call has not, and bring it in."""
         target, by = planned.target, whoami()
         stage, columns = target.stage, ", ".join(target.columns)
-        runs = ScratchRun(self._program, self._store, self._options, self._news, self._topics)
-        source, starts = runs.compute(planned)
-        backfill = Backfill(
-            version=target.since + 1,
-            since=target.since,
-            columns=target.ids,
-            app=target.scratch,
-            at=source.version,
-            writer=source.writer,
-            starts=dict(starts),
-            whole=is_whole(target, starts),
-        )
         what = f"bringing {columns} into {stage}"
-        self._news.doing(what)
+        runs = ScratchRun(self._program, self._store, self._options, self._news, self._topics)
         with closing(SstCache(self._options.cache_folder, self._options.cache_bytes)) as cache:
-            done = swap(
+            swapping = Swap(
                 self._store,
                 cache,
                 (target.app, stage),
-                backfill,
                 writer=str(ULID()),
                 by=by,
                 now_ms=instants.now_ms,
                 on_progress=lambda so_far, of: self._news.doing(f"{what}: {so_far} of {of} SSTs"),
             )
+            fill = self._replaced if target.replaces else self._merged
+            filled, done = fill(planned, runs, swapping)
         record(self._store, target.app, "backfill", f"{stage} v{done.manifest.version}: {columns}", by)
         return replace(
-            planned,
-            starts=starts,
-            whole=backfill.whole,
+            filled,
             version=done.manifest.version,
-            keys=sum(sst.rows for sst in source.ssts),
             ssts=done.ssts,
             bytes=done.bytes,
             needed=self._settle(done.manifest),
         )
+
+    def _merged(self, planned: Filled, runs: ScratchRun, swapping: Swap) -> tuple[Filled, Swapped]:
+        """Bring in values that are merged with what rows of any version have."""
+        filled, backfill = _computed(planned, runs)
+        return filled, swapping.bring_in(backfill)
+
+    def _replaced(self, planned: Filled, runs: ScratchRun, swapping: Swap) -> tuple[Filled, Swapped]:
+        """Bring in values that take the place of what the rows of one version have: the newest, if it stays so."""
+        took_s = math.inf
+        for attempt in count(1):
+            # The runner waits no longer than it has to: only for what comes while the last of it is computed.
+            head = swapping.announce() if took_s < _SHORT_S else swapping.head()
+            began_s = time.monotonic()
+            filled, backfill = _computed(up_to(planned, at_head(self._store, planned.target, head)), runs)
+            try:
+                return filled, swapping.onto(head, backfill)
+            except (CommitConflict, Fenced):
+                if attempt == _ATTEMPTS:
+                    raise _too_busy(planned.target) from None
+                took_s = time.monotonic() - began_s
+                self._news.doing(f"v{head.version + 1} of {head.stage} came first: once more, up to there")
+        raise AssertionError
 
     def _settle(self, swapped: Manifest) -> str:
         """Remove what was computed, once no batch is under way that may need it; its name, where that takes long."""
@@ -225,3 +240,29 @@ class _AtWork:
             if time.monotonic() > deadline:
                 return needed[-1]
             time.sleep(_LOOK_S)
+
+
+def _computed(planned: Filled, runs: ScratchRun) -> tuple[Filled, Backfill]:
+    """Compute what is planned; that, with where it began and what came of it, and as manifests tell of it."""
+    target = planned.target
+    source, starts = runs.compute(planned)
+    backfill = Backfill(
+        version=target.since + 1,
+        since=target.since,
+        columns=target.ids,
+        app=target.scratch,
+        at=source.version,
+        writer=source.writer,
+        starts=dict(starts),
+        whole=is_whole(target, starts),
+    )
+    keys = sum(sst.rows for sst in source.ssts)
+    return replace(planned, starts=starts, whole=backfill.whole, keys=keys), backfill
+
+
+def _too_busy(target: Target) -> Refused:
+    return Refused(
+        f"{target.stage} was committed to {_ATTEMPTS} times while the values were computed up to there: the columns of "
+        "a user's function are of one version, and that must still be the newest when they are brought in",
+        hint="stop the app for a moment and run the same command again, which goes on where it is; then start it",
+    )

@@ -1,6 +1,7 @@
 """How far back Kafka goes for a backfill: what of it can be read, and from when."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ...snapshot.backfill.targets import Target
 from ..kafka import records, topics
@@ -30,10 +31,14 @@ def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *
             for partition, (start, end) in enumerate(zip(starts[topic], ends, strict=True))
             if start < end and (time_ms := _time_ms(kafka, name, partition, start, patience_s)) is not None
         ]
-    num = sum(sum(target.ends[topic]) - sum(at) for topic, at in starts.items())
-    if target.records and not num:
-        return None
-    return Filled(target, starts, is_whole(target, starts), num, min(times, default=None))
+    found = up_to(Filled(target, starts, is_whole(target, starts), 0, min(times, default=None)), target)
+    return None if target.records and not found.records else found
+
+
+def up_to(planned: Filled, target: Target) -> Filled:
+    """The same, up to where another target ends."""
+    records = sum(sum(target.ends[topic]) - sum(start) for topic, start in planned.starts.items())
+    return replace(planned, target=target, records=records)
 
 
 def is_whole(target: Target, starts: Mapping[str, tuple[int, ...]]) -> bool:

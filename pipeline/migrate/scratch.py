@@ -18,6 +18,7 @@ from ..api.table import table
 from ..api.topic import Topic
 from ..batch.applied import over
 from ..state.aggregate import narrowed
+from ..state.update import silent
 from .left_out import Offsets, without
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def scratch_program(app: App, target: Target, topics: Mapping[str, str], skipped
         reads=tuple(read.values()),
         writes=(),
         key=app.key_of(stage),
-        state=narrowed(stage.state, target.columns),
+        state=silent(narrowed(stage.state, target.columns)),
         table=table(partitions=stage.table.partitions, compaction=stage.table.compaction),
         max_records=stage.max_records or _MAX_RECORDS,
         trigger=None,

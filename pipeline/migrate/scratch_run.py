@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from ... import instants
 from ...errors import Refused
 from ...snapshot.backfill.scratch import discard
 from ...snapshot.backfill.targets import Target
+from ...snapshot.backfill.windows import read_through
 from ...snapshot.cut.names import version_of
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
 from ...store.versions import apps, history
+from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import AppInfo, Manifest, Program
 from ..api.app import App
 from ..batch.batch_report import BatchReport
@@ -27,12 +30,14 @@ from .left_out import Offsets, left_out
 from .scratch import scratch_program
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScratchRun:
     """Runs apps that compute backfills of one program.
 
     Attributes:
         topics: Users' topics that the app reads under another name, by the declared one.
+        retried: How many rejected records the app had put through when what is computed so far was begun; of what an
+            earlier call left nobody knows, so it is gone on with where there were none.
     """
 
     program: App
@@ -40,6 +45,7 @@ class ScratchRun:
     options: Options
     news: News
     topics: Mapping[str, str]
+    retried: int = 0
 
     def compute(self, planned: Filled) -> tuple[Manifest, Mapping[str, tuple[int, ...]]]:
         """Compute it, as far as an earlier call has not.
@@ -52,14 +58,19 @@ class ScratchRun:
                 as `runner.run`.
         """
         target = planned.target
-        made = scratch_program(self.program, target, self.topics, self._left_out(target))
+        read = self._read(target)
+        made = scratch_program(self.program, target, self.topics, self._left_out(read))
         info = AppInfo(
             target.scratch, instants.now_ms(), starts={self._name(topic): at for topic, at in target.starts.items()}
         )
-        if not self._goes_on(made, info):
+        retried = self._retried(read) if target.replaces else 0
+        if retried != self.retried or not self._goes_on(made, info, target):
             discard(self.store, info.name)
             apps.ensure_app(self.store, info)
-        self._run(made, planned)
+        self.retried = retried
+        head = history.head(self.store, info.name, target.stage)
+        if head is None or not self._has_read(head, target):
+            self._run(made, planned)
         first = history.read(self.store, info.name, target.stage, 1)
         head = history.head(self.store, info.name, target.stage)
         assert head is not None  # noqa: S101  it was run
@@ -83,7 +94,7 @@ class ScratchRun:
 
         (stage,) = made.stages.values()
         # Of a topic that the stage did not read then, nothing.
-        until = dict.fromkeys(stage.inputs, ()) | {self._name(topic): at for topic, at in target.ends.items()}
+        until = dict.fromkeys(stage.inputs, ()) | self._ends(target)
         options = replace(
             self.options,
             stages=(),
@@ -97,21 +108,44 @@ class ScratchRun:
         self.news.doing(what)
         run(made, options, on_commit, news=Told(self.news.doing))
         head = history.head(self.store, target.scratch, target.stage)
-        if head is None or any(any(map(int.__lt__, each.offsets, until[each.topic])) for each in head.inputs.values()):
+        if head is None or not self._has_read(head, target):
             raise Refused(
                 f"the backfill of {target.app} was stopped: {target.stage} has not its values yet",
                 hint="the same command goes on where it stopped",
             )
 
-    def _left_out(self, target: Target) -> Offsets:
-        head = history.head(self.store, target.app, target.stage)
-        migrated = version_of(self.store, head, target.since) if head is not None else None
-        if migrated is None:
-            raise Refused(f"v{target.since} of {target.stage}, which added the columns, was collected meanwhile")
-        with closing(SstCache(self.options.cache_folder, self.options.cache_bytes)) as cache:
-            return left_out(self.store, cache, migrated)
+    def _has_read(self, head: Manifest, target: Target) -> bool:
+        """Whether all is read that is to be read."""
+        return all(at >= end for at, end in self._pairs(head, target))
 
-    def _goes_on(self, made: App, info: AppInfo) -> bool:
+    def _pairs(self, head: Manifest, target: Target) -> Iterator[tuple[int, int]]:
+        """How far each partition is read that the program reads, and is to be read."""
+        ends = self._ends(target)
+        for each in head.inputs.values():
+            yield from zip_longest(each.offsets, ends.get(each.topic, ()), fillvalue=0)
+
+    def _ends(self, target: Target) -> dict[str, tuple[int, ...]]:
+        """By topic as Kafka has it."""
+        return {self._name(topic): at for topic, at in target.ends.items()}
+
+    def _read(self, target: Target) -> Manifest:
+        """The version of the stage up to which the past is read."""
+        head = history.head(self.store, target.app, target.stage)
+        found = version_of(self.store, head, target.at) if head is not None else None
+        if found is None:
+            raise Refused(f"v{target.at} of {target.stage}, up to which the past is read, was collected meanwhile")
+        return found
+
+    def _left_out(self, read: Manifest) -> Offsets:
+        with closing(SstCache(self.options.cache_folder, self.options.cache_bytes)) as cache:
+            return left_out(self.store, cache, read)
+
+    def _retried(self, read: Manifest) -> int:
+        """How many rejected records were put through by a version, by the stage and those before it."""
+        each = map(rejected_of, read_through(self.store, read))
+        return sum(rejected.total - rejected.waiting for rejected in each)
+
+    def _goes_on(self, made: App, info: AppInfo, target: Target) -> bool:
         """Whether an earlier call has begun just this."""
         found = apps.find_app(self.store, info.name)
         if found is None or found.starts != info.starts:
@@ -122,6 +156,8 @@ class ScratchRun:
             return True
         state = stage.state.describe() if stage.state is not None else ""
         if head.table is None or head.table.state != state or _checksum(head.program) != _checksum(program_of(made)):
+            return False
+        if any(at > end for at, end in self._pairs(head, target)):
             return False
         earliest = {each.topic: topics.offsets(self.options.kafka, each.topic)[0] for each in head.inputs.values()}
         return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())

@@ -1,14 +1,15 @@
 """Bringing a backfill into its table: every SST is filled, and one commit puts them in the place of those that were.
 
 The app goes on meanwhile. What it commits before that is filled too: whoever loses the race for a number fills what the
-new head has more, and tries again. A batch that is under way then, and is committed after it, fills its own SSTs
-(`pipeline.batch.committer`). Filled SSTs that no version names are litter, which garbage collection takes.
+new head has more, and tries again. Values that take the place of what rows have are of one version: then whoever loses
+has to compute on, first. A batch that is under way then, and is committed after it, fills its own SSTs, or is computed
+again (`pipeline.batch.committer`). Filled SSTs that no version names are litter, which garbage collection takes.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 
 from msgspec.structs import replace
 
@@ -40,83 +41,124 @@ class Swapped:
     bytes: int
 
 
-def swap(
-    store: ObjectStore,
-    cache: SstCache,
-    names: tuple[str, str],
-    backfill: Backfill,
-    *,
-    writer: str,
-    by: str,
-    now_ms: Callable[[], int],
-    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Swapped:
-    """Commit a version of the stage whose columns have the backfill's values. It takes the stage from nobody.
+class Swap:
+    """A backfill on its way into a table. What is filled for one head is not filled again for the next.
 
     Args:
         store: the store of the app.
         cache: where SSTs come to lie.
         names: app and stage.
-        backfill: what is brought in; its `version` does not count.
         writer: unique id of the caller.
         by: user@host.
         now_ms: the wall clock.
         on_progress: told how many SSTs are filled, and of how many.
-
-    Raises:
-        Refused: the stage is retired, its table was changed meanwhile, a sum has no room, or it took more than half an
-            hour.
-        CommitConflict: others kept winning the race for the next version.
-        Corruption: an SST is missing or damaged.
-        Unavailable: storage did not answer; the version may have been committed.
     """
-    app, stage = names
-    counted, taken, began_s, known = CountingStore(store), Stats(), time.monotonic(), 0
-    filled: dict[str, Sst] = {}
-    for attempt in count(1):
-        head = history.head(counted, app, stage, known=known)
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: SstCache,
+        names: tuple[str, str],
+        *,
+        writer: str,
+        by: str,
+        now_ms: Callable[[], int],
+        on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> None:
+        self._store, self._cache, self._names = CountingStore(store), cache, names
+        self._writer, self._by, self._now_ms, self._on_progress = writer, by, now_ms, on_progress
+        self._taken, self._known = Stats(), 0
+        self._filled: dict[str, Sst] = {}
+        self._began_s: float | None = None
+
+    def head(self) -> Manifest:
+        """The newest version. Raises `Refused` where the stage has no table any more, and `Unavailable`."""
+        app, stage = self._names
+        head = history.head(self._store, app, stage, known=self._known)
         if head is None or head.table is None or head.retired:
             raise Refused(
                 f"stage {app}/{stage} has no table any more that could be backfilled",
                 hint="a program that has the stage brings it back; the same command goes on then",
             )
-        known = head.version
+        self._known = head.version
+        return head
+
+    def announce(self) -> Manifest:
+        """Commit a version that changes nothing, and after which a runner waits (`announced`). Raises as `bring_in`."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            announced = self._draft(self.head())
+            try:
+                commit.commit(self._store, announced)
+            except (CommitConflict, Fenced):
+                if attempt == _ATTEMPTS:
+                    raise
+            else:
+                break
+        return announced
+
+    def onto(self, head: Manifest, backfill: Backfill) -> Swapped:
+        """Commit a version after this one whose columns have the backfill's values. It takes the stage from nobody.
+
+        `backfill` is what is brought in; its `version` does not count.
+
+        Raises:
+            CommitConflict, Fenced: somebody else committed first.
+            Refused: the table was changed meanwhile, a sum has no room, or it took more than half an hour.
+            Corruption: an SST is missing or damaged.
+            Unavailable: storage did not answer; the version may have been committed.
+        """
+        app, stage = self._names
         if is_there(head, backfill):
             return Swapped(head, 0, 0)
+        assert head.table is not None  # noqa: S101  `head` gives no other
         if missing := set(backfill.columns) - set(head.table.ids):
             raise Refused(
                 f"stage {app}/{stage} was migrated meanwhile: {len(missing)} of the columns are gone",
                 hint="run the same command with the program that the app was migrated to",
             )
-        fill = fill_of(counted, cache, head.table, backfill, stage)
-        todo = [sst for sst in head.ssts if sst.object not in filled]
+        self._fill(head, head.table, backfill)
+        draft = self._draft(head)
+        done = replace(backfill, version=draft.version)
+        manifest = replace(
+            draft,
+            ssts=tuple(self._filled[sst.object] for sst in head.ssts),
+            table=_with(head.table, done),
+            backfills=(*head.backfills, done),
+        )
+        self._taken += self._store.take()
+        commit.commit(self._store, charged(head, manifest, self._taken))
+        written = [made for before, made in self._filled.items() if made.object != before]
+        return Swapped(manifest, len(written), sum(sst.bytes for sst in written))
+
+    def _draft(self, head: Manifest) -> Manifest:
+        return commit.successor(
+            head, kind="backfill", epoch=head.epoch, writer=self._writer, by=self._by, now_ms=self._now_ms()
+        )
+
+    def bring_in(self, backfill: Backfill) -> Swapped:
+        """Bring in what is merged with the rows of any version: after a lost race, what is new is filled, too.
+
+        Raises:
+            CommitConflict: others kept winning the race for the next version. Others as `head` and `onto`.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(CommitConflict, Fenced):
+                return self.onto(self.head(), backfill)
+        return self.onto(self.head(), backfill)
+
+    def _fill(self, head: Manifest, table: Table, backfill: Backfill) -> None:
+        """Fill the SSTs of a version that are not filled yet."""
+        app, stage = self._names
+        began_s = self._began_s = self._began_s or time.monotonic()
+        fill = fill_of(self._store, self._cache, table, backfill, stage)
+        todo = [sst for sst in head.ssts if sst.object not in self._filled]
         for start in range(0, len(todo), _AT_ONCE):
             if time.monotonic() - began_s > _LONGEST_S:
                 raise _too_long(app, stage, len(head.ssts))
             some = todo[start : start + _AT_ONCE]
-            made = fill_ssts(counted, cache, names, [fill], some)
-            filled.update(zip((sst.object for sst in some), made, strict=True))
-            on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
-        draft = commit.successor(
-            head, kind="backfill", epoch=head.epoch, writer=writer, by=by, now_ms=now_ms(), duration_ms=0
-        )
-        done = replace(backfill, version=draft.version)
-        manifest = replace(
-            draft,
-            ssts=tuple(filled[sst.object] for sst in head.ssts),
-            table=_with(head.table, done),
-            backfills=(*head.backfills, done),
-        )
-        taken += counted.take()
-        try:
-            commit.commit(counted, charged(head, manifest, taken))
-        except (CommitConflict, Fenced):
-            if attempt == _ATTEMPTS:
-                raise
-        else:
-            break
-    written = [made for before, made in filled.items() if made.object != before]
-    return Swapped(manifest, len(written), sum(sst.bytes for sst in written))
+            made = fill_ssts(self._store, self._cache, self._names, [fill], some)
+            self._filled.update(zip((sst.object for sst in some), made, strict=True))
+            self._on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
 
 
 def is_there(head: Manifest, backfill: Backfill) -> bool:

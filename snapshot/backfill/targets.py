@@ -1,11 +1,12 @@
 """Which columns that migrations added can be computed over the past, from where to where; or why not.
 
 What a stage had read before the migration is known to the offset, and what its columns have since is of all that came
-later. So the past is read up to just there, and both are merged (`fill`).
+later. So the past is read up to just there, and both are merged (`fill`). What a user's function keeps cannot be
+merged: there all is read that the stage has read by now, and what comes of it takes the place of what rows have.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import xxhash
@@ -23,7 +24,7 @@ from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from ..migrate.kinds import FINAL, meaning_of
-from .fill import functions_of
+from .fill import functions_of, is_replaced
 from .windows import beginnings, positions, read_through
 
 _LONGEST_NAME = 63
@@ -33,12 +34,16 @@ _NEUTRAL = ("count", "sum")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Columns of one table that one migration added, and what they are computed from."""
+    """Columns of one table that one migration added, and what they are computed from.
+
+    Of a table that a user's function keeps, all that have no past, whichever migration added them: each may go into the
+    others.
+    """
 
     app: str
     stage: str
     since: int
-    """The stage's version of that migration."""
+    """The stage's version of that migration, or of the last of them."""
     columns: tuple[str, ...]
     """Their names; internal ones are left out."""
     ids: tuple[int, ...]
@@ -47,9 +52,13 @@ class Target:
     """What is to be read, by user's topic as declared: from these offsets on. 0 where nobody knows where the stage
     began: from the first one that Kafka has."""
     ends: Mapping[str, tuple[int, ...]]
-    """Up to these, which the stage had reached with that version."""
+    """Up to these, which the stage had reached with the version `at`."""
     begins: bool
     """Whether the stage itself began at `starts`, with nothing."""
+    at: int
+    """That of the migration; of a table that a user's function keeps, the newest."""
+    replaces: bool = False
+    """Whether the values are those of the version `at`, and take the place of what its rows have."""
 
     @property
     def scratch(self) -> str:
@@ -125,7 +134,25 @@ def _added(head: Manifest) -> dict[int, list[Column]]:
     for column in head.table.values if head.table is not None else ():
         if column.since and column.id not in done:
             found.setdefault(column.since, []).append(column)
+    if found and head.table is not None and is_replaced(head.table):
+        return {max(found): [column for version in sorted(found) for column in found[version]]}
     return found
+
+
+def at_head(store: ObjectStore, target: Target, head: Manifest) -> Target:
+    """What is to be read for a target that takes the place of what rows have at this version, the newest.
+
+    Raises as `positions`, and `Refused` where the app was migrated meanwhile, or where rows wait by now of which nobody
+    knows the records.
+    """
+    planned = version_of(store, head, target.at)
+    if planned is None or planned.migration != head.migration:
+        raise Refused(
+            f"{target.app} was migrated while the past of {target.stage} was computed",
+            hint="run the same command with the program that it was migrated to",
+        )
+    _check_rejected(store, head, "")
+    return replace(target, ends=positions(store, head), at=head.version)
 
 
 def _target(
@@ -137,17 +164,17 @@ def _target(
     declared: Declared,
     since: Cut | None,
 ) -> Target:
-    migrated = head if head.version == version else version_of(store, head, version)
-    if migrated is None:
-        raise Refused(
-            f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
-            hint=ANOTHER_STAGE,
-        )
-    _check_in_flight(store, migrated, declared)
-    _check_rejected(store, migrated)
-    ends = positions(store, migrated)
+    replaces = head.table is not None and is_replaced(head.table)
+    if replaces:
+        read = head
+        _check_rejected(store, read, "")
+    else:
+        read = _migrated(store, head, version)
+        _check_in_flight(store, read, declared)
+        _check_rejected(store, read, " when the app was migrated")
+    ends = positions(store, read)
     if since is None:
-        known = beginnings(store, migrated)
+        known = beginnings(store, read)
         starts, begins = known if known is not None else ({}, False)
     elif head.stage not in since.stages:
         raise Refused(
@@ -159,12 +186,33 @@ def _target(
     starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
     if beyond := sorted(topic for topic, at in ends.items() if any(map(int.__gt__, starts[topic], at))):
         raise Refused(
-            f"{since.ref if since else 'the beginning'} is later than the migration: {head.stage} had read "
-            f"{', '.join(beyond)} less far by v{version}",
+            f"{since.ref if since else 'the beginning'} is later than {'now' if replaces else 'the migration'}: "
+            f"{head.stage} had read {', '.join(beyond)} less far by v{read.version}",
             hint="name an earlier moment, or none, for all that Kafka has",
         )
-    ids = tuple(column.id for column in columns)
-    return Target(head.app, head.stage, version, visible, ids, starts, ends, begins)
+    return Target(
+        app=head.app,
+        stage=head.stage,
+        since=version,
+        columns=visible,
+        ids=tuple(column.id for column in columns),
+        starts=starts,
+        ends=ends,
+        begins=begins,
+        at=read.version,
+        replaces=replaces,
+    )
+
+
+def _migrated(store: ObjectStore, head: Manifest, version: int) -> Manifest:
+    """The version of the migration that added the columns."""
+    found = head if head.version == version else version_of(store, head, version)
+    if found is None:
+        raise Refused(
+            f"v{version} of {head.stage}, which added the columns, was collected: nobody knows what it had read",
+            hint=ANOTHER_STAGE,
+        )
+    return found
 
 
 def _padded(offsets: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -177,17 +225,23 @@ def _check_table(table: Table, columns: list[Column]) -> None:
     functions = functions_of(table, [column.name for column in columns])
     if meaning.kind.removeprefix(FINAL).startswith("upsert("):
         return
-    if not functions:
+    if meaning.due:
         raise Refused(
-            f"its state is {table.state}: what the function made of earlier records cannot be brought together with "
-            "what it made of later ones",
+            f"its rows fall due ({meaning.due_text}): what the function made of each then, with the records that had "
+            "come by then, cannot be computed again",
+            hint=ANOTHER_STAGE,
+        )
+    if not functions and not is_replaced(table):
+        raise Refused(
+            f"its state is {table.state}: what it keeps of earlier records cannot be brought together with what it "
+            "keeps of later ones",
             hint=ANOTHER_STAGE,
         )
     if table.ttl is not None:
         raise Refused(
             "its rows expire: which records a row that came back has lost, Kafka does not know", hint=ANOTHER_STAGE
         )
-    for column in columns:
+    for column in columns if functions else ():
         default = default_of(column).as_py()
         function = functions.get(column.name)
         if default is None or function in ("mean", "first", "last") or (function in _NEUTRAL and default == 0):
@@ -222,18 +276,21 @@ def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Decla
             _check_event_time(name, heads, declared)
 
 
-def _check_rejected(store: ObjectStore, migrated: Manifest) -> None:
-    """See that each record that waited to be retried has offsets, by which it can be left out: a channel's row has not.
+def _check_rejected(store: ObjectStore, read: Manifest, then: str) -> None:
+    """See that each record that waits to be retried has offsets, by which it can be left out: a channel's row has not.
 
     Whoever retries one later adds it to all columns: of those that were computed over the past it must not be a part.
+    `then` says when they waited, where that is not now.
     """
-    for each in read_through(store, migrated):
+    for each in read_through(store, read):
         if (waiting := rejected_of(each).waiting) and any(source.upstream for source in each.inputs.values()):
+            retry = f"slackwater rejected {each.app} --retry"
             raise Refused(
-                f"{waiting:,} rows that {each.stage} rejected waited to be retried when the app was migrated, and of "
-                "which records in the topics these are nobody knows",
-                hint=f"before the next such migration, have them retried: slackwater rejected {each.app} --retry; now "
-                f"{ANOTHER_STAGE}",
+                f"{waiting:,} rows that {each.stage} rejected {'waited' if then else 'wait'} to be retried{then}, and "
+                "of which records in the topics these are nobody knows",
+                hint=f"before the next such migration, have them retried: {retry}; now {ANOTHER_STAGE}"
+                if then
+                else f"have them retried, and run the same command again: {retry}",
             )
 
 

@@ -5,10 +5,13 @@ entries   reads the topic, JSON
 branches  (aggregate)
 
 latest    (upsert) reads the topic, too
+accounts  (update) likewise
 """
 
 import os
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import slackwater as sw
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -58,3 +61,25 @@ def branches(rows: DataFrame) -> DataFrame:
 )
 def latest(raw: DataFrame) -> DataFrame:
     return parsed(raw).where("account is not null").select("seq", "account", "amount", *(["branch"] if MORE else []))
+
+
+def tally(rows: pa.Table, state: pa.Table) -> pa.Table:
+    amounts = pa.table(
+        {"key": rows["_key"], "n": rows["amount"], "squares": pc.multiply(rows["amount"], rows["amount"])}
+    )
+    each = amounts.group_by("key", use_threads=False).aggregate([("n", "count"), ("squares", "sum")])
+    made = {"n": pc.add(pc.fill_null(state["n"], 0), each["n_count"])}
+    if MORE:
+        made["squares"] = pc.add(pc.fill_null(state["squares"], 0), each["squares_sum"])
+        made["spread"] = pc.divide(made["squares"].cast(pa.float64()), made["n"].cast(pa.float64()))
+    return pa.table(made)
+
+
+@app.stage(
+    reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
+    key="account",
+    state=sw.update(tally, state="n long, squares long, spread double" if MORE else "n long"),
+    table=sw.table(partitions=2),
+)
+def accounts(raw: DataFrame) -> DataFrame:
+    return parsed(raw).where("account is not null").select("account", "amount")

@@ -19,7 +19,7 @@ from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.reject.table import Written, row_of, table_of_rows
 from slackwater.snapshot.backfill import fill
 from slackwater.snapshot.backfill.scratch import sweep
-from slackwater.snapshot.backfill.swap import swap
+from slackwater.snapshot.backfill.swap import Swap
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.migrate import find_plan, migrate
 from slackwater.snapshot.rejected.columns import TABLE as REJECTED_RECORDS
@@ -177,7 +177,8 @@ class Shop:
         now_ms = self.clock.tick("totals")
         # One after the other, SSTs get the same names each time.
         with patch.object(fill, "_WORKERS", 1):
-            done = swap(self.store, cache, (APP, "totals"), one, writer="w", by=self.by, now_ms=lambda: now_ms)
+            swapping = Swap(self.store, cache, (APP, "totals"), writer="w", by=self.by, now_ms=lambda: now_ms)
+            done = swapping.bring_in(one)
         record(self.store, APP, "backfill", f"totals v{done.manifest.version}: largest", self.by)
         assert tuple(sweep(self.store, done.manifest, self.clock.now_ms)) == ()
         self.batch(done.manifest, _keys({"NL": (2, 100, 90)}), (6, 3))

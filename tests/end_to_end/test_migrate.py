@@ -26,9 +26,12 @@ COUNTS = {
     "arg_min(account, seq) opened_by, arg_max(account, seq) touched_by, count(amount) entries FROM raw GROUP BY branch",
     "latest": "SELECT account, max(seq) seq, arg_max(amount, seq) amount, arg_max(branch, seq) branch FROM raw "
     "GROUP BY account",
+    "accounts": "SELECT account, count(*) n, sum(amount * amount)::BIGINT squares, avg(amount * amount) spread "
+    "FROM raw GROUP BY account",
 }
 
 WHOLE = {"branches": (1_000, True), "latest": (1_000, True)}
+"""Columns that are merged, of what was read before the migration."""
 
 
 def migrate(
@@ -144,14 +147,16 @@ def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatc
         looked = client.app(ledger.app).backfill(ledger.program, dry_run=True, on_progress=told.append)
     assert "starting Spark" in told
     assert {stage: history.head(store, ledger.app, stage) for stage in before} == before
-    assert {each.target.stage: (each.records, each.whole) for each in looked.filled} == WHOLE
+    found = {each.target.stage: (each.records, each.whole) for each in looked.filled}
+    assert found == WHOLE | {"accounts": (1_000, True)}
 
     # The migration alone; its rows count on from there.
     migrate(ledger, "more", monkeypatch, {})
     ledger.send(500)
     ledger.catch_up(variant="more")
     done = backfill(ledger, monkeypatch)
-    assert {each.target.stage: (each.records, each.whole) for each in done.filled} == WHOLE
+    found = {each.target.stage: (each.records, each.whole) for each in done.filled}
+    assert found == WHOLE | {"accounts": (1_500, True)}, "a user's function is called for all that was read"
     check_counts(ledger)
     kinds = {history.read(store, ledger.app, each.target.stage, each.version).kind for each in done.filled}
     assert kinds == {"backfill"}
@@ -171,7 +176,10 @@ def test_columns_get_their_past_while_the_app_runs(
     with ledger.running() as running, ledger.fed():
         running.await_commit("branches")
         done = backfill(ledger, monkeypatch)
-        assert {each.target.stage: (each.records, each.whole) for each in done.filled} == WHOLE
+        found = {each.target.stage: (each.records, each.whole) for each in done.filled}
+        read, whole = found.pop("accounts")
+        assert (found, whole) == (WHOLE, True)
+        assert read > 1_000, "a user's function is called for what came since, too"
         after = {each.target.stage: each.version for each in done.filled}
         eventually(
             lambda: all(history.head(store, ledger.app, stage).version > at + 1 for stage, at in after.items()),

@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +17,14 @@ from slackwater.pipeline.state.aggregate import narrowed
 from slackwater.pipeline.state.merge import Base, group, merge
 from slackwater.pipeline.state.protocol import BoundState, State
 from slackwater.snapshot.backfill.fill import fill_changes
-from slackwater.snapshot.backfill.swap import swap
+from slackwater.snapshot.backfill.swap import Swap
 from slackwater.snapshot.backfill.targets import Target, backfillable
 from slackwater.snapshot.maintain.stage_compactor import StageCompactor
 from slackwater.snapshot.migrate.columns import evolve
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.migrate.step import applied
+from slackwater.store.objects.protocol import ObjectStore
+from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.read.cache import SstCache
 from slackwater.store.read.multi_get import multi_get
 from slackwater.store.read.read_stats import Reads
@@ -33,8 +36,9 @@ from slackwater.store.versions import apps, commit, history
 from slackwater.store.versions.manifest import AppInfo, Backfill, Column, Input, Manifest, Sst, Table
 from slackwater.store.versions.migrations import Step
 
-from tests.support.collecting import AgingStore
+from tests.support.collecting import AgingStore, Killed
 
+T = TypeVar("T")
 NAMES = ("app", "stage")
 RECORDS = pa.schema([("k", pa.int64()), ("by", pa.int64()), ("amount", pa.int64()), ("name", pa.string())])
 OLD = {"n": sw.count(), "total": sw.sum("amount")}
@@ -62,6 +66,20 @@ def table_of(state: State) -> Table:
     return Table((Column("k", "int64"),), tuple(values), 2, state.describe())
 
 
+class Mortal(Wrapper):
+    """A store whose user is killed at some request."""
+
+    def __init__(self, inner: ObjectStore, requests: int) -> None:
+        super().__init__(inner)
+        self.left = requests
+
+    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return request()
+
+
 @dataclass
 class App:
     """A stage of a topic with one partition, run by hand: before and after its program was changed."""
@@ -72,6 +90,7 @@ class App:
     then: State
     store: AgingStore = field(default_factory=AgingStore)
     max_unflushed: int = 0
+    patience_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.cache = SstCache(self.folder, 1 << 30)
@@ -92,6 +111,7 @@ class App:
             claimed,
             max_unflushed=self.max_unflushed if app == NAMES[0] else 0,
             fill=partial(fill_changes, self.store, self.cache),
+            patience_s=self.patience_s,
         )
 
     def migrate(self) -> Target:
@@ -107,7 +127,7 @@ class App:
             by="me",
             now_ms=1,
             kind="migration",
-            build=lambda draft: applied(draft, step, 1),
+            build=lambda draft: applied(draft, step, draft.migration + 1),
         )
         self.state = self.then
         declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, table_of(self.state))})
@@ -173,7 +193,7 @@ class App:
         tuple(compactor.until_done(full=True))
 
     def compute(self, target: Target, batches: Sequence[int]) -> Backfill:
-        """The past in an app of its own, in batches of its own."""
+        """The past in an app of its own, in batches of its own, from where that stands."""
         runner, state = self.committer, narrowed(self.state, target.columns)
         self.claim(target.scratch, table_of(state))
         (end,) = target.ends["t"]
@@ -194,7 +214,10 @@ class App:
         )
 
     def swap(self, backfill: Backfill) -> None:
-        swap(self.store, self.cache, NAMES, backfill, writer="b", by="me", now_ms=lambda: 1)
+        self.swapping().bring_in(backfill)
+
+    def swapping(self) -> Swap:
+        return Swap(self.store, self.cache, NAMES, writer="b", by="me", now_ms=lambda: 1)
 
     def rows(self, at: Manifest | None = None) -> dict[int, dict[str, object]]:
         """The visible rows of a version, by key."""
@@ -214,9 +237,11 @@ class App:
         sorted_rows, groups = group(rows.append_column("_hash", pa.array(hash_keys(rows, ["k"]))), ["k"])
         keys = sorted_rows.select(["k"]).take(pa.array(groups.starts))
         nothing = pa.table([pa.nulls(groups.num, each.type) for each in state.values], schema=state.values)
-        made = state.merge(sorted_rows, groups, keys, nothing).values
-        assert made.column_names == [each.name for each in table.values]
-        return {key: seen(row) for key, row in zip(keys["k"].to_pylist(), made.to_pylist(), strict=True)}
+        made = state.merge(sorted_rows, groups, keys, nothing)
+        assert made.values.column_names == [each.name for each in table.values]
+        gone = [False] * groups.num if made.deleted is None else made.deleted.tolist()
+        rows = zip(keys["k"].to_pylist(), made.values.to_pylist(), gone, strict=True)
+        return {key: seen(row) for key, row, is_gone in rows if not is_gone}
 
 
 def seen(row: Mapping[str, object]) -> dict[str, object]:
@@ -255,3 +280,27 @@ class _Narrow:
 
 
 UPSERTS = _Narrow(["k", "by", "amount"]), UPSERT
+
+
+def _tally(rows: pa.Table, state: pa.Table) -> pa.Table:
+    """Record by record, whatever batches they come in; one with such a name deletes what was before it."""
+    kept = [{name: row[name] or 0 for name in state.column_names if name != "told"} for row in state.to_pylist()]
+    gone = [False] * len(kept)
+    for record in rows.to_pylist():
+        key, amount = record["_key"], record["amount"] or 0
+        gone[key] = record["name"].endswith("7")
+        for name, more in (("n", 1), ("total", amount), ("squares", amount * amount)):
+            if name in state.column_names:
+                kept[key][name] = 0 if gone[key] else kept[key][name] + more
+    made = {name: pa.array([row[name] for row in kept], pa.int64()) for name in state.column_names if name in kept[0]}
+    if "told" in state.column_names:
+        made["told"] = pa.array([f"{row['n']} records, {row['squares']}" for row in kept])
+    return pa.table({**made, "_deleted": pa.array(gone)})
+
+
+_KEPT = pa.schema([("n", pa.int64()), ("total", pa.int64())])
+UPDATES = (
+    sw.update(_tally, state=_KEPT),
+    sw.update(_tally, state=pa.schema([*_KEPT, ("squares", pa.int64()), ("told", pa.string())])),
+)
+"""What is new is of the columns that there were, and of one another."""

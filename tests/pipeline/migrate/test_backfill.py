@@ -1,10 +1,8 @@
 """A backfill is there as a whole or not at all, and every verb knows that rows are others since."""
 
-from collections.abc import Callable
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -23,16 +21,12 @@ from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.snapshot.query.sql import connect, run_query
 from slackwater.snapshot.status.roster import Beat, beat
 from slackwater.snapshot.verify.verify import verify
-from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.objects.wrapper import Wrapper
 from slackwater.store.versions import apps, history
 from slackwater.store.versions.manifest import Ttl
 from ulid import ULID
 
-from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, records, table_of
+from tests.pipeline.migrate.past import AGGREGATES, NAMES, UPSERTS, App, Mortal, records, table_of
 from tests.support.collecting import Killed
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -41,20 +35,6 @@ def app(tmp_path: Path) -> App:
     app.batch(20)
     app.batch(15)
     return app
-
-
-class Mortal(Wrapper):
-    """A store whose user is killed at some request."""
-
-    def __init__(self, inner: ObjectStore, requests: int) -> None:
-        super().__init__(inner)
-        self.left = requests
-
-    def _ask(self, method: str, key: str, request: Callable[[], T], sent: bytes = b"") -> T:
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-        return request()
 
 
 def test_a_batch_that_was_under_way_gets_the_values_too(app: App) -> None:
@@ -194,8 +174,10 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
         assert "another name" in refused.hint or "new name" in refused.hint, "the way out"
         return refused.message
 
-    assert "its state is update" in why(state="update")
+    assert "its state is join" in why(state="join(how=inner)")
+    assert "its rows fall due (due=high)" in why(state="update(due=high)")
     assert "its rows expire" in why(ttl=Ttl(1_000))
+    assert "its rows expire" in why(ttl=Ttl(1_000), state="update")
     values = tuple(replace(each, default="3") if each.name == "high" else each for each in head.table.values)
     assert "rows from before the migration have 3 in high" in why(values=values)
     upstream = Declared(
@@ -230,9 +212,9 @@ def test_from_a_moment_on_only_later_records_count(app: App) -> None:
 def test_a_long_name_still_names_the_app_that_computes(app: App) -> None:
     target = app.migrate()
     assert target.scratch == "app-backfill-stage-v4"
-    long = type(target)("a" * 63, "s" * 63, 4, (), (), {}, {}, begins=True)
+    long = type(target)("a" * 63, "s" * 63, 4, (), (), {}, {}, begins=True, at=4)
     assert len(long.scratch) == 63
-    assert long.scratch != type(target)("a" * 63, "s" * 63, 5, (), (), {}, {}, begins=True).scratch
+    assert long.scratch != type(target)("a" * 63, "s" * 63, 5, (), (), {}, {}, begins=True, at=4).scratch
 
 
 def test_sums_without_room_are_refused_and_nothing_is_committed(tmp_path: Path) -> None:
