@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,6 +74,21 @@ def reports(app: sw.App, bootstrap: str, store: str, cache: Path, batch: int, **
     return found
 
 
+def sums_in_flight(bootstrap: str, store: str, columns: Sequence[str]) -> list[float]:
+    """Of all that the one stage of `bench` sent to its channel, which nobody reads, the number and sums of columns."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from slackwater.pipeline.kafka.channels import KafkaChannels
+    from slackwater.snapshot.cut.in_flight import in_flight
+    from slackwater.snapshot.cut.resolve import resolve
+    from slackwater.store.objects.open import open_store
+
+    opened = open_store(store)
+    (state,) = in_flight(opened, resolve(opened, "bench", now_ms=round(1000 * time.time())))
+    rows = pa.concat_tables(KafkaChannels({"bootstrap.servers": bootstrap}).read(state))
+    return [float(rows.num_rows), *(float(pc.sum(rows[name]).as_py()) for name in columns)]
+
+
 class Batch(NamedTuple):
     """When a batch started, in seconds since 1970, how long Spark says that it took, and the rows that it read."""
 
@@ -116,6 +132,18 @@ def worked_off(query: StreamingQuery) -> list[int]:
     found = ends_ms(query)
     query.stop()
     return found
+
+
+def worked_off_with_sums(rows: DataFrame, checkpoint: Path, columns: Sequence[str]) -> tuple[list[int], list[float]]:
+    """As `worked_off` of a query that appends, and of its rows the number and the sums of columns."""
+    from pyspark.sql import functions as F
+
+    counted = rows.observe("all", F.count(F.lit(1)).alias("n"), *(F.sum(name).alias(name) for name in columns))
+    query = started(counted, checkpoint, mode="append")
+    query.processAllAvailable()
+    ends, told = ends_ms(query), [one["observedMetrics"] for one in query.recentProgress]
+    query.stop()
+    return ends, [float(sum(each["all"][name] or 0 for each in told if each)) for name in ("n", *columns)]
 
 
 def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int) -> DataFrame:

@@ -1,9 +1,9 @@
-"""A join of two streams within a span of time beside Spark's own: the same sources, pairs and machine.
+"""Joins of two streams, inner and left outer, beside Spark's own: the same sources, rows and machine.
 
 An hour of event time is six batches; a row meets those of the other side up to 20 minutes before and after it, and ten
-minutes late is what may be. `python -m bench.tasks.joins slackwater|spark BOOTSTRAP FOLDER ORDERS PAYMENTS` runs one
-side in a fresh process until it has read both topics, and prints JSON: the seconds from batch to batch, and of all
-pairs their number and the sums of what they say.
+minutes late is what may be. `python -m bench.tasks.joins slackwater|spark inner|left BOOTSTRAP FOLDER ORDERS PAYMENTS`
+runs one side in a fresh process until it has read both topics, and prints JSON: the seconds from batch to batch, and of
+all rows that the join gave their number and the sums of what they say.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from ..support import side
 from ..support.events import KEYS, PARTITIONS, cycles, fill
 from ..support.row import Row
@@ -25,6 +22,7 @@ from ..support.row import Row
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame
+    from slackwater.pipeline.state.join import How
 
 BATCH = 200_000
 """Records of each topic."""
@@ -39,41 +37,45 @@ _STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
 _SAID = ("order", "payment")
 """A number of each side of a pair."""
 SIDES = ("slackwater", "spark")
+HOWS: dict[How, str] = {"inner": "joined", "left": "left outer joined"}
 
 
 class Found(NamedTuple):
     """What one side gave."""
 
     seconds: list[float]
-    pairs: list[float]
+    sums: list[float]
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
-    """A join of two streams beside Spark's on RocksDB."""
-    warm_up, measured = (2, 2) if quick else (WARM_UP, MEASURED)
+    """Joins of two streams, inner and left outer, beside Spark's on RocksDB."""
+    warm_up, measured = (2, 3) if quick else (WARM_UP, MEASURED)
     topics = ("bench-orders", "bench-payments")
     for seed, topic in enumerate(topics):
         fill(bootstrap, (1 + warm_up + measured) * BATCH, topic=topic, seed=seed)
-    each = {
-        name: Found(*side.run("tasks.joins", name, bootstrap, folder / name, *topics, peer=name != "slackwater"))
-        for name in SIDES
-    }
-    if each["slackwater"].pairs != each["spark"].pairs:
-        raise RuntimeError(f"the sides gave other pairs: {each}")
-    ours, spark = (median(each[name].seconds[warm_up:]) for name in SIDES)
-    return [
-        Row.at_least(
-            f"batch of {BATCH:,} rows of each of two streams, joined by {KEYS:,} keys within {WITHIN}, watermark of "
-            f"{DELAY}, median of {measured}",
-            f"{ours:.2f} s",
-            f"Spark's stream-stream join, RocksDB with changelog: {spark:.2f} s",
-            spark / ours,
-            1,
-        )
-    ]
+    return [_row(bootstrap, folder, how, topics, warm_up) for how in HOWS]
 
 
-def app_of(orders: str, payments: str) -> sw.App:
+def _row(bootstrap: str, folder: Path, how: How, topics: tuple[str, str], warm_up: int) -> Row:
+    each = {}
+    for name in SIDES:
+        words = (name, how, bootstrap, folder / how / name, *topics)
+        each[name] = Found(*side.run("tasks.joins", *words, peer=name != "slackwater"))
+    if each["slackwater"].sums != each["spark"].sums:
+        raise RuntimeError(f"the sides gave other rows: {each}")
+    seconds = {name: found.seconds[warm_up:] for name, found in each.items()}
+    ours, spark = (median(seconds[name]) for name in SIDES)
+    return Row.at_least(
+        f"batch of {BATCH:,} rows of each of two streams, {HOWS[how]} by {KEYS:,} keys within {WITHIN}, watermark of "
+        f"{DELAY}, median of {len(seconds['slackwater'])}",
+        f"{ours:.2f} s",
+        f"Spark's stream-stream join, RocksDB with changelog: {spark:.2f} s",
+        spark / ours,
+        1,
+    )
+
+
+def app_of(orders: str, payments: str, how: How) -> sw.App:
     """Pairs of flights of one leg, to a repartition topic."""
     import slackwater as sw
 
@@ -83,7 +85,7 @@ def app_of(orders: str, payments: str) -> sw.App:
         reads=(sw.topic(orders), sw.topic(payments)),
         writes=sw.repartition("pairs", "leg", partitions=PARTITIONS),
         key="leg",
-        state=sw.join(orders, payments, within=WITHIN),
+        state=sw.join(orders, payments, within=WITHIN, how=how),
         table=sw.table(partitions=PARTITIONS),
     )
     def waiting(first: DataFrame, second: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -92,22 +94,14 @@ def app_of(orders: str, payments: str) -> sw.App:
     return app
 
 
-def _slackwater(bootstrap: str, folder: Path, *topics: str) -> Found:
-    from slackwater.pipeline.kafka.channels import KafkaChannels
-    from slackwater.snapshot.cut.in_flight import in_flight
-    from slackwater.snapshot.cut.resolve import resolve
-    from slackwater.store.objects.open import open_store
-
+def _slackwater(how: How, bootstrap: str, folder: Path, *topics: str) -> Found:
     store = str(folder / "store")
-    reports = side.reports(app_of(*topics), bootstrap, store, folder / "cache", BATCH)
+    reports = side.reports(app_of(*topics, how=how), bootstrap, store, folder / "cache", BATCH)
     seconds = cycles([report.time_ms for report in reports if report.rows_in], 0)
-    # Nobody reads the channel, so all pairs are in flight.
-    (state,) = in_flight(open_store(store), resolve(open_store(store), "bench", now_ms=reports[-1].time_ms))
-    pairs = pa.concat_tables(KafkaChannels({"bootstrap.servers": bootstrap}).read(state))
-    return Found(seconds, [float(pairs.num_rows), *(pc.sum(pairs[said]).as_py() for said in _SAID)])
+    return Found(seconds, side.sums_in_flight(bootstrap, store, _SAID))
 
 
-def _spark(bootstrap: str, folder: Path, *topics: str) -> Found:
+def _spark(how: How, bootstrap: str, folder: Path, *topics: str) -> Found:
     from pyspark.sql import functions as F
     from slackwater.pipeline.spark.session import spark_session
 
@@ -118,15 +112,9 @@ def _spark(bootstrap: str, folder: Path, *topics: str) -> Found:
             for topic, said in zip(topics, _SAID, strict=True)
         )
         near = F.expr(f"paid_at BETWEEN at - INTERVAL {WITHIN} AND at + INTERVAL {WITHIN}")
-        pairs = first.alias("o").join(second.alias("p"), (F.col("o.leg") == F.col("p.leg")) & near)
-        observed = pairs.observe("pairs", F.count(F.lit(1)).alias("n"), *(F.sum(said).alias(said) for said in _SAID))
-        query = side.started(observed, folder / "checkpoint", mode="append")
-        query.processAllAvailable()
-        told = [one["observedMetrics"]["pairs"] for one in query.recentProgress if one["observedMetrics"]]
-        sums = [float(sum(each[name] or 0 for each in told)) for name in ("n", *_SAID)]
-        seconds = cycles(side.ends_ms(query), 0)
-        query.stop()
-        return Found(seconds, sums)
+        given = first.alias("o").join(second.alias("p"), (F.col("o.leg") == F.col("p.leg")) & near, how)
+        ends_ms, sums = side.worked_off_with_sums(given, folder / "checkpoint", _SAID)
+        return Found(cycles(ends_ms, 0), sums)
 
 
 def _timed(flights: DataFrame, said: str) -> DataFrame:
@@ -143,8 +131,8 @@ def _timed(flights: DataFrame, said: str) -> DataFrame:
 
 
 if __name__ == "__main__":
-    name, bootstrap, folder, *topics = sys.argv[1:]
+    name, how, bootstrap, folder, *topics = sys.argv[1:]
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
     sides: dict[str, Callable[..., Found]] = {"slackwater": _slackwater, "spark": _spark}
-    print(json.dumps(sides[name](bootstrap, work, *topics)))
+    print(json.dumps(sides[name](how, bootstrap, work, *topics)))

@@ -35,6 +35,7 @@ class Batch:
         base: The version that it is built on.
         after: Where it ends on each input, by declared name.
         clock_ms: By which its keys are looked up.
+        until_ms: Up to when rows fall due with it; None where none ever does, or nobody knows yet.
         compute: Its job over rows of the stage's function: what the tasks report.
         check: The same, but nothing is written; raises what computing raises.
         store, cache: Where its SSTs are, on the driver.
@@ -44,6 +45,7 @@ class Batch:
     base: Manifest
     after: Mapping[str, Position]
     clock_ms: int
+    until_ms: int | None
     compute: Callable[[DataFrame], tuple[Result, ...]]
     check: Callable[[DataFrame], object]
     store: ObjectStore

@@ -86,6 +86,7 @@ class StageJob:
             base,
             after,
             times.clock_ms,
+            times.falling.until_ms if times.falling is not None else None,
             compute=lambda rows: self._compute(rows, base, times),
             check=lambda rows: self._compute(rows, base, checked, only_checks=True),
             store=self._store,

@@ -316,15 +316,21 @@ def _check_declared(app: App, stage: Stage, stored: Table | None) -> None:
     key = key_of_table(declared, (column.name for column in stored.values))
     state = stage.state.describe() if key == declared else described(stage.state.describe())
     if names != key:
+        # Of sessions, the one that a stage's key has is among the values.
+        values = (column.name for column in stored.values if not column.name.startswith("_"))
+        sessions = values if stored.state.startswith(kinds.SESSIONS) else ()
         raise Refused(
             f"stage {stage.name!r}: its key columns are ({', '.join(key)}), but the stored state has "
-            f"({', '.join(names)})",
+            f"({', '.join((*names, *sessions))})",
             hint=f"another key is another table: {ANOTHER_STAGE}; where only names changed, {_keep(app)}",
         )
     if stored.state != state:
         raise Refused(
-            f"stage {stage.name!r}: state is {state}, but was stored as {stored.state}",
-            hint=_keep(app, kinds.differences(stored.state, state)),
+            f"stage {stage.name!r}: state is {kinds.as_declared(state)}, but was stored as "
+            f"{kinds.as_declared(stored.state)}",
+            hint=_keep(app, kinds.differences(stored.state, state))
+            if kinds.may_become(stored.state, state)
+            else ANOTHER_STAGE,
         )
     ttl.agree(stage.name, stored.ttl, stage.table.ttl)
 

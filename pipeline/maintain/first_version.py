@@ -23,6 +23,9 @@ from ..kafka import topics
 from ..kafka.clients import Kafka
 from ..run.program import load_app
 from ..spark.session import spark_session
+from ..state.join import BoundJoin
+from ..state.protocol import BoundState
+from ..state.session import BoundSessions
 
 _CONF = {
     "spark.ui.enabled": "false",
@@ -100,8 +103,8 @@ def first_version(
 
     Raises:
         NotFound: the program has no such stage, or the app reads no such topic, or Kafka has none.
-        Refused: the stage keeps no table or has versions, offsets are not there, or the app was begun at others. Others
-            as `shapes` does.
+        Refused: the stage keeps no table, or one of what waits, or has versions; offsets are not there, or the app was
+            begun at others. Others as `shapes` does.
         Unavailable: Kafka or the store did not answer.
     """
     (declared,) = app.select((name,))
@@ -132,6 +135,7 @@ def first_version(
         raise begun_elsewhere(info)
     with spark_session(f"slackwater init {app.name}", master="local[1]", conf=_CONF) as spark:
         shape = shapes(app, spark)[name]
+    check_takes_rows(f"{app.name}/{name}", shape.bound)
     manifest = Manifest(
         app.name,
         name,
@@ -149,6 +153,16 @@ def first_version(
     )
     others = tuple(each.name for each in app.in_order() if each.name != name)
     return FirstVersion(manifest, info, others, claimer, stage, shape)
+
+
+def check_takes_rows(stage: str, bound: BoundState | None) -> None:
+    """See that a table may begin with rows from elsewhere. Raises `Refused` where it has what waits for others."""
+    kept = {BoundJoin: "rows that wait for a join", BoundSessions: "sessions that are open"}
+    if (what := kept.get(type(bound))) is not None:
+        raise Refused(
+            f"the table of stage {stage} has {what}, which the stage makes of the records that it reads",
+            hint="have it read those that may still wait: starting_timestamp=... of its topic(...), and no init",
+        )
 
 
 def _any_due(shape: Shape) -> EventTime | None:

@@ -18,6 +18,7 @@ from ..batch.task import Result
 from ..spark.provenance import RECORD
 from ..state.failing import described
 from ..state.merge import Base, merge
+from ..state.protocol import as_of
 from .again import records_of
 from .blame import Blame, blamed
 from .places import Reading, place_of, record_number
@@ -140,6 +141,7 @@ class Culprits:
         plain = rows.drop_columns([RECORD])
         bound, base, table = self.again.shape.bound, self.batch.base, self.batch.base.table
         assert bound is not None and table is not None  # noqa: S101, PT018  keys are a state's
+        bound = as_of(bound, self.batch.until_ms)
         errors: dict[int, Blame] = {}
 
         def fails(choices: Sequence[Ranges]) -> int | None:

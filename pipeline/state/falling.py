@@ -18,7 +18,7 @@ from ...store.sst.sorted_runs import bounds
 from ...store.sst.ttl import BEFORE_ALL_MS
 from ...store.sst.types import DUE, HASH, OP, PUT
 from .merge import Base, merge, stored
-from .protocol import BoundState, Groups, Timely
+from .protocol import BoundState, Groups, as_of
 
 EVERY_HASH = bounds(0, 1)
 
@@ -92,8 +92,7 @@ def merge_falling(
     Raises:
         As `merge`.
     """
-    if isinstance(state, Timely):
-        state = state.until(falling.until_ms)
+    state = as_of(state, falling.until_ms)
     made: list[pa.Table] = []
     emitted: list[tuple[pa.Table, ...]] = []
     next_ms: int | None = None

@@ -91,6 +91,11 @@ class Timely(Protocol):
         ...
 
 
+def as_of(state: BoundState, until_ms: int | None) -> BoundState:
+    """A state for a batch in which what is due by then falls due: see `Timely`; itself where it does not ask."""
+    return state.until(until_ms) if isinstance(state, Timely) else state
+
+
 class State(Protocol):
     """A declared state."""
 

@@ -12,7 +12,7 @@ from ...store.sst import ttl
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.evolution import default_of, default_text, widens
 from ...store.versions.manifest import Column, Table, Ttl
-from .kinds import FINAL, Meaning, meaning_of, with_internal
+from .kinds import FINAL, SESSIONS, Meaning, as_declared, meaning_of, with_internal
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
@@ -59,6 +59,7 @@ def evolve(
     had = tuple(replace(column, id=number) for number, column in zip(stored.ids, stored.columns, strict=True))
     known = {name: replace(each, name=name) for each in had for name in (renamed.get(each.name, each.name),)}
     keys = _keys(stage, stored, declared, known)
+    _check_sessions(stage, stored, declared, known)
     next_id = stored.next_id or len(stored.columns) + 1
     values = []
     for column in declared.values:
@@ -115,7 +116,8 @@ def _check_kind(stage: str, stored: Table, declared: Table, was: Meaning, now: M
             hint=ANOTHER_STAGE,
         )
     raise Refused(
-        f"stage {stage!r}: its state is {declared.state} now, and what is stored is of {stored.state}",
+        f"stage {stage!r}: its state is {as_declared(declared.state)} now, and what is stored is of "
+        f"{as_declared(stored.state)}",
         hint=ANOTHER_STAGE,
     )
 
@@ -160,6 +162,20 @@ def _keys(stage: str, stored: Table, declared: Table, known: Mapping[str, Column
             hint=f"where only names changed: {way}" if same_types and way else ANOTHER_STAGE,
         )
     return keys
+
+
+def _check_sessions(stage: str, stored: Table, declared: Table, known: Mapping[str, Column]) -> None:
+    """See that sessions stay in their column: they are still to be emitted, with what is kept of them beside it."""
+    if not stored.state.startswith(SESSIONS):
+        return
+    (before,), (now,) = (
+        [column.name for column in table.values if not column.name.startswith("_")] for table in (stored, declared)
+    )
+    if now not in known:
+        raise Refused(
+            f"stage {stage!r}: its sessions are {now!r} now, and those that are open are stored as {before!r}",
+            hint=f"where only the name changed: --rename {before}={now}",
+        )
 
 
 def _check_same(stage: str, column: Column, before: Column, was: Meaning, now: Meaning) -> None:

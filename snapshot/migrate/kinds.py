@@ -9,12 +9,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ...durations import format_ms
+
 _AGGREGATE = re.compile(r"(?:, )?(?P<name>[^=]+?)=(?P<meaning>(?:count|sum|min|max|mean|first|last)\([^()]*\))")
 _UPSERT = re.compile(r"upsert\(by=(?P<by>.*?)(?P<more>, delete_when=.*)?\)")
 _UPDATE = re.compile(r"update(?:\(due=(?P<due>.*?)(?P<clock>, due_by=clock)?\))?")
+_JOIN = re.compile(r"join\((?P<sides>.*), within=(?P<within>\d+) ms, how=(?P<how>\w+)\)")
 _FINAL = re.compile(r"final\((?P<inner>.*)\)")
 FINAL = "final "
 """What the kind of a table begins with whose rows are emitted once, when their window has ended."""
+SESSIONS = "sessions("
+"""What the text of a table begins with whose one visible value column is a list of open sessions."""
+_CHANGED = ("aggregate", "upsert", "update")
+"""What a kind begins with of which a migration can make another."""
 _PARTS = ("_sum", "_count", "_by")
 """What the internal columns of an aggregate end with."""
 
@@ -55,6 +62,19 @@ def meaning_of(state: str, renamed: Mapping[str, str]) -> Meaning:
         due = match["due"] or ""
         return Meaning("update", {}, renamed.get(due, due), bool(match["clock"]))
     return Meaning(state, {})
+
+
+def may_become(stored: str, declared: str) -> bool:
+    """Whether a migration may have one state go on as another, as far as their kinds say."""
+    was, now = (meaning_of(each, {}).kind.partition("(")[0] for each in (stored, declared))
+    return was == now and was.removeprefix(FINAL) in _CHANGED
+
+
+def as_declared(state: str) -> str:
+    """The text of a state, a join's as a program says it: `join(orders, payments, within=1h, how=left)`."""
+    if match := _JOIN.fullmatch(state):
+        return f"join({match['sides']}, within={format_ms(int(match['within']))}, how={match['how']})"
+    return state
 
 
 def with_internal(state: str, renames: Mapping[str, str]) -> dict[str, str]:

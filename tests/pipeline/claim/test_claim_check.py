@@ -8,7 +8,9 @@ from pyspark.sql import DataFrame
 from slackwater.errors import Refused
 from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.claim.claim import Checked, Claimer, _agreed
+from slackwater.pipeline.maintain.first_version import check_takes_rows
 from slackwater.pipeline.state.due import Final
+from slackwater.pipeline.state.protocol import of_input
 from slackwater.pipeline.state.session import Sessions
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.sst.arrow_types import from_arrow
@@ -65,9 +67,29 @@ def test_a_table_of_sessions_is_that_of_the_key_that_has_them() -> None:
     windows = structs.replace(
         stored, state=state.describe(), key=(Column("visit", from_arrow(session)), *stored.key), values=values[1:]
     )
-    for name, key in (("b", ["visit", "user"]), ("c", ["user"]), ("d", ["hour", "user"])):
-        with pytest.raises(Refused, match=r"(its key columns are|state is)"):
+    for name, key, said, way in (
+        ("b", ["visit", "user"], "state is", "give the changed stage a new name"),
+        ("c", ["user"], "state is", "give the changed stage a new name"),
+        ("d", ["hour", "user"], r"are \(hour, user\), but the stored state has \(user, visit\)", "only names changed"),
+    ):
+        with pytest.raises(Refused, match=said) as refused:
             agreed(name, key, windows)
+        assert way in refused.value.hint
+
+
+def test_no_table_begins_with_rows_from_elsewhere_that_would_wait_for_others() -> None:
+    time, nothing = pa.timestamp("us", "UTC"), pa.schema([("user", pa.string())])
+    sides = [of_input(nothing.append(pa.field(at, time)), name, at) for name, at in (("a", "at"), ("b", "till"))]
+    session = nothing.append(pa.field("visit", pa.struct([("start", time), ("end", time)])))
+    sessions = Sessions(Final(sw.aggregate(n=sw.count())), "visit")
+    for bound, what in (
+        (sw.join("a", "b", within="1 hour").bind(sides, ("user",)), "rows that wait for a join"),
+        (sessions.bind([session], ("visit", "user")), "sessions that are open"),
+    ):
+        with pytest.raises(Refused, match=f"the table of stage shop/till has {what}") as refused:
+            check_takes_rows("shop/till", bound)
+        assert "starting_timestamp" in refused.value.hint
+    check_takes_rows("shop/till", sw.aggregate(n=sw.count()).bind([nothing], ("user",)))
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,17 @@ from slackwater.pipeline.batch.snapshot_events import Outcome
 from slackwater.pipeline.batch.task import Result
 from slackwater.pipeline.event_time.watermarks import Watermark
 from slackwater.pipeline.source.planner import Position
+from slackwater.snapshot.clone.clone import clone
 from slackwater.store.objects.protocol import ObjectStore
-from slackwater.store.versions import codec, commit
+from slackwater.store.versions import codec, commit, history
 from slackwater.store.versions.manifest import Input, Manifest, Table
+
+from tests.support.histories import Kafka, Message
 
 
 @dataclass
 class Committing:
-    """The stage `a/s`, which reads the topic `t`, or others."""
+    """The stage `a/s`, or that of a clone, which reads the topic `t`, or others."""
 
     store: ObjectStore = field(init=False)
     head: Manifest = field(init=False)
@@ -52,6 +55,15 @@ class Committing:
         head = codec.decode(codec.encode(self.head), Manifest, key="k")
         now_ms = head.time_ms + 1
         self._commit(commit.successor(head, kind="claim", epoch=head.epoch + 1, writer="w", by="h:1", now_ms=now_ms))
+
+    def clone(self) -> None:
+        """Go on as a clone of the newest moment, which has its SSTs and knows nothing but what is stored."""
+        name, kafka = f"{self.head.app}b", Kafka()
+        for topic, at in self.head.inputs.items():
+            kafka.topics[topic] = [[Message(())] * at.offsets[0]]
+        clone(self.store, self.head.app, name, topics={}, channels=kafka, by="h:1", now_ms=self.head.time_ms)
+        self.head = history.read(self.store, name, "s", self.head.version)
+        self.restart()
 
     def _commit(self, manifest: Manifest) -> None:
         commit.commit(self.store, manifest)

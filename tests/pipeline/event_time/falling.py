@@ -1,5 +1,6 @@
 """A stage whose rows fall due, at work without Spark: batches as tasks make them, in memory."""
 
+import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ class Stage(Committing):
             made = pa.concat_tables([made, marks]).append_column(MARK, is_mark)
         window = window_of(self.rows)
         task = Noting(
-            self.places,
+            dataclasses.replace(self.places, app=self.head.app),
             "w",
             self.head.version + 1,
             (),

@@ -42,7 +42,7 @@ Step = list[tuple[str, int, int, int]]
 steps = st.lists(
     st.tuples(st.sampled_from(USERS), st.integers(0, 300), st.sampled_from([1, 20, 60]), st.integers(1, 9)), max_size=8
 )
-schedules = st.lists(steps | st.just("restart"), min_size=1, max_size=8)
+schedules = st.lists(steps | st.sampled_from(["restart", "clone"]), min_size=1, max_size=8)
 
 
 def bound(state: State = EVERY, key: tuple[str, ...] = ("session", "user")) -> BoundSessions:
@@ -122,7 +122,7 @@ def check(schedule: list[Step | str]) -> None:
     number = 0
     for step in [*schedule, [], []]:
         if isinstance(step, str):
-            stage.restart()
+            getattr(stage, step)()
             continue
         watermark_ms, handed_on = stage.head.watermark_ms, stage.head.handed_on_ms
         watermark = None if watermark_ms is None else watermark_ms // MINUTE_MS
@@ -213,6 +213,9 @@ def test_a_migration_gives_sessions_another_name_and_other_aggregates_are_refuse
         ("_partials", 3),
         ("_due_at", 4),
     ]
+    with pytest.raises(Refused, match=r"its sessions are 'visit' now, and those that are open .* 'session'") as refused:
+        evolve("visits", stored, renamed, {})
+    assert "--rename session=visit" in refused.value.hint
     more = Sessions(Final(sw.aggregate(clicks=sw.count())), "session").describe()
     with pytest.raises(Refused, match="its state is sessions"):
         evolve("visits", stored, replace(stored, state=more), {})

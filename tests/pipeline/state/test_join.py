@@ -1,5 +1,6 @@
 """Joins of two streams: random schedules equal a computation over the raw input, without Spark."""
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import permutations, product
@@ -52,7 +53,7 @@ WATERMARKS = (
 Row = tuple[str, str | None, int | None]
 """Side, key, minute."""
 rows = st.tuples(st.sampled_from(SIDES), st.sampled_from("aab") | st.none(), st.integers(0, 240) | st.none())
-schedules = st.lists(st.lists(rows, max_size=6) | st.just("restart"), min_size=1, max_size=8)
+schedules = st.lists(st.lists(rows, max_size=6) | st.sampled_from(["restart", "clone"]), min_size=1, max_size=8)
 
 
 @dataclass
@@ -87,7 +88,7 @@ class Stage(Committing):
         times = Times(WATERMARKS, 1 << 50)
         version = self.head.version + 1
         task = Noting(
-            self.places,
+            dataclasses.replace(self.places, app=self.head.app),
             "w",
             version,
             (),
@@ -152,7 +153,7 @@ def check(schedule: list[list[Row] | str], within: int, how: How) -> None:
 
     for step in [*schedule, [], []]:
         if isinstance(step, str):
-            stage.restart()
+            getattr(stage, step)()
             continue
         handed_on = stage.head.handed_on_ms
         first = stage.sent + 1

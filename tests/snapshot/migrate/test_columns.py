@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import NotFound, Refused, SlackwaterError
 from slackwater.snapshot.migrate.columns import check_default, evolve, likely_renames
-from slackwater.snapshot.migrate.kinds import differences, meaning_of, with_internal
+from slackwater.snapshot.migrate.kinds import differences, may_become, meaning_of, with_internal
 from slackwater.snapshot.migrate.words import of_column
 from slackwater.store.sst.arrow_types import to_arrow
 from slackwater.store.sst.evolution import default_of
@@ -215,6 +215,36 @@ def test_the_column_by_which_rows_fall_due_is_renamed_with_it() -> None:
     assert ([each.kind for each in changes], table.ids) == (["added", "removed"], (1, 4, 3))
     assert list(differences(stored.state, declared.state)) == ["- due=until", "+ due=ends"]
     assert meaning_of("update(due=a, due_by=clock)", {"a": "b"}).due_text == "due=b, due_by=clock"
+
+
+def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
+    def joined(right: str = "list<struct<paid: int64>>", state: str = "") -> Table:
+        values = (Column("orders", "list<struct<at: int64>>"), Column("payments", right), Column("_due_at", "int64"))
+        stored = "join(orders, payments, within=3600000 ms, how=inner)"
+        return Table((Column("number", "int64"),), values, 2, state or stored)
+
+    table, changes = evolve("till", joined(), joined("list<struct<paid: int64, cents: int64>>"), {})
+    assert ([each.kind for each in changes], table.ids) == (["widened"], (1, 2, 3, 4))
+    for other in (
+        "join(orders, payments, within=5400000 ms, how=inner)",
+        "join(orders, payments, within=3600000 ms, how=left)",
+        "join(orders, refunds, within=3600000 ms, how=inner)",
+        "join(payments, orders, within=3600000 ms, how=inner)",
+    ):
+        assert not may_become(joined().state, other)
+        with pytest.raises(Refused, match=r"its state is join.* now, and what is stored is of join") as refused:
+            evolve("till", joined(), joined(state=other), {})
+        assert "orders, payments, within=1h, how=inner)" in refused.value.message
+        assert "give the changed stage a new name" in refused.value.hint
+
+
+def test_what_may_become_something_else_is_told_from_what_may_not() -> None:
+    assert may_become("upsert(by=at)", "upsert(by=seen)")
+    assert may_become("update", "update(due=until)")
+    assert may_become("final(aggregate(n=count()))", "final(aggregate(m=count()))")
+    assert not may_become("aggregate(n=count())", "final(aggregate(n=count()))")
+    assert not may_become("aggregate(n=count())", "update")
+    assert not may_become("sessions(final(aggregate(n=count())))", "sessions(final(aggregate(m=count())))")
 
 
 def test_how_a_state_was_declared_says_what_its_columns_mean() -> None:

@@ -1,0 +1,133 @@
+"""Sessions with a watermark beside Spark's own `groupBy(session_window)`: the same source, sessions and machine.
+
+An hour of event time is six batches; five minutes without an event of a leg end its session, and ten minutes late is
+what may be. `python -m bench.tasks.sessions slackwater|spark BOOTSTRAP FOLDER TOPIC` runs one side in a fresh process
+until it has read the topic, and prints JSON: the seconds from batch to batch, and of the sessions that have ended their
+number and the sums of what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..support import side
+from ..support.events import KEYS, PARTITIONS, cycles, fill
+from ..support.row import Row
+
+if TYPE_CHECKING:
+    import slackwater as sw
+    from pyspark.sql import DataFrame
+
+BATCH = 400_000
+WARM_UP = 5
+"""Batches until as many sessions end as begin."""
+MEASURED = 6
+DELAY, GAP = "10 minutes", "5 minutes"
+_BEGIN_US = 1_356_998_400_000_000
+"""2013-01-01."""
+_STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
+"""From record to record of a partition."""
+_SAID = ("flights", "delay")
+"""What is kept of each session."""
+SIDES = ("slackwater", "spark")
+
+
+class Found(NamedTuple):
+    """What one side gave."""
+
+    seconds: list[float]
+    sums: list[float]
+
+
+def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
+    """Session windows beside Spark's groupBy(session_window) on RocksDB."""
+    warm_up, measured = (3, 2) if quick else (WARM_UP, MEASURED)
+    topic = "bench-sessions"
+    fill(bootstrap, (1 + warm_up + measured) * BATCH, topic=topic)
+    each = {}
+    for name in SIDES:
+        words = (name, bootstrap, folder / name, topic)
+        each[name] = Found(*side.run("tasks.sessions", *words, peer=name != "slackwater"))
+    if each["slackwater"].sums != each["spark"].sums:
+        raise RuntimeError(f"the sides gave other sessions: {each}")
+    seconds = {name: found.seconds[warm_up:] for name, found in each.items()}
+    ours, spark = (median(seconds[name]) for name in SIDES)
+    return [
+        Row.at_least(
+            f"batch of {BATCH:,} rows, count and sum by session of {KEYS:,} keys, gap of {GAP}, watermark of {DELAY}, "
+            f"median of {len(seconds['slackwater'])}",
+            f"{ours:.2f} s",
+            f"Spark groupBy(session_window).agg(), RocksDB with changelog: {spark:.2f} s",
+            spark / ours,
+            1,
+        )
+    ]
+
+
+def app_of(topic: str) -> sw.App:
+    """Sessions of each leg, of a topic of flights: counts and sums, to a repartition topic when they have ended."""
+    import slackwater as sw
+
+    app = sw.App("bench")
+
+    @app.stage(
+        reads=sw.topic(topic),
+        writes=sw.repartition("over", ("leg", "session"), partitions=PARTITIONS),
+        key=("leg", "session"),
+        state=sw.aggregate(flights=sw.count(), delay=sw.sum("arr_delay")),
+        table=sw.table(partitions=PARTITIONS),
+        event_time=sw.event_time(emits="final"),
+    )
+    def sessions(flights: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        return _timed(flights).withColumn("session", F.session_window("at", GAP))
+
+    return app
+
+
+def _slackwater(bootstrap: str, folder: Path, topic: str) -> Found:
+    store = str(folder / "store")
+    reports = side.reports(app_of(topic), bootstrap, store, folder / "cache", BATCH)
+    seconds = cycles([report.time_ms for report in reports if report.rows_in], 0)
+    return Found(seconds, side.sums_in_flight(bootstrap, store, _SAID))
+
+
+def _spark(bootstrap: str, folder: Path, topic: str) -> Found:
+    from pyspark.sql import functions as F
+    from slackwater.pipeline.spark.session import spark_session
+
+    conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
+    with spark_session("bench", master="local[2]", conf=conf) as spark:
+        ended = (
+            _timed(side.topic_stream(spark, bootstrap, topic, BATCH))
+            .groupBy(F.session_window("at", GAP), "leg")
+            .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
+        )
+        ends_ms, sums = side.worked_off_with_sums(ended, folder / "checkpoint", _SAID)
+        return Found(cycles(ends_ms, 0), sums)
+
+
+def _timed(flights: DataFrame) -> DataFrame:
+    """Legs and delays of flights; each of a partition is so much later than the one before."""
+    from pyspark.sql import functions as F
+
+    event = F.from_json(F.col("value").cast("string"), "arr_delay double")
+    return flights.select(
+        F.col("key").cast("string").alias("leg"),
+        event["arr_delay"].alias("arr_delay"),
+        F.timestamp_micros(F.lit(_BEGIN_US) + F.col("offset") * _STEP_US).alias("at"),
+    ).withWatermark("at", DELAY)
+
+
+if __name__ == "__main__":
+    name, bootstrap, folder, topic = sys.argv[1:]
+    work = Path(folder)
+    work.mkdir(parents=True, exist_ok=True)
+    sides: dict[str, Callable[[str, Path, str], Found]] = {"slackwater": _slackwater, "spark": _spark}
+    print(json.dumps(sides[name](bootstrap, work, topic)))
