@@ -12,7 +12,7 @@ from ...store.sst import ttl
 from ...store.sst.arrow_types import to_arrow
 from ...store.sst.evolution import default_of, default_text, widens
 from ...store.versions.manifest import Column, Table, Ttl
-from .kinds import FINAL, SESSIONS, Meaning, as_declared, meaning_of, with_internal
+from .kinds import FINAL, JOIN, SESSIONS, Meaning, as_declared, meaning_of, with_internal
 
 ANOTHER_STAGE = (
     "give the changed stage a new name: it begins anew, and the old one is retired; or run the program as another app "
@@ -187,11 +187,18 @@ def _check_same(stage: str, column: Column, before: Column, was: Meaning, now: M
             hint="give it another name: that is a new column, which counts from the migration on, and the old one goes",
         )
     if not widens(to_arrow(before.type), to_arrow(column.type)):
+        # Their columns are those of inputs and of the key, which have no other name.
+        in_lists = was.kind.startswith((JOIN, SESSIONS))
+        way = (
+            "keep the fields that there are, and rename or cast them in the stage that reads what this one sends"
+            if in_lists
+            else "anything else is a new column, under another name"
+        )
         raise Refused(
             f"stage {stage!r}: column {column.name!r} is {column.type} now, and what is stored is {before.type}, which "
             "may not fit",
             hint="an integer may become a larger one, float double, a decimal a larger one, a struct may get fields; "
-            "anything else is a new column, under another name",
+            f"{way}",
         )
 
 

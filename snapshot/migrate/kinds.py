@@ -18,8 +18,8 @@ _JOIN = re.compile(r"join\((?P<sides>.*), within=(?P<within>\d+) ms, how=(?P<how
 _FINAL = re.compile(r"final\((?P<inner>.*)\)")
 FINAL = "final "
 """What the kind of a table begins with whose rows are emitted once, when their window has ended."""
-SESSIONS = "sessions("
-"""What the text of a table begins with whose one visible value column is a list of open sessions."""
+JOIN, SESSIONS = "join(", "sessions("
+"""What the text of a table begins with that has lists of what waits, or of the sessions that are open."""
 _CHANGED = ("aggregate", "upsert", "update")
 """What a kind begins with of which a migration can make another."""
 _PARTS = ("_sum", "_count", "_by")

@@ -225,6 +225,9 @@ def test_a_join_gets_columns_and_stays_the_join_that_it_is() -> None:
 
     table, changes = evolve("till", joined(), joined("list<struct<paid: int64, cents: int64>>"), {})
     assert ([each.kind for each in changes], table.ids) == (["widened"], (1, 2, 3, 4))
+    with pytest.raises(Refused, match="column 'payments' is list<struct<at: int64>> now") as refused:
+        evolve("till", joined(), joined("list<struct<at: int64>>"), {})
+    assert "rename or cast them in the stage that reads" in refused.value.hint
     for other in (
         "join(orders, payments, within=5400000 ms, how=inner)",
         "join(orders, payments, within=3600000 ms, how=left)",
