@@ -20,7 +20,10 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.replay.compare import compare, sent_rows
 from slackwater.pipeline.replay.program import open_program
+from slackwater.pipeline.replay.record import find_record
 from slackwater.pipeline.replay.stage_replay import StageReplay
+from slackwater.snapshot.bisect.predicate import Where
+from slackwater.snapshot.bisect.search import bisect
 from slackwater.store.objects.open import open_store
 from slackwater.store.read.cache import SstCache
 from slackwater.store.versions import history
@@ -34,13 +37,17 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROWS = 25
 """Of each side in a batch."""
 ORDER, PAYMENT = "number long, at timestamp, o long", "number long, paid timestamp, p long"
+POISON = "yesterday"
+"""A time that no cast takes."""
 Record = dict[str, object]
 Found = Counter[tuple[object, ...]]
 
 
 def timed(rows: DataFrame, schema: str) -> DataFrame:
-    parsed = rows.select(F.from_json(F.col("value").cast("string"), schema).alias("r")).select("r.*")
-    return parsed.withWatermark(parsed.columns[1], "10 minutes")
+    as_text = schema.replace("timestamp", "string")
+    parsed = rows.select(F.from_json(F.col("value").cast("string"), as_text).alias("r")).select("r.*")
+    time = parsed.columns[1]
+    return parsed.withColumn(time, F.col(time).cast("timestamp")).withWatermark(time, "10 minutes")
 
 
 def both(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -48,7 +55,10 @@ def both(orders: DataFrame, payments: DataFrame) -> tuple[DataFrame, DataFrame]:
 
 
 def joined(name: str, orders: str, payments: str) -> sw.App:
-    """A left outer join whose rows are kept in a table, with how often each came; late rows likewise."""
+    """A left outer join whose rows are kept in a table, with how often each came; late rows likewise.
+
+    Records that fail are rejected.
+    """
     app, pairs, late = sw.App(name), sw.repartition("pairs", "number"), sw.repartition("late", "number", partitions=1)
     app.stage(
         reads=(sw.topic(orders), sw.topic(payments)),
@@ -57,6 +67,7 @@ def joined(name: str, orders: str, payments: str) -> sw.App:
         state=sw.join(orders, payments, within="30 minutes", how="left"),
         table=sw.table(partitions=2),
         event_time=sw.event_time(late=late),
+        on_error="reject",
     )(both)
     columns = ["number", "at", "o", "paid", "p"]
     for channel in (pairs, late):
@@ -68,7 +79,7 @@ def joined(name: str, orders: str, payments: str) -> sw.App:
 
 
 @pytest.mark.kafka
-def test_a_join_gives_the_rows_of_sparks_own(
+def test_a_join_gives_the_rows_of_sparks_own_but_for_a_poison_record_and_leads_to_records(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
@@ -82,6 +93,8 @@ def test_a_join_gives_the_rows_of_sparks_own(
         for number in numbers:
             for topic, names in ((orders, ("at", "o")), (payments, ("paid", "p"))):
                 some = records(random, number, names)
+                if (number, topic) == (1, payments):
+                    some.insert(9, {"number": 3, "paid": POISON, "p": -1})
                 sent[topic] += some
                 for record in some:
                     producer.produce(topic, json.dumps(record).encode(), partition=0)
@@ -93,13 +106,23 @@ def test_a_join_gives_the_rows_of_sparks_own(
     versions = [one for one in history.after(store, name, "both", 0) if one.kind == "batch"]
     assert found == sparks_own(batches_of(versions, sent), tmp_path)
     assert {row[3] is None for row in found} == {True, False}
+    assert [json.loads(row["value"])["paid"] for row in ledger.table("both_rejected").to_pylist()] == [POISON]
     ledger.verify(name)
     late = sum(one.event_time.late for one in versions if one.event_time)
     assert late == counted(ledger, "all-late").total() > 0
+    _, _, o, _, p = last = max((row for row in found if row[4] is not None), key=lambda row: str(row[3]))
+    wrong = Where(f'FROM "all-pairs" WHERE o = {o} AND p = {p}')
     with open_program(app, store, cache, ledger.kafka) as program:
-        for version in versions[-2:]:
+        for version in versions:
             replay = StageReplay.of(program, version)
             assert compare(replay, sent_rows(replay)).same
+        guilty = find_record(program, bisect(store, cache, name, wrong.sql), wrong)
+    assert guilty.message is not None, guilty.reason
+    assert [hop.stage for hop in guilty.hops] == ["all-pairs", "both"]
+    record = json.loads(guilty.message.value or b"")
+    assert record["number"] == last[0]
+    assert record.get("o", o) == o
+    assert record.get("p", p) == p
 
 
 def records(random: np.random.Generator, number: int, names: tuple[str, str]) -> list[Record]:
@@ -113,10 +136,13 @@ def records(random: np.random.Generator, number: int, names: tuple[str, str]) ->
 
 
 def batches_of(versions: Sequence[Manifest], sent: Mapping[str, list[Record]]) -> list[tuple[list[Record], ...]]:
-    """What each version read of either side. Each is planned by itself, so a batch may have rows of one alone."""
+    """What each version took of either side. Each is planned by itself, so a batch may have rows of one alone."""
     ends = [tuple(version.inputs[topic].offsets[0] for topic in sent) for version in versions]
     return [
-        tuple(some[begin:end] for some, begin, end in zip(sent.values(), before, after, strict=True))
+        tuple(
+            [record for record in some[begin:end] if POISON not in record.values()]
+            for some, begin, end in zip(sent.values(), before, after, strict=True)
+        )
         for before, after in pairwise([(0, 0), *ends])
         if before != after
     ]
