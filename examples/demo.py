@@ -146,7 +146,8 @@ def main() -> None:
         "2  An app on real events",
         f"The {EVENTS:,} flights that left New York in 2013, as JSON, in order of time. `examples/flights.py` is plain "
         "PySpark in three stages, joined by two repartition topics: **legs** parses, **aircraft** remembers each "
-        "aircraft's last leg, **carriers** sums up by carrier. We start it and let the first 200,000 flights come.",
+        "aircraft's last leg, **carriers** sums up by carrier. Others read the topic `knock-on`: it gets each leg that "
+        "is an hour late for its aircraft's sake. We start it and let the first 200,000 flights come.",
     )
     python = shutil.which("python") or sys.executable
     feed = (python, str(HERE / "feed.py"))
@@ -221,7 +222,14 @@ def main() -> None:
         )
         running.wait(60)
 
-    say("8  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
+    say(
+        "8  What others were told",
+        "Each alert is in the topic once, since what is published follows the commits. What was told cannot be taken "
+        "back: so the clone, which computed half a year again, told nobody. `clone --sink` would name a topic for it.",
+    )
+    run("python", str(HERE / "alerts.py"))
+
+    say("9  Production and staging, side by side", "Both are exported by the verb `query`; DuckDB joins them.")
     for ref, name in (("flights", "production"), ("flights-staging", "staging")):
         run("slackwater", "query", ref, "SELECT * FROM carriers", "--out", str(FOLDER / f"{name}.parquet"), quiet=True)
     compare(arrived)

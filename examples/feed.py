@@ -25,6 +25,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.progress import track
 
 PARTITIONS = 4
+ALERTS = "knock-on"
+"""What `flights.py` publishes to, which must be there when it starts."""
 
 
 class Message(NamedTuple):
@@ -138,6 +140,7 @@ def main(
     """Send the flights of 2013 to Kafka, in order of time, and the weather with them if asked."""
     flights = events()
     make_topic(kafka, topic)
+    make_topic(kafka, ALERTS)
     todo: Iterable[Message] = flight_messages(flights, topic, start, end, carrier, fault_from)
     if weather_topic:
         make_topic(kafka, weather_topic)

@@ -3,10 +3,12 @@
     legs      reads the topic `flights`, JSON events
       | by-aircraft
     aircraft  keeps each aircraft's last leg; tells what a leg inherits from it
+      |  '-- knock-on         a topic for others: each leg that is an hour late for its aircraft's sake, once
       | by-carrier
     carriers  totals by carrier
 
-Run it with `slackwater run examples/flights.py`; `make demo` tells a whole story with it.
+`python examples/feed.py` makes both topics and sends the flights, `slackwater run examples/flights.py` runs it.
+`make demo` tells a whole story with it.
 """
 
 import numpy as np
@@ -24,6 +26,7 @@ EVENT = (
 app = sw.App("flights")
 by_aircraft = sw.repartition("by-aircraft", key="tailnum")
 by_carrier = sw.repartition("by-carrier", key="carrier", partitions=2)
+knock_on = sw.sink("knock-on", key="tailnum")
 
 
 @app.stage(reads=sw.topic("flights"), writes=by_aircraft, on_error="reject")
@@ -33,7 +36,7 @@ def legs(flights: DataFrame) -> DataFrame:
     return flights.select(event.alias("e")).select("e.*").where("tailnum is not null and arr_delay is not null")
 
 
-def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
     """What each leg's late departure owes to its aircraft's late arrival less than twelve hours before."""
     key = rows["_key"].to_numpy()
     position = np.arange(len(key))
@@ -51,7 +54,8 @@ def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
 
     legs = pc.add(pc.fill_null(state["legs"], 0), np.bincount(key))
     remembered = rows.filter(last).select(["time", "arr_delay"]).rename_columns(["last_time", "last_arr_delay"])
-    return remembered.append_column("legs", legs), rows.append_column("inherited", inherited)
+    told = rows.append_column("inherited", inherited)
+    return remembered.append_column("legs", legs), told, told.filter(pc.greater_equal(inherited, 60))
 
 
 @app.stage(
@@ -59,10 +63,13 @@ def inherit(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
     state=sw.update(
         inherit,
         state="last_time timestamp, last_arr_delay double, legs long",
-        emits="carrier string, tailnum string, time timestamp, arr_delay double, inherited double",
+        emits=(
+            "carrier string, tailnum string, time timestamp, arr_delay double, inherited double",
+            "tailnum string, carrier string, flight int, origin string, time timestamp, inherited double",
+        ),
         order_by=["time", "flight"],
     ),
-    writes=by_carrier,
+    writes=(by_carrier, knock_on),
 )
 def aircraft(legs: DataFrame) -> DataFrame:
     """One row per aircraft: when it last left New York, how late it arrived, how many legs it has flown."""
