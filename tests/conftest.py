@@ -112,17 +112,18 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegis
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_spark() -> Iterator[None]:
     """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
     from slackwater.pipeline.spark.session import spark_session  # what tests without Spark need not wait for
 
     from tests.support.running import SHORT_LIVED
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
-        with spark_session("tests", master="local[2]"):
-            yield
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
+            stack.enter_context(spark_session("tests", master="local[2]"))
+        yield
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Measured(TypedDict):
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """The same app twice: state partitions with homes, and without."""
-    from tests.end_to_end.spark_cluster import standalone
+    from tests.end_to_end.under_fire.spark_cluster import standalone
 
     topic = f"{TOPIC}-executors"
     fill(bootstrap, BATCH * (BATCHES // 2 if quick else BATCHES), topic=topic)

@@ -252,6 +252,8 @@ def sparks_own(
     spark = SparkSession.getActiveSession()
     assert spark is not None
     (folder / "in").mkdir()
+    # One for all tests of this process: its settings are not for them.
+    spark = spark.newSession()
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
     def start(window: Column, mode: str, note: Callable[[dict[Window, tuple[int, int]]], None]) -> StreamingQuery:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.end_to_end.spark_cluster import standalone
+from tests.end_to_end.under_fire.spark_cluster import standalone
 from tests.support.running import eventually
 
 PARTITIONS = 12

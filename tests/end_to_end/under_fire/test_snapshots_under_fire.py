@@ -32,7 +32,7 @@ def elsewhere(app: Ledger, name: str) -> Ledger:
 @pytest.mark.parametrize(
     ("program", "killed", "count"),
     [
-        pytest.param(DIAMOND, ("debits",), 6, id="diamond"),
+        pytest.param(DIAMOND, ("debits",), 4, id="diamond"),
         pytest.param(LEDGER, ("entries", "accounts"), 15, id="chain and fan-out, long", marks=pytest.mark.soak),
         pytest.param(DIAMOND, ("moves", "debits", "deposits"), 15, id="diamond, long", marks=pytest.mark.soak),
     ],

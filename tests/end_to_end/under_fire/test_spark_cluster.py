@@ -16,13 +16,13 @@ from slackwater.pipeline.dev import ports
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.spark.interpreter import _script
 
-from tests.end_to_end.spark_cluster import standalone, words_of
+from tests.end_to_end.under_fire.spark_cluster import standalone, words_of
 from tests.support.running import APPS, PAIR, Ledger, eventually
 from tests.support.s3_servers import BUCKET, signed
 
 ACCESS_KEY, SECRET_KEY, PASSWORD = "AKIA7HUSHHUSHKEYID", "hush7hush7secretkey", "hush7hush7password"
 SECRETS = (ACCESS_KEY, SECRET_KEY, PASSWORD)
-_ENTRIES = 3_000
+_ENTRIES = 1_500
 
 
 class GuardedKafka(EmbeddedKafka):
@@ -146,7 +146,7 @@ def test_tasks_on_other_machines_get_to_s3_and_kafka_and_no_secret_stands_anywhe
     words = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
     guarded.send(_ENTRIES)
     with standalone(tmp_path / "cluster", workers=2) as cluster:
-        words += ["--master", cluster.url, "--py-files", str(rules), "--max-records", "500"]
+        words += ["--master", cluster.url, "--py-files", str(rules), "--max-records", "300"]
         with guarded.running(*words) as app:
             app.await_commit("branches")
             victim, other = cluster.executors()

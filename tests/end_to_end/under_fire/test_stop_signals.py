@@ -131,16 +131,6 @@ def test_a_second_ctrl_c_waits_for_nothing(ledger: Ledger) -> None:
     nothing_is_lost(ledger)
 
 
-def test_a_jvm_out_of_reach_of_signals_dies_with_a_runner_that_is_killed(ledger: Ledger) -> None:
-    with ledger.running("--stage", "entries") as app:
-        app.await_commit()
-        started = processes(app)
-        assert any(process.name() == "java" for process in started)
-        app.process.kill()
-        _, left = psutil.wait_procs(started, timeout=PATIENCE_S)
-        assert not left
-
-
 @pytest.mark.soak
 def test_a_jvm_that_is_gone_is_told_in_a_sentence(ledger: Ledger) -> None:
     with ledger.running(for_people=True) as app:

@@ -156,10 +156,10 @@ class History:
         yield self._entry(f"p{number}", -number, 1), fault
 
 
-def check(ledger: Ledger, seed: int, *, thins: bool = False) -> Counter[str]:
+def check(ledger: Ledger, seed: int, *, phases: int = PHASES, thins: bool = False) -> Counter[str]:
     """What each fault of a history led to: its record, a span that is proved to hold it, or that its time is gone."""
     history = History(np.random.default_rng(seed), ledger)
-    for phase in range(PHASES):
+    for phase in range(phases):
         history.send(ENTRIES)
         ledger.catch_up(max_records=100, variant=VARIANT)
         for fault in history.faults[phase * KINDS :]:
@@ -220,7 +220,7 @@ def ledger(kafka: EmbeddedKafka, tmp_path: Path) -> Ledger:
 
 
 def test_every_planted_fault_leads_to_its_record(ledger: Ledger) -> None:
-    assert check(ledger, 1) == {"record": PHASES * KINDS}
+    assert check(ledger, 1, phases=2) == {"record": 2 * KINDS}
 
 
 @pytest.mark.soak

@@ -1,0 +1,123 @@
+"""What the app needs is away, or gone for good: waited for, refused by name, or passed over if so told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from slackwater.errors import Gone, Refused
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.dev.s3 import EmbeddedS3
+from slackwater.pipeline.kafka.topics import offsets
+from slackwater.snapshot.cut.requests import open_requests
+from slackwater.snapshot.take.taking import request
+from slackwater.store.objects.open import open_store
+
+from tests.support.running import Ledger, eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def test_a_broker_that_comes_back_is_waited_for_in_one_line(kafka: EmbeddedKafka, ledger: Ledger) -> None:
+    ledger.send(3_000)
+    with ledger.running("--max-records", "500") as app:
+        app.await_commit("branches")
+        kafka.kill()
+        eventually(lambda: "does not answer" in app.errors.read_text(), "the runner says that the broker is away")
+        kafka.start()
+        ledger.send(1_000)
+        app.await_commit("branches")
+        eventually(lambda: "is back" in app.errors.read_text(), "the runner says that the broker is back")
+    ledger.catch_up()
+    ledger.check_tables()
+
+
+@pytest.mark.soak
+def test_a_store_that_comes_back_is_waited_for(
+    kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedS3(tmp_path / "s3") as bucket:
+        for name, value in bucket.environment.items():
+            monkeypatch.setenv(name, value)
+        ledger = Ledger(kafka.bootstrap, tmp_path, store=bucket.store_root)
+        ledger.send(6_000)
+        with ledger.running("--max-records", "500") as app:
+            app.await_commit("branches")
+            bucket.kill()
+            eventually(lambda: bucket.endpoint in app.errors.read_text(), "the runner says that the store is away")
+            bucket.start()
+            ledger.send(1_000)
+            app.await_commit("branches")
+            eventually(ledger.has_caught_up, "every stage has read everything")
+        ledger.check_tables()
+
+
+def test_a_broker_that_is_gone_for_good_ends_the_run_with_a_sentence(ledger: Ledger) -> None:
+    done = ledger.slackwater("run", "tests/apps/ledger.py", "--kafka", "127.0.0.1:9", "--patience", "3", check=False)
+    assert done.returncode == 1
+    assert "127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_offsets_that_are_gone_are_refused_by_name_unless_accepted(ledger: Ledger) -> None:
+    ledger.send(600)
+    ledger.catch_up()
+    ledger.send(600)
+    admin = AdminClient(ledger.kafka)
+    _, ends = offsets(ledger.kafka, ledger.topic)
+    doomed = TopicPartition(ledger.topic, 1, ends[1] - 10)
+    admin.delete_records([doomed])[doomed].result()
+    with pytest.raises(Refused, match=rf"{ledger.topic}\[1\] 200\.\.{ends[1] - 10}") as refused:
+        ledger.catch_up()
+    assert "--accept-loss" in refused.value.hint
+    ledger.catch_up(accept_loss=True)
+    assert sum(ledger.table("branches")["n"].to_pylist()) == 1200 - 190
+
+
+def test_what_is_gone_between_stages_is_passed_over_in_one_claim_by_old_readers_and_new(ledger: Ledger) -> None:
+    ledger.send(600)
+    ledger.catch_up("entries", "accounts", "branches", max_records=200)
+    store = open_store(ledger.store)
+    # Versions, and a snapshot's marker, that `accounts` and `latest` have not read.
+    ledger.send(300)
+    ledger.catch_up("entries", max_records=100)
+    asked = request(store, ledger.app, "under-way", "ada@host")
+    ledger.send(300)
+    ledger.catch_up("entries", max_records=100)
+    topic = f"{ledger.app}-by-account-repartition"
+    _, ends = offsets(ledger.kafka, topic)
+    # In one partition it ends within a version.
+    doomed = [TopicPartition(topic, partition, end - (partition == 2)) for partition, end in enumerate(ends)]
+    admin = AdminClient(ledger.kafka)
+    for deleted in admin.delete_records(doomed).values():
+        deleted.result()
+
+    taken = ledger.slackwater("snapshot", "take", ledger.app, "now-and-here", "--instant", check=False)
+    assert taken.returncode == 1
+    assert "records in flight on 'by-account' to 'accounts' cannot be kept: offsets" in taken.stderr
+    assert "start the app (`slackwater run`)" in taken.stderr
+    assert "accept-loss" not in taken.stderr
+    for stage, begins in (("accounts", "go on at offsets that are"), ("latest", "begin without what is")):
+        said = rf"{begins} gone from Kafka: {topic}\[0\] \d+\.\.{ends[0]}, .* rows of entries, v"
+        with pytest.raises(Gone, match=said):
+            ledger.catch_up(stage)
+
+    ledger.send(300)
+    ledger.catch_up(max_records=100, accept_loss=True)
+    commits = json.loads(ledger.slackwater("log", ledger.app, "--json", "--limit", "1000").stdout)
+    claims = {each["stage"]: each for each in commits if each["lost"]}
+    assert [each["stage"] for each in commits if each["lost"]].count("accounts") == len(claims) - 1 == 1
+    lost = {stage: sum(claims[stage]["lost"]["by-account"]["rows"]) for stage in claims}
+    assert lost == {"accounts": 600, "latest": 1200}
+    assert {each["kind"] for each in claims.values()} == {"claim"}
+    assert sum(ledger.table("accounts")["n"].to_pylist()) == 1500 - 600
+    assert sum(ledger.table("branches")["n"].to_pylist()) == 1500 - 600
+    report = ledger.verify(ledger.app)
+    assert {each.receiver: sum(each.lost) for each in report.ledger if each.lost} == lost
+    assert asked not in open_requests(store, ledger.app)
+    assert (
+        "under-way: stage 'accounts' went on without v" in ledger.slackwater("log", ledger.app, "--operations").stdout
+    )
+    ledger.slackwater("snapshot", "take", ledger.app, "again", "--instant")
+    ledger.verify(f"{ledger.app}@again")

@@ -1,0 +1,118 @@
+"""Runners under way: killed, taken over, stopped and asked for snapshots. Nothing is lost or counted twice."""
+
+import signal
+
+import psutil
+import pytest
+from slackwater.snapshot.cut.resolve import resolve
+from slackwater.snapshot.cut.stored import read_snapshot
+from slackwater.store.objects.open import open_store
+from slackwater.store.versions import history
+
+from tests.support.running import PATIENCE_S, Ledger
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.usefixtures("one_spark")]
+
+
+def test_a_runner_is_taken_over_and_the_next_is_killed_and_no_record_is_lost_or_counted_twice(ledger: Ledger) -> None:
+    with ledger.fed(), ledger.running("--max-records", "500") as first:
+        first.await_commit("branches")
+        with ledger.running("--max-records", "500") as second:
+            second.await_commit("branches")
+            assert first.process.wait(60) == 1
+            said = first.errors.read_text()
+            assert "was taken over" in said
+            assert "Traceback" not in said
+            started = psutil.Process(second.process.pid).children(recursive=True)
+            assert any(process.name() == "java" for process in started)
+            second.process.kill()
+            # The JVM is out of reach of signals, and ends with the runner.
+            assert psutil.wait_procs(started, timeout=PATIENCE_S)[1] == []
+    ledger.catch_up()
+    ledger.check_tables()
+    store = open_store(ledger.store)
+    for stage in history.list_stages(store, ledger.app):
+        versions = list(history.after(store, ledger.app, stage, 0))
+        assert [one.version for one in versions] == list(range(1, len(versions) + 1))
+        assert versions[-1].epoch == 3
+        assert sum(one.kind == "claim" for one in versions) == 3
+
+
+def test_an_app_that_is_killed_while_it_runs_ahead_loses_nothing_and_counts_nothing_twice(ledger: Ledger) -> None:
+    ledger.send(6_000)
+    with ledger.running("--max-records", "400", "--max-unflushed", "4", sabotage="accounts ahead") as app:
+        assert app.process.wait(120) == -signal.SIGKILL
+    left = list(ledger.folder.glob("cache-spool/*/*/stages/accounts/sst/*.parquet"))
+    assert len(left) >= 7, "several versions were acknowledged and not committed"
+    ledger.send(500)
+    ledger.catch_up()
+    ledger.check_tables()
+    ledger.verify(ledger.app)
+
+
+def test_an_idle_runner_answers_a_snapshot_at_once_and_ctrl_c_ends_a_busy_one_in_order(ledger: Ledger) -> None:
+    ledger.send(500)
+    with ledger.running("--max-records", "1000") as app:
+        app.await_commit("branches")
+        ledger.slackwater("snapshot", "take", ledger.app, "idle", "--timeout", "20")
+        with ledger.fed():
+            app.await_commit("branches")
+            code, seconds = app.interrupt()
+        said = app.errors.read_text()
+        assert code == 0, said
+        assert seconds < 10
+        assert "Traceback" not in said
+    assert sum(ledger.table("branches", f"{ledger.app}@idle")["n"].to_pylist()) == 500
+    ledger.catch_up()
+    ledger.check_tables()
+
+
+@pytest.mark.soak  # what it shows of a chain, test_snapshots_under_fire shows of a diamond
+def test_a_snapshot_of_a_running_app_holds_the_same_entries_in_every_stage(ledger: Ledger) -> None:
+    names = ("first", "second")
+    with ledger.fed(), ledger.running("--max-records", "2000") as app:
+        app.await_commit("branches")
+        for name in names:
+            ledger.slackwater("snapshot", "take", ledger.app, name)
+    store = open_store(ledger.store)
+    assert not list(store.list(f"{ledger.app}/requests/"))
+    seen = 0
+    for name in names:
+        ref = f"{ledger.app}@{name}"
+        in_accounts = sum(ledger.table("accounts", ref)["n"].to_pylist())
+        in_branches = sum(ledger.table("branches", ref)["n"].to_pylist())
+        # All of the entries up to the offsets of the first stage, and none after.
+        version = read_snapshot(store, ledger.app, name).stages["entries"]
+        sent = sum(history.read(store, ledger.app, "entries", version).inputs[ledger.topic].offsets)
+        assert in_accounts == in_branches == sent
+        assert sent > seen
+        seen = sent
+
+
+def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_retired(ledger: Ledger) -> None:
+    ledger.send(500)
+    ledger.catch_up()
+    ledger.variant = "without latest"
+    ledger.send(500)
+    with ledger.running() as app:
+        app.await_commit("branches")
+        held_up = ledger.slackwater("snapshot", "take", ledger.app, "held-up", "--timeout", "2", check=False)
+        assert held_up.returncode == 1
+        verb = f"slackwater retire {ledger.app}/latest"
+        assert f"is latest still in the program? if it is gone for good: `{verb}`" in held_up.stderr
+        ledger.slackwater(*verb.split()[1:])
+        ledger.slackwater("snapshot", "take", ledger.app, "at-once", "--timeout", "20")
+        said = app.errors.read_text()
+        assert f"{ledger.app} has latest, which this program has not" in said
+        assert verb in said
+    assert read_snapshot(open_store(ledger.store), ledger.app, "at-once").stages.keys() == {
+        "entries",
+        "accounts",
+        "branches",
+    }
+    ledger.verify(f"{ledger.app}@at-once")
+    assert sum(ledger.table("branches", f"{ledger.app}@at-once")["n"].to_pylist()) == 1_000
+    # The old program has it again: it goes on where it stopped.
+    ledger.catch_up()
+    ledger.check_tables()
+    assert "latest" in resolve(open_store(ledger.store), ledger.app, now_ms=0).stages
