@@ -113,17 +113,30 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRegis
 
 
 @pytest.fixture(scope="session")
-def one_spark() -> Iterator[None]:
+def spark_here() -> Iterator[ExitStack]:
+    """What holds the session of `one_spark` open, once there is one."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def one_spark(spark_here: ExitStack) -> None:
     """One session for all runs in this process; those that are killed or interrupted have processes of their own."""
-    from slackwater.pipeline.spark.session import spark_session  # what tests without Spark need not wait for
+    from pyspark import SparkContext  # what tests without Spark need not wait for
+    from slackwater.pipeline.spark.session import spark_session
 
     from tests.support.running import SHORT_LIVED
 
-    with ExitStack() as stack:
+    if SparkContext._active_spark_context is None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
-            stack.enter_context(spark_session("tests", master="local[2]"))
-        yield
+            spark_here.enter_context(spark_session("tests", master="local[2]"))
+
+
+@pytest.fixture(scope="module")
+def no_spark(spark_here: ExitStack) -> None:
+    """No session runs in this process when the module's tests begin."""
+    spark_here.close()
 
 
 @pytest.fixture

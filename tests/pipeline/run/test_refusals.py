@@ -23,7 +23,7 @@ from slackwater.store.objects.local import LocalStore
 from slackwater.store.versions.apps import create_app, ensure_app
 from slackwater.store.versions.manifest import AppInfo, Column, Origin, Table
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("no_spark")]
 
 ROWS = StructType([StructField("account", StringType()), StructField("amount", LongType())])
 TABLE = Table((Column("account", "string"),), (Column("n", "int64"),), 2, "aggregate(n=count())")
