@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +44,26 @@ def failed_task(spark: SparkSession) -> FailedTask | None:
         job = max(tracker.getJobIdsForGroup(context.getLocalProperty("spark.jobGroup.id")), default=-1)
         found = tracker.getJobInfo(job)
         for stage in found.stageIds if found is not None else ():
-            tasks = store.taskList(stage, 0, _MOST_TASKS)
-            for place in range(tasks.size()):
-                task = tasks.apply(place)
-                if task.status() == "FAILED":
-                    metrics = task.taskMetrics()
-                    read = int(metrics.get().inputMetrics().recordsRead()) if metrics.isDefined() else 0
-                    return FailedTask(int(task.index()), int(tracker.getStageInfo(stage).numTasks), read)
+            listed = store.taskList(stage, 0, _MOST_TASKS)
+            failed = [task for place in range(listed.size()) if (task := listed.apply(place)).status() == "FAILED"]
+            if failed:
+                task = most_failed(failed)
+                metrics = task.taskMetrics()
+                read = int(metrics.get().inputMetrics().recordsRead()) if metrics.isDefined() else 0
+                return FailedTask(int(task.index()), int(tracker.getStageInfo(stage).numTasks), read)
     except Py4JError:
         pass
     return None
+
+
+def most_failed(attempts: Sequence[Any]) -> Any:
+    """The last attempt of the task that failed most often: it is what failed the job.
+
+    A task whose executor was lost has failed as well, and was done by another: no record of its is to blame.
+    """
+    times = Counter(int(attempt.index()) for attempt in attempts)
+    ((index, _),) = times.most_common(1)
+    return max((one for one in attempts if one.index() == index), key=lambda one: int(one.attempt()))
 
 
 def suspects(task: FailedTask, places: Places, *, each: bool) -> tuple[Ranges, ...]:

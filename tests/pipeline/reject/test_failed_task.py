@@ -1,7 +1,9 @@
 """Where a record is looked for, by the task that failed for it."""
 
+from dataclasses import dataclass
+
 import pytest
-from slackwater.pipeline.reject.failed_task import FailedTask, suspects
+from slackwater.pipeline.reject.failed_task import FailedTask, most_failed, suspects
 from slackwater.pipeline.reject.places import Places, Stretch
 from slackwater.snapshot.bisect.poison import Ranges
 
@@ -25,3 +27,22 @@ def test_the_record_that_was_taken_last_then_its_task_s(task: FailedTask, expect
 
 def test_of_messages_with_many_records_it_is_the_task_s() -> None:
     assert suspects(FailedTask(0, 3, 5), PLACES, each=False) == (((0, 50),),)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """As Spark's status store has one."""
+
+    task: int
+    number: int
+
+    def index(self) -> int:
+        return self.task
+
+    def attempt(self) -> int:
+        return self.number
+
+
+def test_a_task_whose_executor_was_lost_is_not_the_one_that_failed_the_job() -> None:
+    lost, culprit = Attempt(0, 0), [Attempt(7, number) for number in range(4)]
+    assert most_failed([lost, *culprit]) == culprit[-1]
