@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...snapshot.bisect.session import Session as Search
     from ...snapshot.bisect.verdict import Step, Verdict
     from ...snapshot.cut.graph import Cut
-    from ...snapshot.cut.lineage import Window
+    from ...snapshot.cut.lineage import Lineage, Window
     from ...store.objects.protocol import ObjectStore
     from ..report.files import Reports
 
@@ -298,14 +298,7 @@ def _parts(
         ),
     )
     yield ""
-    lineage, reads_sources = verdict.lineage, verdict.lineage.direct == verdict.lineage.sources
-    yield Grid.of(("it read", ">records" if reads_sources else ">messages"), _windows(lineage.direct))
-    if not reads_sources:
-        yield ""
-        yield Grid.of(("which came from", ">records"), _windows(lineage.sources))
-    if lineage.lost:
-        yield ""
-        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
+    yield from read(verdict.lineage)
     if verdict.keys:
         yield from _keys(verdict.keys, out)
     if guilty is not None:
@@ -345,6 +338,24 @@ def _keys(keys: "ChangedKeys", out: Path | None) -> Iterator[Part]:
         yield f"and {formats.count(len(shown) - formats.MOST_SHOWN)} more{where or '; --json and --out FILE give all'}"
     elif out is not None:
         yield f"{formats.plural(len(keys), 'key')} in {out}"
+
+
+def read(lineage: "Lineage") -> Iterator[Part]:
+    """What a commit read, what that came from, and what it passed over."""
+    reads_sources = lineage.direct == lineage.sources
+    if lineage.direct:
+        yield Grid.of(("it read", ">records" if reads_sources else ">messages"), _windows(lineage.direct))
+    else:
+        yield "it read no record"
+    if not reads_sources:
+        yield ""
+        if lineage.sources:
+            yield Grid.of(("which came from", ">records"), _windows(lineage.sources))
+        else:
+            yield "no record is behind these: rows fell due, windows ended, or rejected records were retried"
+    if lineage.lost:
+        yield ""
+        yield Grid.of(("gone from Kafka and never read", ">messages"), _windows(lineage.lost))
 
 
 def _windows(windows: "tuple[Window, ...]") -> Iterator[tuple[str, str]]:

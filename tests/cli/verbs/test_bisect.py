@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from slackwater.cli.tables import Grid
+from slackwater.cli.verbs.bisect import read
 from slackwater.settings import Settings
+from slackwater.snapshot.cut.lineage import Lineage, Window
 from slackwater.store.objects.protocol import ObjectStore
 
 from tests.cli.verbs.calling import BAD, BROKEN, done, from_json, slackwater
@@ -16,6 +19,9 @@ pytestmark = pytest.mark.usefixtures("isolated")
 
 APART = "SELECT c.flights FROM carriers c, aircraft a WHERE c.flights >= 12 AND a.tail = 'N0' AND a.flights >= 9"
 """True when two tables have got somewhere; either may be the last to get there."""
+
+
+NOBODY = "no record is behind these: rows fell due, windows ended, or rejected records were retried"
 
 
 @pytest.fixture
@@ -61,6 +67,31 @@ def test_bisect_lays_out_the_verdict_and_what_to_type_next() -> None:
     assert f"slackwater query flights/aircraft@v6 '{BAD}'" in result.stdout
     assert "slackwater clone flights/aircraft@v6 flights-staging" in result.stdout
     assert "good" in result.stderr.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("direct", "sources", "said"),
+    [
+        pytest.param((Window("a", 0, 3, 5),), (Window("a", 0, 3, 5),), ["it read"], id="a topic of the user's"),
+        pytest.param((Window("c", 0, 3, 5),), (Window("a", 1, 0, 9),), ["it read", "", "which came from"], id="both"),
+        pytest.param((), (), ["it read no record"], id="nothing: rows fell due"),
+        pytest.param(
+            (Window("c", 0, 3, 5),),
+            (),
+            [
+                "it read",
+                "",
+                "no record is behind these: rows fell due, windows ended, or rejected records were retried",
+            ],
+            id="what a batch without records sent",
+        ),
+    ],
+)
+def test_what_a_commit_read_is_a_table_or_a_sentence(
+    direct: tuple[Window, ...], sources: tuple[Window, ...], said: list[str]
+) -> None:
+    parts = list(read(Lineage("s", direct, sources)))
+    assert [part.headings[0] if isinstance(part, Grid) else part for part in parts] == said
 
 
 @pytest.mark.usefixtures("app")
