@@ -40,7 +40,7 @@ from ..spark.session import spark_session
 from ..spark.shipping import on_path
 from .backfilled import Backfilled, Filled
 from .program import declared, migrate_app, with_spark
-from .reach import is_whole, reach, up_to
+from .reach import reach, up_to
 from .scratch_run import ScratchRun
 
 _SETTLES_S = 30.0
@@ -164,18 +164,11 @@ class _AtWork:
                 tuple(sweep(self._store, head, instants.now_ms()))
         found = backfillable(self._store, heads, self._declared, since=since)
         kafka, patience_s = self._options.kafka, self._options.patience_s
-        looked = [(target, reach(kafka, target, self._topics, patience_s=patience_s)) for target in found.targets]
-        gone = (
-            Left(
-                each.stage,
-                each.columns,
-                f"of what it had read before v{each.since} Kafka has nothing any more",
-                "where you have those records elsewhere, a stage of another name can begin with them: slackwater init",
-            )
-            for each, one in looked
-            if one is None
+        looked = [reach(kafka, target, self._topics, patience_s=patience_s) for target in found.targets]
+        return (
+            tuple(one for one in looked if isinstance(one, Filled)),
+            (*found.left, *(one for one in looked if isinstance(one, Left))),
         )
-        return tuple(one for _, one in looked if one is not None), (*found.left, *gone)
 
     def fill(self, planned: Filled) -> Filled:
         """Compute it, as far as an earlier call has not, and bring it in."""
@@ -246,6 +239,12 @@ def _computed(planned: Filled, runs: ScratchRun) -> tuple[Filled, Backfill]:
     """Compute what is planned; that, with where it began and what came of it, and as manifests tell of it."""
     target = planned.target
     source, starts = runs.compute(planned)
+    if target.forgets(starts):
+        raise Refused(
+            f"Kafka has lost records of {', '.join(target.starts)} before they were read for {target.stage}: its rows "
+            "would get values of fewer records than those that they have",
+            hint="nothing was changed; the same command says what can still be done",
+        )
     backfill = Backfill(
         version=target.since + 1,
         since=target.since,
@@ -254,7 +253,7 @@ def _computed(planned: Filled, runs: ScratchRun) -> tuple[Filled, Backfill]:
         at=source.version,
         writer=source.writer,
         starts=dict(starts),
-        whole=is_whole(target, starts),
+        whole=target.is_whole(starts),
     )
     keys = sum(sst.rows for sst in source.ssts)
     return replace(planned, starts=starts, whole=backfill.whole, keys=keys), backfill

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...snapshot.backfill.targets import Target
+from ...snapshot.backfill.targets import Left, Target
 from ..kafka import records, topics
 from .backfilled import Filled
 
 
-def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *, patience_s: float) -> Filled | None:
-    """What there is in Kafka of what a backfill would read; None where nothing is, though there was something.
+def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *, patience_s: float) -> Filled | Left:
+    """What there is in Kafka of what a backfill would read; or why that is too little.
 
     Args:
         kafka: librdkafka client properties.
@@ -31,8 +31,16 @@ def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *
             for partition, (start, end) in enumerate(zip(starts[topic], ends, strict=True))
             if start < end and (time_ms := _time_ms(kafka, name, partition, start, patience_s)) is not None
         ]
-    found = up_to(Filled(target, starts, is_whole(target, starts), 0, min(times, default=None)), target)
-    return None if target.records and not found.records else found
+    found = up_to(Filled(target, starts, target.is_whole(starts), 0, min(times, default=None)), target)
+    if target.forgets(starts):
+        return _too_little(
+            target,
+            f"Kafka has not all any more that it has read since v{target.since}: its rows would get values of fewer "
+            "records than those that they have",
+        )
+    if target.records and not found.records:
+        return _too_little(target, f"of what it had read before v{target.since} Kafka has nothing any more")
+    return found
 
 
 def up_to(planned: Filled, target: Target) -> Filled:
@@ -41,9 +49,9 @@ def up_to(planned: Filled, target: Target) -> Filled:
     return replace(planned, target=target, records=records)
 
 
-def is_whole(target: Target, starts: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether what is read from these offsets on is all that the stage ever read."""
-    return target.begins and starts == dict(target.starts)
+def _too_little(target: Target, why: str) -> Left:
+    hint = "where you have those records elsewhere, a stage of another name can begin with them: slackwater init"
+    return Left(target.stage, target.columns, why, hint)
 
 
 def _time_ms(kafka: Mapping[str, str], topic: str, partition: int, offset: int, patience_s: float) -> int | None:

@@ -25,7 +25,7 @@ from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from ..migrate.kinds import FINAL, meaning_of
 from .fill import functions_of, is_replaced
-from .windows import beginnings, positions, read_through
+from .windows import Offsets, beginnings, positions, read_through
 
 _LONGEST_NAME = 63
 _NEUTRAL = ("count", "sum")
@@ -59,6 +59,8 @@ class Target:
     """That of the migration; of a table that a user's function keeps, the newest."""
     replaces: bool = False
     """Whether the values are those of the version `at`, and take the place of what its rows have."""
+    counted: Mapping[str, tuple[int, ...]] | None = None
+    """Of those: the offsets from which on the values are that rows have by now; None where nobody knows any more."""
 
     @property
     def scratch(self) -> str:
@@ -72,6 +74,16 @@ class Target:
     def records(self) -> int:
         """How many offsets lie in between."""
         return sum(sum(ends) - sum(self.starts[topic]) for topic, ends in self.ends.items())
+
+    def is_whole(self, starts: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether what is read from these offsets on is all that the stage ever read."""
+        return self.begins and starts == dict(self.starts)
+
+    def forgets(self, starts: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether values from these offsets on would lack records of which those are whose place they take."""
+        if not self.replaces or self.is_whole(starts):
+            return False
+        return self.counted is None or bool(_beyond(starts, self.counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +177,11 @@ def _target(
     since: Cut | None,
 ) -> Target:
     replaces = head.table is not None and is_replaced(head.table)
+    counted = None
     if replaces:
         read = head
         _check_rejected(store, read, "")
+        counted = _counted(store, head, columns)
     else:
         read = _migrated(store, head, version)
         _check_in_flight(store, read, declared)
@@ -184,10 +198,10 @@ def _target(
     else:
         starts, begins = positions(store, since.stages[head.stage]), False
     starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
-    if beyond := sorted(topic for topic, at in ends.items() if any(map(int.__gt__, starts[topic], at))):
+    if beyond := _beyond(starts, ends if counted is None else counted):
         raise Refused(
-            f"{since.ref if since else 'the beginning'} is later than {'now' if replaces else 'the migration'}: "
-            f"{head.stage} had read {', '.join(beyond)} less far by v{read.version}",
+            f"{since.ref if since else 'the beginning'} is later than the migration: "
+            f"{head.stage} had read {', '.join(beyond)} less far by then",
             hint="name an earlier moment, or none, for all that Kafka has",
         )
     return Target(
@@ -201,7 +215,30 @@ def _target(
         begins=begins,
         at=read.version,
         replaces=replaces,
+        counted=counted,
     )
+
+
+def _counted(store: ObjectStore, head: Manifest, columns: list[Column]) -> Offsets | None:
+    """From where on the values are that rows have: where the stage stood when the first of these columns was added.
+
+    Of a topic that it has read only since, where it began. None where a version on the way was collected.
+    """
+    try:
+        stood = positions(store, _migrated(store, head, min(column.since for column in columns)))
+        known = beginnings(store, head)
+    except Refused:
+        return None
+    began = known[0] if known is not None else {}
+    return {
+        topic: tuple(map(max, _padded(stood.get(topic, ()), len(at)), _padded(began.get(topic, ()), len(at))))
+        for topic, at in positions(store, head).items()
+    }
+
+
+def _beyond(starts: Mapping[str, tuple[int, ...]], ends: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The topics of which a partition begins behind where it ends."""
+    return sorted(topic for topic, at in ends.items() if any(map(int.__gt__, starts[topic], at)))
 
 
 def _migrated(store: ObjectStore, head: Manifest, version: int) -> Manifest:

@@ -1,5 +1,6 @@
 """What a user's function keeps is after a backfill what it makes of all records, whatever was committed meanwhile."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, pairwise
@@ -11,14 +12,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Refused
 from slackwater.pipeline.batch.committer import Overtaken
+from slackwater.pipeline.kafka import records as kafka_records
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.migrate.backfilled import Filled
+from slackwater.pipeline.migrate.reach import reach
 from slackwater.snapshot.backfill.announced import announces
 from slackwater.snapshot.backfill.scratch import sweep
-from slackwater.snapshot.backfill.targets import Target, at_head, backfillable
+from slackwater.snapshot.backfill.targets import Left, Target, at_head, backfillable
+from slackwater.snapshot.cut.resolve import resolve
 from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Backfill, Manifest
 
-from tests.pipeline.migrate.past import NAMES, UPDATES, App, Mortal, records
+from tests.pipeline.migrate.past import NAMES, UPDATES, App, Mortal, records, table_of
 from tests.support.collecting import Killed
 
 STEPS = st.lists(st.sampled_from(["batch", "begin", "land", "compact", "compute", "announce", "swap"]), max_size=14)
@@ -221,3 +227,37 @@ def test_nothing_is_brought_in_after_another_migration(app: App) -> None:
     with pytest.raises(Refused, match="was migrated while the past of stage was computed") as refused:
         at_head(app.store, target, app.head)
     assert "with the program that it was migrated to" in refused.value.hint
+
+
+def test_values_of_fewer_records_than_those_that_rows_have_do_not_take_their_place(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment after the migration, and what Kafka has when it has forgotten more than the old program had read."""
+    app.migrate()
+    app.batch(30)
+    declared = Declared("app", {"stage": DeclaredStage("stage", {"t": ""}, {}, table_of(app.state))})
+    late = resolve(app.store, "app", now_ms=2)
+    app.batch(10)
+    heads = {"stage": app.head}
+    (left,) = backfillable(app.store, heads, declared, since=late).left
+    assert "is later than the migration" in left.why
+    early = resolve(app.store, "app/stage@v2", now_ms=2)
+    assert backfillable(app.store, heads, declared, since=early).left == ()
+    (target,) = backfillable(app.store, heads, declared).targets
+    assert target.counted == {"t": (20,)}
+
+    def has(earliest: int) -> Filled | Left:
+        monkeypatch.setattr(topics, "offsets", lambda _kafka, _name: ((earliest,), (60,)))
+        monkeypatch.setattr(kafka_records, "read_range", lambda *_asked, **_how: iter(()))
+        return reach({}, target, {}, patience_s=1)
+
+    every, fewer, most = has(0), has(20), has(21)
+    assert isinstance(every, Filled)
+    assert every.whole
+    assert isinstance(fewer, Filled)
+    assert (fewer.whole, fewer.starts) == (False, {"t": (20,)})
+    assert isinstance(most, Left)
+    assert "values of fewer records than those that they have" in most.why
+    unknown = dataclasses.replace(target, counted=None)
+    assert unknown.forgets({"t": (20,)})
+    assert not unknown.forgets({"t": (0,)})
