@@ -82,7 +82,7 @@ def migrate(
     if past is None:
         session.show(data, *words)
     else:
-        session.show({**data, "backfill": _past_data(past)}, *words, *_past_words(past, dry_run))
+        session.show({**data, "backfill": _past_data(past)}, *words, *past_words(past, dry_run))
 
 
 def _renames(option: str, what: str, said: list[str] | None) -> dict[str, str]:
@@ -150,6 +150,7 @@ def _past_data(past: "Backfilled") -> dict[str, Any]:
                 "records": each.records,
                 "from_ms": each.from_ms,
                 "keys": each.keys,
+                "keys_exact": each.keys_exact,
                 "ssts": each.ssts,
                 "bytes": each.bytes,
                 "needed": each.needed or None,
@@ -160,7 +161,8 @@ def _past_data(past: "Backfilled") -> dict[str, Any]:
     }
 
 
-def _past_words(past: "Backfilled", dry_run: bool) -> Iterator[Part]:
+def past_words(past: "Backfilled", dry_run: bool) -> Iterator[Part]:
+    """What a backfill did, or would do, column by column."""
     if not past.filled and not past.left:
         yield "nothing to backfill: no column is without the past"
     for each in past.filled:
@@ -169,6 +171,7 @@ def _past_words(past: "Backfilled", dry_run: bool) -> Iterator[Part]:
             yield f"{target.stage}: {columns} would be computed from {read}"
         else:
             keys, ssts = formats.plural(each.keys, "key"), formats.plural(each.ssts, "SST")
+            keys = keys if each.keys_exact else f"at most {keys}"
             yield f"{target.stage}  v{each.version}"
             yield f"  {columns} computed from {read}"
             yield f"  {keys} brought in by one commit, {ssts} rewritten, {formats.size(each.bytes)}"

@@ -28,6 +28,7 @@ from ...snapshot.take.audit_log import record, whoami
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.read.cache import SstCache
+from ...store.sst.sorted_runs import deltas
 from ...store.versions import apps, history
 from ...store.versions.manifest import Backfill, Manifest
 from ..api.app import App
@@ -255,8 +256,8 @@ def _computed(planned: Filled, runs: ScratchRun) -> tuple[Filled, Backfill]:
         starts=dict(starts),
         whole=target.is_whole(starts),
     )
-    keys = sum(sst.rows for sst in source.ssts)
-    return replace(planned, starts=starts, whole=backfill.whole, keys=keys), backfill
+    keys, exact = sum(sst.rows - sst.tombstones for sst in source.ssts), not deltas(source.ssts)
+    return replace(planned, starts=starts, whole=backfill.whole, keys=keys, keys_exact=exact), backfill
 
 
 def _too_busy(target: Target) -> Refused:

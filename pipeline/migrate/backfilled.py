@@ -18,7 +18,8 @@ class Filled:
         records: How many offsets were to be read.
         from_ms: The time of the earliest record, in ms since 1970; None where there is none.
         version: The stage's version that has the values; 0 for none.
-        keys: For how many keys there are values.
+        keys: For how many keys there are values, at most.
+        keys_exact: False where a key is counted once for each sorted run that has it.
         ssts: Objects that were rewritten for it.
         bytes: Theirs.
         needed: The app that computed it, where that stays for now: a batch under way may need it.
@@ -31,6 +32,7 @@ class Filled:
     from_ms: int | None
     version: int = 0
     keys: int = 0
+    keys_exact: bool = True
     ssts: int = 0
     bytes: int = 0
     needed: str = ""
