@@ -19,6 +19,8 @@ _OF_SPARK = re.compile(
     r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
     r"|No space left on device"
 )
+_QUOTED = re.compile(r"'[^'\n]*'")
+"""What Spark, and Python's `repr`, put around a value of the record: its words say nothing of Spark."""
 _TASK = re.compile(
     r"Traceback \(most recent call last\)|Job aborted due to stage failure|Task \d+ in stage"
     # What an expression raised comes as it is, and not as the failure of a job, where it has a condition's name.
@@ -61,7 +63,7 @@ def blamed(error: BaseException) -> Blame | None:
     if ours := _OURS.findall(text):
         kind, message = ours[-1]
         return Blame(kind, message, text[-_MOST:]) if kind == "BadRecord" else None
-    if _OF_SPARK.search(text) or _OF_TASKS.search(text):
+    if _OF_SPARK.search(_QUOTED.sub("''", text)) or _OF_TASKS.search(text):
         return None
     if isinstance(error, AnalysisException) or not (isinstance(error, PySparkException) or _TASK.search(text)):
         return None

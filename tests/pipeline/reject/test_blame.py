@@ -38,6 +38,12 @@ def test_an_expression_that_fails_is_a_records_fault() -> None:
     assert (found.kind, found.message.split()[0]) == ("NumberFormatException", "[CAST_INVALID_INPUT]")
 
 
+@pytest.mark.parametrize("value", ["java.lang.OutOfMemoryError: heap", "FetchFailed", "No space left on device"])
+def test_a_record_that_holds_words_of_spark_s_own_failures_is_at_fault_all_the_same(value: str) -> None:
+    assert blamed(NumberFormatException(CAST.replace("ten", value))) is not None
+    assert blamed(PythonException(UDF.replace("ten", value))) is not None
+
+
 def test_an_expression_whose_error_spark_does_not_wrap_is_a_records_fault() -> None:
     """Of some conditions Python gets what the JVM raised, as py4j shows it."""
     said = (
