@@ -150,7 +150,10 @@ def _in_words(con: duckdb.DuckDBPyConnection, sql: str, error: duckdb.Error) -> 
     if isinstance(error, duckdb.CatalogException) and (match := _NO_TABLE.search(words)):
         return NotFound("table", match[1], _columns(con), hint=_query(sql))
     if isinstance(error, duckdb.BinderException) and (match := _NO_COLUMN.search(words)):
-        known = {column for names in _columns(con).values() for column in names}
+        tables, text = _columns(con), sql.casefold()
+        # What another table has is no help, such as what is kept of rejected records.
+        named = [names for table, names in tables.items() if table.casefold() in text] or list(tables.values())
+        known = {column for names in named for column in names}
         return NotFound("column", match[1] or match[2], known, hint=_query(sql))
     sentence, _, more = words.partition("\n")
     quoted = "\n".join(filter(None, (more.strip("\n"), _query(sql))))

@@ -91,6 +91,7 @@ def test_tables_that_the_cut_does_not_hold_can_be_shown_empty(cache: SstCache) -
         ("SELECT carriers.fligths FROM carriers", "no column named 'fligths'; the nearest: flights"),
         ("SELECT c.tail FROM carriers c", "no column named 'tail'"),
         ("SELECT _squares FROM carriers", "no column named '_squares'"),
+        ("SELECT sum(tail) FROM carriers", "no column named 'tail'; there are: carrier, delay, flights"),
     ],
 )
 def test_an_unknown_table_or_column_is_not_found_with_the_nearest(
