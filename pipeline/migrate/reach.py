@@ -33,11 +33,11 @@ def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *
         ]
     found = up_to(Filled(target, starts, target.is_whole(starts), 0, min(times, default=None)), target)
     if target.forgets(starts):
-        return _too_little(
-            target,
-            f"Kafka has not all any more that it has read since v{target.since}: its rows would get values of fewer "
-            "records than those that they have",
-        )
+        known = target.counted is not None
+        unsure = f"nobody knows any more what it had read by v{target.since}"
+        lost = f"Kafka has not all any more that it has read since v{target.since}"
+        fewer = f"its rows {'would' if known else 'might'} get values of fewer records than those that they have"
+        return _too_little(target, f"{lost if known else unsure}: {fewer}")
     if target.records and not found.records:
         return _too_little(target, f"of what it had read before v{target.since} Kafka has nothing any more")
     return found
