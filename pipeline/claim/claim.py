@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import xxhash
@@ -61,6 +61,7 @@ class Claimer:
         accept_loss: Whether offsets that are gone may be skipped.
         migration: The number of the app's newest migration, which all of its stages went through.
         publishes: The topic of each sink, by its declared name, in a clone; None where they are as declared.
+        others: The topic of each channel that is another app's, and is only read, by its declared name.
     """
 
     store: ObjectStore
@@ -72,6 +73,7 @@ class Claimer:
     accept_loss: bool
     migration: int = 0
     publishes: Mapping[str, str] | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def create_channels(self, stages: tuple[Stage, ...], *, only_ask: bool = False) -> None:
         """Make the repartition topics that these stages read or write, where there are none yet.
@@ -181,10 +183,10 @@ class Claimer:
     def _channels(self, stages: tuple[Stage, ...]) -> dict[str, int]:
         """The repartition topics that these stages read or write, with the partitions each gets when it is made."""
         used = [one for stage in stages for one in (*stage.repartitions, *map(self.app.channel, stage.channels))]
-        return {self._topic_of(channel): channel.partitions for channel in used}
+        return {self._topic_of(channel): channel.partitions for channel in used if channel.name not in self.others}
 
     def _topic_of(self, channel: Repartition) -> str:
-        return channel_topic(self.app.name, channel.name)
+        return self.others.get(channel.name) or channel_topic(self.app.name, channel.name)
 
     def _output(self, channel: Repartition, draft: Manifest, shape: Shape) -> Output:
         ddl = ddl_of(shape.emits[channel.name])
@@ -259,7 +261,7 @@ class Claimer:
             first_since = partial(topics.offsets_since, self.kafka, topic)
             begin = None if one.start == EARLIEST else partial(one.start.resolve, topic, first_since=first_since)
             return finder.topic(one.name, topic, begin)
-        return finder.channel(one, channel_topic(self.app.name, one), self.app.writer_of(one).name)
+        return finder.channel(one, self._topic_of(self.app.channel(one)), self.app.writer_of(one).name)
 
     def _bounds(self, stage: Stage, topic: str) -> Bounds:
         """Earliest and end offsets of a topic; of a repartition topic that is not made yet, as they will be."""

@@ -165,7 +165,7 @@ class _AtWork:
                 tuple(sweep(self._store, head, instants.now_ms()))
         found = backfillable(self._store, heads, self._declared, since=since)
         kafka, patience_s = self._options.kafka, self._options.patience_s
-        looked = [reach(kafka, target, self._topics, patience_s=patience_s) for target in found.targets]
+        looked = [reach(kafka, self._store, target, self._topics, patience_s=patience_s) for target in found.targets]
         return (
             tuple(one for one in looked if isinstance(one, Filled)),
             (*found.left, *(one for one in looked if isinstance(one, Left))),
@@ -176,7 +176,8 @@ class _AtWork:
         target, by = planned.target, whoami()
         stage, columns = target.stage, ", ".join(target.columns)
         what = f"bringing {columns} into {stage}"
-        runs = ScratchRun(self._program, self._store, self._options, self._news, self._topics)
+        sent = {name: columns for stage in self._declared.stages.values() for name, columns in stage.outputs.items()}
+        runs = ScratchRun(self._program, self._store, self._options, self._news, self._topics, sent)
         with closing(SstCache(self._options.cache_folder, self._options.cache_bytes)) as cache:
             swapping = Swap(
                 self._store,

@@ -3,16 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ...snapshot.backfill.channels import left_in
 from ...snapshot.backfill.targets import Left, Target
+from ...store.objects.protocol import ObjectStore
 from ..kafka import records, topics
 from .backfilled import Filled
 
 
-def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *, patience_s: float) -> Filled | Left:
+def reach(
+    kafka: Mapping[str, str], store: ObjectStore, target: Target, called: Mapping[str, str], *, patience_s: float
+) -> Filled | Left:
     """What there is in Kafka of what a backfill would read; or why that is too little.
 
     Args:
         kafka: librdkafka client properties.
+        store: The store of the app.
         target: What is to be read.
         called: Users' topics that the app reads under another name, by the declared one.
         patience_s: How long a broker may be away.
@@ -21,10 +26,16 @@ def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *
         NotFound: There is no such topic.
         Unavailable: Kafka did not answer.
     """
-    starts, times = {}, []
+    starts, times, wanted = {}, [], target.records
     for topic, at in target.starts.items():
         name, ends = called.get(topic, topic), target.ends[topic]
+        if (channel := target.channels.get(topic)) is not None:
+            name = channel.end.topic
         earliest = topics.offsets(kafka, name)[0]
+        if channel is not None:
+            left = left_in(store, target.app, topic, channel, earliest)
+            target = replace(target, channels={**target.channels, topic: left})
+            at = left.start.offsets
         starts[topic] = tuple(min(max(pair), end) for *pair, end in zip(at, earliest, ends, strict=False))
         times += [
             time_ms
@@ -38,15 +49,14 @@ def reach(kafka: Mapping[str, str], target: Target, called: Mapping[str, str], *
         lost = f"Kafka has not all any more that it has read since v{target.since}"
         fewer = f"its rows {'would' if known else 'might'} get values of fewer records than those that they have"
         return _too_little(target, f"{lost if known else unsure}: {fewer}")
-    if target.records and not found.records:
+    if wanted and not found.records:
         return _too_little(target, f"of what it had read before v{target.since} Kafka has nothing any more")
     return found
 
 
 def up_to(planned: Filled, target: Target) -> Filled:
     """The same, up to where another target ends."""
-    records = sum(sum(target.ends[topic]) - sum(start) for topic, start in planned.starts.items())
-    return replace(planned, target=target, records=records)
+    return replace(planned, target=target, records=target.records_from(planned.starts))
 
 
 def _too_little(target: Target, why: str) -> Left:

@@ -1,7 +1,7 @@
 """The program that computes a backfill: one stage, that reads users' topics itself and keeps the columns in question.
 
 The functions of stateless stages before it are part of its own, so it writes nothing to Kafka: nobody sees what it
-does.
+does. What stages with state sent it reads from their repartition topics; there are stages for these that do nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pyspark.sql import functions as F
+
 from ...snapshot.backfill.targets import Target
 from ..api.app import App
 from ..api.event_time import DEFAULT_EVENT_TIME
 from ..api.stage import Stage
+from ..api.starting_offsets import EARLIEST
 from ..api.table import table
 from ..api.topic import Topic
 from ..batch.applied import over
 from ..state.aggregate import narrowed
+from ..state.ddl import parse_ddl
 from ..state.update import silent
 from .left_out import Offsets, without
 
@@ -28,18 +32,24 @@ _MAX_RECORDS = 1_000_000
 """A batch, where the program names no bound: what is computed is kept after each."""
 
 
-def scratch_program(app: App, target: Target, topics: Mapping[str, str], skipped: Offsets) -> App:
-    """An app of the target's name with its stage alone.
+def scratch_program(
+    app: App, target: Target, topics: Mapping[str, str], skipped: Offsets, sent: Mapping[str, str]
+) -> App:
+    """An app of the target's name with its stage, which alone is run.
 
     Args:
         app: The program, which declares the stage.
         target: What is computed.
         topics: Users' topics that the app reads under another name, by the declared one.
         skipped: Records of users' topics that it does not see.
+        sent: The columns of repartition topics, as Spark DDL.
     """
     stage = app.stages[target.stage]
     assert stage.state is not None  # noqa: S101  only tables are backfilled
-    read = {one.name: replace(one, name=topics.get(one.name, one.name)) for one in _topics(app, stage)}
+    read = {
+        name: replace(one, name=topics.get(name, name)) if isinstance(one, Topic) else one
+        for name, one in _sources(app, stage)
+    }
 
     def transform(*frames: DataFrame) -> DataFrame:
         given = {name: without(one, skipped.get(name, {})) for name, one in zip(read, frames, strict=True)}
@@ -61,23 +71,46 @@ def scratch_program(app: App, target: Target, topics: Mapping[str, str], skipped
         rejects="",
         event_time=DEFAULT_EVENT_TIME,
     )
-    return App(target.scratch, {stage.name: alone}, app.file)
+    writers = {name: _writer(app, channel, name, sent[channel]) for channel, name in target.writers.items()}
+    return App(target.scratch, {**writers, stage.name: alone}, app.file)
 
 
-def _topics(app: App, stage: Stage) -> Iterator[Topic]:
-    for one in stage.inputs.values():
-        yield from (one,) if isinstance(one, Topic) else _topics(app, app.writer_of(one))
+def _writer(app: App, channel: str, name: str, columns: str) -> Stage:
+    """A stage of this name that only says which columns a channel has: nobody runs it."""
+
+    def typed(rows: DataFrame) -> DataFrame:
+        return rows.select(*(F.lit(None).cast(each.dataType).alias(each.name) for each in parse_ddl(columns)))
+
+    writes = (app.channel(channel),)
+    return Stage(name, typed, (Topic(channel, EARLIEST),), writes, None, (), table())
+
+
+def _sources(app: App, stage: Stage) -> Iterator[tuple[str, Topic | str]]:
+    """What is read, by its declared name: users' topics, and the channels that stages with state write."""
+    for name, one in stage.inputs.items():
+        if (writer := _stateless(app, one)) is None:
+            yield name, one
+        else:
+            yield from _sources(app, writer)
+
+
+def _stateless(app: App, one: Topic | str) -> Stage | None:
+    """The stage without state whose functions give an input; None for one that is read."""
+    writer = None if isinstance(one, Topic) else app.writer_of(one)
+    return None if writer is None or writer.state is not None else writer
 
 
 def _made(app: App, stage: Stage, given: Mapping[str, DataFrame]) -> tuple[DataFrame, ...]:
-    """What a stage's function gives, of users' topics."""
-    inputs = [given[one.name] if isinstance(one, Topic) else _sent(app, one, given) for one in stage.inputs.values()]
-    return over(stage, inputs)
+    """What a stage's function gives, of what is read."""
+    found = []
+    for name, one in stage.inputs.items():
+        writer = _stateless(app, one)
+        found.append(given[name] if writer is None else _sent(app, writer, name, given))
+    return over(stage, found)
 
 
-def _sent(app: App, channel: str, given: Mapping[str, DataFrame]) -> DataFrame:
+def _sent(app: App, writer: Stage, channel: str, given: Mapping[str, DataFrame]) -> DataFrame:
     """The rows that a stage without state sends to one of its outputs."""
-    writer = app.writer_of(channel)
     frames = _made(app, writer, given)
     each = frames if len(frames) > 1 else frames * len(writer.writes)
     return each[[output.name for output in writer.writes].index(channel)]

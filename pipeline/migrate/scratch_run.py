@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 from ... import instants
 from ...errors import Refused
+from ...snapshot.backfill.channels import is_told, tell
 from ...snapshot.backfill.scratch import discard
 from ...snapshot.backfill.targets import Target
 from ...snapshot.backfill.windows import read_through
@@ -36,6 +37,7 @@ class ScratchRun:
 
     Attributes:
         topics: Users' topics that the app reads under another name, by the declared one.
+        sent: The columns of repartition topics, as Spark DDL.
         retried: How many rejected records the app had put through when what is computed so far was begun; of what an
             earlier call left nobody knows, so it is gone on with where there were none.
     """
@@ -45,6 +47,7 @@ class ScratchRun:
     options: Options
     news: News
     topics: Mapping[str, str]
+    sent: Mapping[str, str]
     retried: int = 0
 
     def compute(self, planned: Filled) -> tuple[Manifest, Mapping[str, tuple[int, ...]]]:
@@ -59,15 +62,16 @@ class ScratchRun:
         """
         target = planned.target
         read = self._read(target)
-        made = scratch_program(self.program, target, self.topics, self._left_out(read))
-        info = AppInfo(
-            target.scratch, instants.now_ms(), starts={self._name(topic): at for topic, at in target.starts.items()}
-        )
+        made = scratch_program(self.program, target, self.topics, self._left_out(read), self.sent)
+        starts = {self._name(topic): at for topic, at in target.starts.items() if topic not in target.channels}
+        info = AppInfo(target.scratch, instants.now_ms(), starts=starts)
         retried = self._retried(read) if target.replaces else 0
         if retried != self.retried or not self._goes_on(made, info, target):
             discard(self.store, info.name)
             apps.ensure_app(self.store, info)
         self.retried = retried
+        for name, writer in target.writers.items():
+            tell(self.store, target.app, name, target.channels[name], info.name, writer, now_ms=instants.now_ms())
         head = history.head(self.store, info.name, target.stage)
         if head is None or not self._has_read(head, target):
             self._run(made, planned)
@@ -80,7 +84,7 @@ class ScratchRun:
                 f"Kafka has lost records of {', '.join(target.starts)} while they were read for {target.stage}",
                 hint="the same command begins anew, with what there is",
             )
-        declared_as = {self._name(topic): topic for topic in target.starts}
+        declared_as = {self._topic(target, topic): topic for topic in target.starts}
         return head, {declared_as[each.topic]: each.offsets for each in first.inputs.values()}
 
     def _run(self, made: App, planned: Filled) -> None:
@@ -92,18 +96,19 @@ class ScratchRun:
             read += report.rows_in
             self.news.doing(f"{what}: {read:,} of {planned.records:,} records")
 
-        (stage,) = made.stages.values()
+        stage = made.stages[target.stage]
         # Of a topic that the stage did not read then, nothing.
         until = dict.fromkeys(stage.inputs, ()) | self._ends(target)
         options = replace(
             self.options,
-            stages=(),
+            stages=(target.stage,),
             until_caught_up=True,
             # Where it begins is noted; what is lost later is refused.
             accept_loss=True,
             max_unflushed=0,
             gc_every_ms=None,
             until=until,
+            channels={name: each.end.topic for name, each in target.channels.items()},
         )
         self.news.doing(what)
         run(made, options, on_commit, news=Told(self.news.doing))
@@ -121,12 +126,15 @@ class ScratchRun:
     def _pairs(self, head: Manifest, target: Target) -> Iterator[tuple[int, int]]:
         """How far each partition is read that the program reads, and is to be read."""
         ends = self._ends(target)
-        for each in head.inputs.values():
+        for name, each in head.inputs.items():
+            if name in target.channels:
+                yield sum(each.passed), target.channels[name].rows
+                continue
             yield from zip_longest(each.offsets, ends.get(each.topic, ()), fillvalue=0)
 
     def _ends(self, target: Target) -> dict[str, tuple[int, ...]]:
         """By topic as Kafka has it."""
-        return {self._name(topic): at for topic, at in target.ends.items()}
+        return {self._name(topic): at for topic, at in target.ends.items() if topic not in target.channels}
 
     def _read(self, target: Target) -> Manifest:
         """The version of the stage up to which the past is read."""
@@ -150,7 +158,13 @@ class ScratchRun:
         found = apps.find_app(self.store, info.name)
         if found is None or found.starts != info.starts:
             return False
-        (stage,) = made.stages.values()
+        told = (
+            is_told(self.store, name, target.channels[name], info.name, writer)
+            for name, writer in target.writers.items()
+        )
+        if not all(told):
+            return False
+        stage = made.stages[target.stage]
         head = history.head(self.store, info.name, stage.name)
         if head is None:
             return True
@@ -161,6 +175,10 @@ class ScratchRun:
             return False
         earliest = {each.topic: topics.offsets(self.options.kafka, each.topic)[0] for each in head.inputs.values()}
         return all(all(map(int.__ge__, each.offsets, earliest[each.topic])) for each in head.inputs.values())
+
+    def _topic(self, target: Target, name: str) -> str:
+        """What is read, as Kafka calls it."""
+        return target.channels[name].end.topic if name in target.channels else self._name(name)
 
     def _name(self, topic: str) -> str:
         return self.topics.get(topic, topic)

@@ -43,6 +43,8 @@ class Options:
         retention: What of an app's history to keep, by its name: the rest is collected now and then.
         gc_every_ms: How long from one collection to the next; None for none by this runner.
         until: Read users' topics, by name, up to these offsets, and no further; the others to their ends.
+        channels: Repartition topics that are another app's, which these stages only read: by their declared name, the
+            topic.
 
     Raises:
         Usage: A number is not one that could work.
@@ -69,6 +71,7 @@ class Options:
     retention: Callable[[str], Retention] = lambda _app: Retention()
     gc_every_ms: int | None = 3_600_000
     until: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    channels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_records is not None:

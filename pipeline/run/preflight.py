@@ -117,6 +117,7 @@ def preflight(app: App, options: Options, news: News) -> Start:
         accept_loss=options.accept_loss,
         migration=migration,
         publishes=publishes(info),
+        others=options.channels,
     )
     check_targets(options.kafka, app, stages, claimer.topics, claimer.publishes)
     stores = {stage.name: CountingStore(opened) for stage in stages}

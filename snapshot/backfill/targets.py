@@ -6,7 +6,8 @@ merged: there all is read that the stage has read by now, and what comes of it t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 import pyarrow as pa
 import xxhash
@@ -24,8 +25,9 @@ from ..cut.names import version_of
 from ..migrate.columns import ANOTHER_STAGE
 from ..migrate.declared import Declared
 from ..migrate.kinds import FINAL, meaning_of
+from .channels import Channel, channel, with_counts
 from .fill import functions_of, is_replaced
-from .windows import Offsets, beginnings, positions, read_through
+from .windows import Places, beginnings, positions, read_through
 
 _LONGEST_NAME = 63
 _NEUTRAL = ("count", "sum")
@@ -57,6 +59,8 @@ class Target:
     """Whether the stage itself began at `starts`, with nothing."""
     at: int
     """That of the migration; of a table that a user's function keeps, the newest."""
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    """Of what is read, the repartition topics of stages with state."""
     replaces: bool = False
     """Whether the values are those of the version `at`, and take the place of what its rows have."""
     counted: Mapping[str, tuple[int, ...]] | None = None
@@ -71,9 +75,20 @@ class Target:
         return f"{name[: _LONGEST_NAME - 9]}-{xxhash.xxh32_hexdigest(name.encode())}"
 
     @property
+    def writers(self) -> dict[str, str]:
+        """By channel, the stage that stands for its writer in the app that computes them."""
+        free = (name for name in map("sent-{}".format, count(1)) if name != self.stage)
+        return dict(zip(sorted(self.channels), free, strict=False))
+
+    @property
     def records(self) -> int:
-        """How many offsets lie in between."""
-        return sum(sum(ends) - sum(self.starts[topic]) for topic, ends in self.ends.items())
+        """How many records are to be read, by their offsets."""
+        return self.records_from(self.starts)
+
+    def records_from(self, starts: Mapping[str, tuple[int, ...]]) -> int:
+        """The same from these offsets on; of channels, rows, which need not begin there."""
+        offsets = sum(sum(ends) - sum(starts[name]) for name, ends in self.ends.items() if name not in self.channels)
+        return offsets + sum(each.rows for each in self.channels.values())
 
     def is_whole(self, starts: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether what is read from these offsets on is all that the stage ever read."""
@@ -131,7 +146,6 @@ def backfillable(
             visible = tuple(column.name for column in columns if not column.name.startswith("_"))
             try:
                 _check_table(head.table, columns)
-                _check_upstream(name, declared)
                 _check_event_time(name, heads, declared)
                 targets.append(_target(store, head, version, columns, visible, declared, since))
             except Refused as error:
@@ -164,7 +178,16 @@ def at_head(store: ObjectStore, target: Target, head: Manifest) -> Target:
             hint="run the same command with the program that it was migrated to",
         )
     _check_rejected(store, head, "")
-    return replace(target, ends=positions(store, head), at=head.version)
+    ends = positions(store, head)
+    return replace(
+        target,
+        ends=_offsets(ends),
+        channels={
+            name: replace(each, end=with_counts(store, head.app, name, ends[name]))
+            for name, each in target.channels.items()
+        },
+        at=head.version,
+    )
 
 
 def _target(
@@ -186,17 +209,23 @@ def _target(
         read = _migrated(store, head, version)
         _check_in_flight(store, read, declared)
         _check_rejected(store, read, " when the app was migrated")
-    ends = positions(store, read)
+    read_by = positions(store, read)
     if since is None:
         known = beginnings(store, read)
-        starts, begins = known if known is not None else ({}, False)
+        begun, begins = known if known is not None else ({}, False)
     elif head.stage not in since.stages:
         raise Refused(
             f"{since.ref} has no version of {head.stage}",
             hint="name a later moment, or none, for all that Kafka has",
         )
     else:
-        starts, begins = positions(store, since.stages[head.stage]), False
+        begun, begins = positions(store, since.stages[head.stage]), False
+    found = {
+        name: channel(store, head.app, name, begun.get(name), end) for name, end in read_by.items() if end.upstream
+    }
+    channels = {name: each for name, (each, _) in found.items()}
+    ends = _offsets(read_by)
+    starts = _offsets(begun) | {name: each.start.offsets for name, each in channels.items()}
     starts = {topic: _padded(starts.get(topic, ()), len(at)) for topic, at in ends.items()}
     if beyond := _beyond(starts, ends if counted is None else counted):
         raise Refused(
@@ -212,27 +241,28 @@ def _target(
         ids=tuple(column.id for column in columns),
         starts=starts,
         ends=ends,
-        begins=begins,
+        begins=begins and all(whole for _, whole in found.values()),
+        channels=channels,
         at=read.version,
         replaces=replaces,
         counted=counted,
     )
 
 
-def _counted(store: ObjectStore, head: Manifest, columns: list[Column]) -> Offsets | None:
+def _counted(store: ObjectStore, head: Manifest, columns: list[Column]) -> dict[str, tuple[int, ...]] | None:
     """From where on the values are that rows have: where the stage stood when the first of these columns was added.
 
     Of a topic that it has read only since, where it began. None where a version on the way was collected.
     """
     try:
-        stood = positions(store, _migrated(store, head, min(column.since for column in columns)))
+        stood = _offsets(positions(store, _migrated(store, head, min(column.since for column in columns))))
         known = beginnings(store, head)
     except Refused:
         return None
-    began = known[0] if known is not None else {}
+    began = _offsets(known[0]) if known is not None else {}
     return {
         topic: tuple(map(max, _padded(stood.get(topic, ()), len(at)), _padded(began.get(topic, ()), len(at))))
-        for topic, at in positions(store, head).items()
+        for topic, at in _offsets(positions(store, head)).items()
     }
 
 
@@ -250,6 +280,10 @@ def _migrated(store: ObjectStore, head: Manifest, version: int) -> Manifest:
             hint=ANOTHER_STAGE,
         )
     return found
+
+
+def _offsets(places: Places) -> dict[str, tuple[int, ...]]:
+    return {name: each.offsets for name, each in places.items()}
 
 
 def _padded(offsets: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -289,20 +323,12 @@ def _check_table(table: Table, columns: list[Column]) -> None:
         )
 
 
-def _check_upstream(stage: str, declared: Declared) -> None:
-    """See that what comes to a stage is of single records: what a state sends depends on where batches end."""
-    for upstream in filter(None, declared.stages[stage].inputs.values()):
-        if declared.stages[upstream].table is not None:
-            raise Refused(
-                f"it reads what {upstream} sends, which keeps state: computed again, that would send other rows",
-                hint="give the stage a new name: it reads what is left of the repartition topic from its beginning",
-            )
-        _check_upstream(upstream, declared)
-
-
 def _check_event_time(stage: str, heads: Mapping[str, Manifest], declared: Declared) -> None:
     """See that no row of the past was too late: which are, depends on where batches end."""
     for name in (stage, *filter(None, declared.stages[stage].inputs.values())):
+        if name != stage and declared.stages[name].table is not None:
+            # Its rows are read as it sent them.
+            continue
         head = heads.get(name)
         if head is not None and head.event_time is not None:
             raise Refused(

@@ -1,6 +1,7 @@
-"""What a stage had read of users' topics at a version of it, and where it began: offsets, through the stages before it.
+"""What a stage had read at a version of it, and where it began: of users' topics, through the stages before it.
 
-A repartition topic has no such offsets; its writer has, at the version that was consumed.
+A repartition topic has no offsets of these; its writer has, at the version that was consumed. Only where the writer
+keeps state it is the topic itself that was read: of the same records, a state may send other rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +13,11 @@ from ...store.versions.manifest import Input, Manifest
 from ..diff.versions import Versions
 from ..migrate.columns import ANOTHER_STAGE
 
-Offsets = dict[str, tuple[int, ...]]
-"""The next offset of each partition, by topic as declared."""
+Places = dict[str, Input]
+"""By user's topic, or repartition topic of a stage with state, as declared."""
 
 
-def positions(store: ObjectStore, at: Manifest) -> Offsets:
+def positions(store: ObjectStore, at: Manifest) -> Places:
     """How far a version of a stage had read, by itself and by way of the stages before it.
 
     Raises:
@@ -24,28 +25,32 @@ def positions(store: ObjectStore, at: Manifest) -> Offsets:
         Unavailable: storage did not answer.
     """
 
-    def stands(name: str, source: Input) -> Offsets:
-        return _position(store, at, source) if source.upstream else {name: source.offsets}
+    def stands(name: str, source: Input) -> Places:
+        return {name: source} if _is_read(store, at, source) else _position(store, at, source)
 
     return _through(at, stands)
 
 
-def beginnings(store: ObjectStore, at: Manifest) -> tuple[Offsets, bool] | None:
+def beginnings(store: ObjectStore, at: Manifest) -> tuple[Places, bool] | None:
     """Where the stage of a version began to read what that reads, in the same way; of a clone, where its source did.
+
+    Repartition topics that its source began to read are another app's, and left out.
 
     With it, whether it began with nothing: a table that began with rows from elsewhere knows more. None where that was
     collected. Raises as `positions`.
     """
     known: list[bool] = []
 
-    def began(name: str, source: Input) -> Offsets:
+    def began(name: str, source: Input) -> Places:
         first = _first_with(store, at, name)
         if first is None:
             raise _CollectedError
         known.append(first.kind != "init")
         begun = first.inputs[name]
         if not begun.upstream:
-            return {name: begun.offsets}
+            return {name: begun}
+        if _is_read(store, at, source):
+            return {name: begun} if first.app == at.app else {}
         if begun.version and history.first_version(store, first.app, begun.upstream) < begun.version:
             return _position(store, first, begun)
         writer = history.head(store, first.app, source.upstream)
@@ -65,8 +70,14 @@ class _CollectedError(Exception):
     """The version was collected at which a stage began."""
 
 
-def _through(at: Manifest, of: Callable[[str, Input], Offsets]) -> Offsets:
-    found: Offsets = {}
+def _is_read(store: ObjectStore, at: Manifest, source: Input) -> bool:
+    """Whether an input is what is read, and not what its writer had read."""
+    writer = history.head(store, at.app, source.upstream) if source.upstream else None
+    return not source.upstream or (writer is not None and writer.table is not None)
+
+
+def _through(at: Manifest, of: Callable[[str, Input], Places]) -> Places:
+    found: Places = {}
     for name, source in sorted(at.inputs.items()):
         more = of(name, source)
         if twice := sorted(found.keys() & more.keys()):
@@ -79,7 +90,7 @@ def _through(at: Manifest, of: Callable[[str, Input], Offsets]) -> Offsets:
 
 
 def read_through(store: ObjectStore, at: Manifest) -> Iterator[Manifest]:
-    """A version of a stage, and those of the stages before it whose rows it had read.
+    """A version of a stage, and those of the stages without state before it whose rows it had read.
 
     Raises:
         Refused: one of them was collected.
@@ -87,11 +98,11 @@ def read_through(store: ObjectStore, at: Manifest) -> Iterator[Manifest]:
     """
     yield at
     for source in at.inputs.values():
-        if source.upstream:
+        if not _is_read(store, at, source):
             yield from read_through(store, _writer(store, at, source))
 
 
-def _position(store: ObjectStore, at: Manifest, source: Input) -> Offsets:
+def _position(store: ObjectStore, at: Manifest, source: Input) -> Places:
     """Where the writer of a channel was when it wrote what `at` consumed last; where it began, if nothing was."""
     return positions(store, _writer(store, at, source))
 

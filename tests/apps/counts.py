@@ -3,6 +3,8 @@
 entries   reads the topic, JSON
   | by-branch
 branches  (aggregate)
+  | changes
+changes   (aggregate) of what a stage with state sends
 
 latest    (upsert) reads the topic, too
 accounts  (update) likewise
@@ -46,10 +48,24 @@ ADDED = {
 
 @app.stage(
     reads="by-branch",
+    writes=sw.repartition("changes", key="branch", partitions=2),
     state=sw.aggregate(**TOTALS, **(ADDED if MORE else {})),
     table=sw.table(partitions=2, defaults={"entries": 0} if MORE else None),
 )
 def branches(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+UPDATES = {"updates": sw.count(), "most": sw.max("n")}
+AGAIN = {"again": sw.count(), "sum": sw.sum("n")}
+
+
+@app.stage(
+    reads="changes",
+    state=sw.aggregate(**UPDATES, **(AGAIN if MORE else {})),
+    table=sw.table(partitions=2),
+)
+def changes(rows: DataFrame) -> DataFrame:
     return rows
 
 

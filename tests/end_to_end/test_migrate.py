@@ -1,5 +1,8 @@
 """A changed program goes on with what is stored, and what it adds is computed over the past, on the real thing."""
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -10,6 +13,7 @@ from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.migrate.backfill import backfill_file
 from slackwater.pipeline.migrate.backfilled import Backfilled
 from slackwater.pipeline.migrate.program import migrate_file
+from slackwater.pipeline.run.news import Told
 from slackwater.pipeline.run.options import Options
 from slackwater.snapshot.migrate.migrate import Migrated
 from slackwater.snapshot.migrate.words import lines
@@ -128,11 +132,13 @@ def check(ledger: Ledger, since: str, count: int, accounts_are: str = "accounts"
     assert max(accounts["newest"].to_pylist()) == ledger.sent - 1
 
 
-def backfill(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Backfilled:
+def backfill(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, told: Callable[[str], None] = lambda _doing: None
+) -> Backfilled:
     monkeypatch.setenv("LEDGER_TOPIC", ledger.topic)
     monkeypatch.setenv("LEDGER_VARIANT", "more")
     options = Options(store=ledger.store, kafka=ledger.kafka, patience_s=30, cache_folder=ledger.folder / "sst")
-    return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={})
+    return backfill_file(str(ledger.program), app=ledger.app, options=options, renames={}, news=Told(told))
 
 
 def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +153,9 @@ def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatc
         looked = client.app(ledger.app).backfill(ledger.program, dry_run=True, on_progress=told.append)
     assert "starting Spark" in told
     assert {stage: history.head(store, ledger.app, stage) for stage in before} == before
+    sent = sum(ledger.table("changes")["updates"].to_pylist())
     found = {each.target.stage: (each.records, each.whole) for each in looked.filled}
-    assert found == WHOLE | {"accounts": (1_000, True)}
+    assert found == WHOLE | {"accounts": (1_000, True), "changes": (sent, True)}
 
     # The migration alone; its rows count on from there.
     migrate(ledger, "more", monkeypatch, {})
@@ -156,7 +163,11 @@ def test_columns_get_their_past(kafka: EmbeddedKafka, tmp_path: Path, monkeypatc
     ledger.catch_up(variant="more")
     done = backfill(ledger, monkeypatch)
     found = {each.target.stage: (each.records, each.whole) for each in done.filled}
-    assert found == WHOLE | {"accounts": (1_500, True)}, "a user's function is called for all that was read"
+    assert found == WHOLE | {
+        # A user's function is called for all that was read; of a stage with state, what it sent then is read.
+        "accounts": (1_500, True),
+        "changes": (sent, True),
+    }
     check_counts(ledger)
     kinds = {history.read(store, ledger.app, each.target.stage, each.version).kind for each in done.filled}
     assert kinds == {"backfill"}
@@ -173,10 +184,16 @@ def test_columns_get_their_past_while_the_app_runs(
     ledger.catch_up()
     migrate(ledger, "more", monkeypatch, {})
     ledger.variant = "more"
-    with ledger.running() as running, ledger.fed():
+    with ledger.running() as running, ThreadPoolExecutor(1) as threads, ledger.fed():
         running.await_commit("branches")
-        done = backfill(ledger, monkeypatch)
+        # Nobody would read what it tells, and it would stand still.
+        enough = threading.Event()
+        reading = threads.submit(lambda: [running.await_commit() for _ in iter(enough.is_set, True)])
+        told: list[str] = []
+        done = backfill(ledger, monkeypatch, told.append)
+        print(*(each for each in told if "came first" in each), sep="\n")  # noqa: T201
         found = {each.target.stage: (each.records, each.whole) for each in done.filled}
+        assert found.pop("changes")[1]
         read, whole = found.pop("accounts")
         assert (found, whole) == (WHOLE, True)
         assert read > 1_000, "a user's function is called for what came since, too"
@@ -186,6 +203,8 @@ def test_columns_get_their_past_while_the_app_runs(
             "batches after the swap",
         )
         assert running.process.poll() is None
+        enough.set()
+        reading.result()
         assert running.interrupt()[0] == 0
     ledger.catch_up(variant="more")
     check_counts(ledger)
@@ -201,3 +220,6 @@ def check_counts(ledger: Ledger) -> None:
         found = ledger.table(name).select(expected.column_names).sort_by(expected.column_names[0])
         for column in expected.column_names:
             assert found[column].to_pylist() == pytest.approx(expected[column].to_pylist()), (name, column)
+    changes = ledger.table("changes")
+    assert changes["again"] == changes["updates"]
+    assert all(map(int.__ge__, changes["sum"].to_pylist(), changes["most"].to_pylist()))

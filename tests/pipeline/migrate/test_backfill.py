@@ -180,16 +180,6 @@ def test_what_cannot_be_computed_says_why(app: App) -> None:
     assert "its rows expire" in why(ttl=Ttl(1_000), state="update")
     values = tuple(replace(each, default="3") if each.name == "high" else each for each in head.table.values)
     assert "rows from before the migration have 3 in high" in why(values=values)
-    upstream = Declared(
-        "app",
-        {
-            "first": DeclaredStage("first", {"t": ""}, {"c": "k long"}, table_of(AGGREGATES[0])),
-            "stage": DeclaredStage("stage", {"c": "first"}, {}, head.table),
-        },
-    )
-    (left,) = backfillable(app.store, {"stage": head}, upstream).left
-    assert "first sends, which keeps state" in left.why
-    assert "give the stage a new name" in left.hint
     later = resolve(app.store, "app", now_ms=2)
     app.batch(5)
     assert backfillable(app.store, {"stage": app.head}, declared, since=later).left == ()

@@ -167,6 +167,7 @@ def test_a_batch_under_way_waits_for_values_that_are_announced(app: App) -> None
         assert isinstance(submitted.exception(30), Overtaken)
     app.batch(5)
     assert app.rows() == app.expected(25)
+    assert (app.head.writer, app.head.by) == (app.committer._claimed.writer, "host:1"), "as its runner's"
 
 
 def test_values_that_do_not_come_are_waited_for_once(app: App) -> None:
@@ -249,7 +250,7 @@ def test_values_of_fewer_records_than_those_that_rows_have_do_not_take_their_pla
     def has(earliest: int, target: Target = target) -> Filled | Left:
         monkeypatch.setattr(topics, "offsets", lambda _kafka, _name: ((earliest,), (60,)))
         monkeypatch.setattr(kafka_records, "read_range", lambda *_asked, **_how: iter(()))
-        return reach({}, target, {}, patience_s=1)
+        return reach({}, app.store, target, {}, patience_s=1)
 
     every, fewer, most = has(0), has(20), has(21)
     assert isinstance(every, Filled)

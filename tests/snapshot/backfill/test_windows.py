@@ -52,9 +52,9 @@ def declared(schema: str = "`k` bigint") -> Declared:
 
 
 def test_a_channel_stands_where_its_writer_did(store: MemoryStore) -> None:
-    assert positions(store, head(store)) == {"t": (10,)}
-    assert positions(store, history.read(store, "app", "stage", 1)) == {"t": (5,)}
-    assert beginnings(store, head(store)) == ({"t": (5,)}, True)
+    assert positions(store, head(store)) == {"t": Input("t", (10,))}
+    assert positions(store, history.read(store, "app", "stage", 1)) == {"t": Input("t", (5,))}
+    assert beginnings(store, head(store)) == ({"t": Input("t", (5,))}, True)
     (target,) = backfillable(store, {"stage": head(store)}, declared()).targets
     assert (target.starts, target.ends, target.begins) == ({"t": (5,)}, {"t": (10,)}, True)
     assert (target.columns, target.ids, target.since) == (("m",), (3,), 3)
@@ -104,4 +104,4 @@ def test_an_input_that_a_migration_added_began_there(store: MemoryStore) -> None
     both = {"c": channel, "u": Input("u", (7,))}
     write(store, "stage", 4, "migration", inputs=both, table=TABLE, migration=2)
     write(store, "stage", 5, "batch", inputs={"c": channel, "u": Input("u", (9,))}, table=TABLE, migration=2)
-    assert beginnings(store, head(store)) == ({"t": (5,), "u": (7,)}, True)
+    assert beginnings(store, head(store)) == ({"t": Input("t", (5,)), "u": Input("u", (7,))}, True)
