@@ -134,6 +134,7 @@ class Committer:
     ) -> None:
         self.head = claimed
         """The newest committed version."""
+        self._claimed = claimed
         self._store = store
         self._meter = meter
         self._spool = spool
@@ -275,7 +276,8 @@ class Committer:
         taken = change.taken
         for attempt in range(_REBASES):
             self._upload(change)
-            manifest = change.manifest
+            # It may be built on a version of somebody else's, such as a compaction.
+            manifest = structs.replace(change.manifest, writer=self._claimed.writer, by=self._claimed.by)
             if self._meter is not None:
                 taken += self._meter.take()
                 manifest = charged(change.before, manifest, taken)
