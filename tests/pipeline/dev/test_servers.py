@@ -202,11 +202,16 @@ def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
     for _ in range(5):
         with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
             eventually(lambda: len(servers_of(folder)) == 2)
+            starting = [psutil.Process(pid) for pid in servers_of(folder)]
+            for server in starting:
+                server.suspend()  # what does not run does not come up before the signal does
             up.send_signal(signal.SIGINT)
+            for server in starting:
+                server.resume()
             out, errors = up.communicate(timeout=PATIENCE_S)
         if up.returncode:
             break
-        # On a busy machine they may be up before it is sent.
+        # On a busy machine they may have been up before they were seen.
         DevServers(folder).down()
     assert (up.returncode, out) == (130, b"")
     assert b"Traceback" not in errors
