@@ -3,7 +3,9 @@
 __all__ = [
     "applied",
     "batch_report",
+    "change",
     "committer",
+    "head",
     "job",
     "meter",
     "next_manifest",

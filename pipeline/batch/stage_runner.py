@@ -30,7 +30,9 @@ from ..upkeep.prefetcher import Delivery
 from ..upkeep.upkeep import Upkeep
 from . import query
 from .batch_report import BatchReport
-from .committer import Change, Committed, Committer, Overtaken
+from .change import Change, Committed
+from .committer import Committer
+from .head import Outdated
 from .job import Computed
 from .meter import StageMeter
 from .next_manifest import has_rows, next_manifest
@@ -200,7 +202,7 @@ class StageRunner:
         """Compute and submit a batch; again, where the rows that it was built on have got other values meanwhile."""
         taken = False
         while not (taken or self._stopping):
-            with suppress(Overtaken):
+            with suppress(Outdated):
                 attempt()
                 taken = True
 

@@ -28,6 +28,14 @@ class Chosen(msgspec.Struct, frozen=True, array_like=True):
     left_out: dict[str, tuple[tuple[int, int, int], ...]] = {}
 
 
+def chosen_by(context: TaskContext) -> Chosen:
+    """What a task's job reads."""
+    said = context.getLocalProperty(CHOSEN)
+    # A job that says nothing would read nothing, and its batch would be committed empty.
+    assert said is not None, "a job over a feed says which records it reads"  # noqa: S101
+    return msgspec.json.decode(said, type=Chosen)
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaFeed:
     """Gives tasks the records of one input that the job chose, each with its number; for `mapInArrow`."""
@@ -48,7 +56,7 @@ class KafkaFeed:
         configure_worker()
         context = TaskContext.get()
         assert context is not None  # noqa: S101  only Spark's workers call this
-        chosen = msgspec.json.decode(context.getLocalProperty(CHOSEN) or "[[]]", type=Chosen)
+        chosen = chosen_by(context)
         skipped: dict[tuple[int, int], list[int]] = {}
         for partition, offset, row in chosen.left_out.get(self.input, ()):
             skipped.setdefault((partition, offset), []).append(row)

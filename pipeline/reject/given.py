@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
 from ...errors import Refused
 from ..api.stage import Stage
-from .feed import CHOSEN, Chosen
+from .feed import chosen_by
 from .places import ROW_BITS, Places, Reading, Stretch, record_number
 
 
@@ -43,7 +42,7 @@ class GivenFeed:
         """The rows that the job chose for the tasks whose numbers the batches hold."""
         context = TaskContext.get()
         assert context is not None  # noqa: S101  only Spark's workers call this
-        chosen = msgspec.json.decode(context.getLocalProperty(CHOSEN) or "[[]]", type=Chosen)
+        chosen = chosen_by(context)
         out = [
             record_number(self._place(partition, offset), row)
             for partition, offset, row in chosen.left_out.get(self.input, ())

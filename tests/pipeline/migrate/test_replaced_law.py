@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from slackwater.errors import CommitConflict, Refused
-from slackwater.pipeline.batch.committer import Overtaken
+from slackwater.pipeline.batch.head import Outdated
 from slackwater.pipeline.kafka import records as kafka_records
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.migrate.backfilled import Filled
@@ -35,7 +35,7 @@ def submit(app: App, size: int) -> None:
     change = app.under_way.pop() if app.under_way else app.begin(size)
     try:
         app.committer.submit(change)
-    except Overtaken:
+    except Outdated:
         app.committer.submit(app.begin(change.manifest.inputs["t"].rows))
 
 
@@ -156,6 +156,7 @@ def test_a_batch_under_way_waits_for_values_that_are_announced(app: App) -> None
     target, swapping = app.migrate(), app.swapping()
     app.patience_s = 30
     app.claim(NAMES[0])
+    runner = app.committer.head.writer
     late = app.begin(5)
     announced = swapping.announce()
     assert announces(announced)
@@ -164,10 +165,10 @@ def test_a_batch_under_way_waits_for_values_that_are_announced(app: App) -> None
         # Its number is taken, and so it stays until the values are there.
         head, backfill = announced, app.compute(at_head(app.store, target, announced), [])
         swapping.onto(head, backfill)
-        assert isinstance(submitted.exception(30), Overtaken)
+        assert isinstance(submitted.exception(30), Outdated)
     app.batch(5)
     assert app.rows() == app.expected(25)
-    assert (app.head.writer, app.head.by) == (app.committer._claimed.writer, "host:1"), "as its runner's"
+    assert (app.head.writer, app.head.by) == (runner, "host:1"), "as its runner's"
 
 
 def test_values_that_do_not_come_are_waited_for_once(app: App) -> None:
