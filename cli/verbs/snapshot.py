@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ... import instants
+from ...errors import Usage
 from .. import formats, options
 from ..session import Session, group, verb
 from ..tables import Grid
@@ -21,7 +22,20 @@ if TYPE_CHECKING:
 
 snapshot = group()
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the snapshot.", show_default=False)]
+App = Annotated[str, typer.Argument(metavar="APP", help="Name of the app; or APP@NAME.", show_default=False)]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the snapshot.", show_default=False)]
+
+
+def _which(app: str, name: str | None) -> tuple[str, str]:
+    """The app and the snapshot, said as two words or as a ref. Raises `Usage` where it is neither."""
+    app_name, _, named = app.partition("@")
+    if bool(named) == bool(name):
+        raise Usage(
+            f"{' '.join(filter(None, (app, name)))!r} does not say which snapshot; expected {app_name} NAME, or "
+            f"{app_name}@NAME",
+            hint=f"slackwater snapshot list {app_name} shows them",
+        )
+    return app_name, named or str(name)
 
 
 @snapshot.callback(
@@ -51,6 +65,7 @@ def take(
     consistent moment. No state is copied; records on the way between stages are kept with it.
     """
     from ...snapshot.cut.requests import own_request
+    from ...snapshot.status import roster
     from ...snapshot.take import taking
     from ...snapshot.take.audit_log import whoami
     from ...snapshot.take.waiting import take as take_and_wait
@@ -58,12 +73,15 @@ def take(
     opened, reader, by = session.store, session.settings.open_channels(), whoami()
     name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
     # A call that was interrupted is typed again: it finds what that one took, or its request.
-    if not (wait or instant or taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms)):
+    asks = not instant and taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms) is None
+    if asks and not wait:
         own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
         when = f" already, {instants.age(asked.created_ms)}" if own else ""
         session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
+    if asks and not roster.beats(opened, app_name, now_ms):
+        session.note(f"nobody runs {app_name} now: its next runner takes the snapshot; --instant needs none")
     with session.output.progress() as progress:
         taken = take_and_wait(
             opened,
@@ -93,7 +111,7 @@ def list_(session: Session, app_name: options.App) -> None:
 
 
 @verb("slackwater snapshot show flights before-deploy", of=snapshot)
-def show(session: Session, app_name: options.App, name: Name) -> None:
+def show(session: Session, app_name: App, name: Name = None) -> None:
     """Show the versions of a snapshot, and where its inputs stood.
 
     Also what was on the way between stages at that moment: records that one had sent and the next not read.
@@ -102,7 +120,7 @@ def show(session: Session, app_name: options.App, name: Name) -> None:
     from ...snapshot.cut.stored import of_snapshot, read_snapshot
 
     opened = session.store
-    snapshot = read_snapshot(opened, app_name, name)
+    snapshot = read_snapshot(opened, *_which(app_name, name))
     cut = of_snapshot(opened, snapshot)
     flights = in_flight(opened, cut)
     inputs = {stage: manifest.inputs for stage, manifest in cut.stages.items()}
@@ -113,8 +131,8 @@ def show(session: Session, app_name: options.App, name: Name) -> None:
 @verb("slackwater snapshot rm flights before-deploy --dry-run", of=snapshot)
 def rm(
     session: Session,
-    app_name: options.App,
-    name: Name,
+    app_name: App,
+    name: Name = None,
     dry_run: options.DryRun = False,
     force: bool = options.flag("--force", "Also when a clone lives from it."),
 ) -> None:
@@ -126,6 +144,7 @@ def rm(
     from ...snapshot.take.audit_log import Operation, whoami
     from ...snapshot.take.remove import remove_or_withdraw
 
+    app_name, name = _which(app_name, name)
     gone = remove_or_withdraw(session.store, app_name, name, by=whoami(), force=force, dry_run=dry_run)
     what, done = f"{app_name}@{name}", "would remove" if dry_run else "removed"
     match gone:

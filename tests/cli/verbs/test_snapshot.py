@@ -24,6 +24,9 @@ def test_an_instant_snapshot_is_pinned_listed_shown_and_removed(store: ObjectSto
     shown = done("snapshot", "show", "flights", "before")
     assert "by-aircraft" in shown
     assert "flights-by-aircraft-repartition[0] " in shown
+    assert done("snapshot", "show", "flights@before").splitlines()[1:] == shown.splitlines()[1:]
+    for neither in (("flights",), ("flights@before", "before")):
+        assert "does not say which snapshot" in slackwater("snapshot", "show", *neither).stderr
     assert from_json("snapshot", "show", "flights", "before")["in_flight"][0]["rows"] == 5
     assert done("snapshot", "rm", "flights", "before", "--dry-run").startswith("would remove flights@before")
     assert [snapshot.name for snapshot in list_snapshots(store, "flights")] == ["before"]
@@ -90,6 +93,7 @@ def test_ctrl_c_while_waiting_for_a_snapshot_withdraws_the_request(store: Object
             assert time.monotonic() < deadline
             assert take.poll() is None
         take.send_signal(signal.SIGINT)
-        assert take.communicate(timeout=60) == ("", "")
+        told = "nobody runs flights now: its next runner takes the snapshot; --instant needs none\n"
+        assert take.communicate(timeout=60) == ("", told)
         assert take.returncode == 130
     assert open_requests(store, "flights") == ()
