@@ -39,6 +39,8 @@ ROWS = 25
 ORDER, PAYMENT = "number long, at timestamp, o long", "number long, paid timestamp, p long"
 POISON = "yesterday"
 """A time that no cast takes."""
+REMINDER = -2
+"""The value of rows that nothing meets."""
 Record = dict[str, object]
 Found = Counter[tuple[object, ...]]
 
@@ -180,13 +182,17 @@ def sparks_own(batches: Sequence[tuple[list[Record], ...]], folder: Path) -> Fou
     rows = left.alias("o").join(right.alias("p"), near, "left").select("o.number", "at", "o.o", "paid", "p.p")
     # Begun anew for each batch, it takes what is there and ends.
     stream = rows.writeStream.foreachBatch(note).trigger(availableNow=True)
+    newest: list[list[Record]] = [[], []]
     for number, batch in enumerate(batches):
-        for path, side in zip(paths, batch, strict=True):
-            if side:
-                (path / f"{number}.json").write_text("\n".join(map(json.dumps, side)))
+        for side, (path, time, value) in enumerate(zip(paths, ("at", "paid"), ("o", "p"), strict=True)):
+            newest[side] = sorted([*newest[side], *batch[side]], key=lambda record: str(record[time]))[-1:]
+            # Begun anew, Spark has forgotten how late it was on a side that has no such row in this batch.
+            again = [{"number": None, time: record[time], value: REMINDER} for record in newest[side]]
+            if again:
+                (path / f"{number}.json").write_text("\n".join(map(json.dumps, [*batch[side], *again])))
         query = stream.option("checkpointLocation", str(folder / "checkpoint")).start()
         assert query.awaitTermination(PATIENCE_S), f"batch {number} stands still: {query.status}"
-    return found
+    return Counter({row: times for row, times in found.items() if row[2] != REMINDER})
 
 
 def test_a_side_without_a_watermark_and_a_join_in_a_function_are_refused() -> None:
