@@ -11,7 +11,7 @@ PEERS := $(VENV)/.peers
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## the whole story on real data, in about three minutes
+demo: $(READY) ## the whole story on real data, in three to four minutes
 	@$(BIN)/python examples/demo.py
 
 test: $(READY) check ## all checks and tests, from nothing
