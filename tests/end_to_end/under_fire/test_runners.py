@@ -96,7 +96,7 @@ def test_a_stage_that_is_gone_from_the_program_holds_up_a_snapshot_until_it_is_r
     ledger.send(500)
     with ledger.running() as app:
         app.await_commit("branches")
-        held_up = ledger.slackwater("snapshot", "take", ledger.app, "held-up", "--timeout", "2", check=False)
+        held_up = ledger.slackwater("snapshot", "take", ledger.app, "held-up", "--timeout", "10", check=False)
         assert held_up.returncode == 1
         verb = f"slackwater retire {ledger.app}/latest"
         assert f"is latest still in the program? if it is gone for good: `{verb}`" in held_up.stderr
