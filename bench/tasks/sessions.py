@@ -17,21 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..support import side
 from ..support.events import KEYS, PARTITIONS, cycles, fill
+from ..support.hourly import BATCH, DELAY, timed
 from ..support.row import Row
 
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame
 
-BATCH = 400_000
 WARM_UP = 5
 """Batches until as many sessions end as begin."""
 MEASURED = 6
-DELAY, GAP = "10 minutes", "5 minutes"
-_BEGIN_US = 1_356_998_400_000_000
-"""2013-01-01."""
-_STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
-"""From record to record of a partition."""
+GAP = "5 minutes"
 _SAID = ("flights", "delay")
 """What is kept of each session."""
 SIDES = ("slackwater", "spark")
@@ -86,7 +82,7 @@ def app_of(topic: str) -> sw.App:
     def sessions(flights: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return _timed(flights).withColumn("session", F.session_window("at", GAP))
+        return timed(flights).withColumn("session", F.session_window("at", GAP))
 
     return app
 
@@ -105,24 +101,12 @@ def _spark(bootstrap: str, folder: Path, topic: str) -> Found:
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
         ended = (
-            _timed(side.topic_stream(spark, bootstrap, topic, BATCH))
+            timed(side.topic_stream(spark, bootstrap, topic, BATCH))
             .groupBy(F.session_window("at", GAP), "leg")
             .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
         )
         ends_ms, sums = side.worked_off_with_sums(ended, folder / "checkpoint", _SAID)
         return Found(cycles(ends_ms, 0), sums)
-
-
-def _timed(flights: DataFrame) -> DataFrame:
-    """Legs and delays of flights; each of a partition is so much later than the one before."""
-    from pyspark.sql import functions as F
-
-    event = F.from_json(F.col("value").cast("string"), "arr_delay double")
-    return flights.select(
-        F.col("key").cast("string").alias("leg"),
-        event["arr_delay"].alias("arr_delay"),
-        F.timestamp_micros(F.lit(_BEGIN_US) + F.col("offset") * _STEP_US).alias("at"),
-    ).withWatermark("at", DELAY)
 
 
 if __name__ == "__main__":

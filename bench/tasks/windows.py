@@ -16,21 +16,16 @@ from typing import TYPE_CHECKING
 
 from ..support import side
 from ..support.events import KEYS, PARTITIONS, cycles, fill
+from ..support.hourly import BATCH, DELAY, timed
 from ..support.row import Row
 
 if TYPE_CHECKING:
     import slackwater as sw
     from pyspark.sql import DataFrame
 
-BATCH = 400_000
 WARM_UP = 9
 """Batches until each has windows of two hours in its state."""
 MEASURED = 6
-DELAY = "10 minutes"
-_BEGIN_US = 1_356_998_400_000_000
-"""2013-01-01."""
-_STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
-"""From record to record of a partition."""
 SIDES = ("slackwater", "spark")
 
 
@@ -72,7 +67,7 @@ def app_of(topic: str) -> sw.App:
     def hours(flights: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
 
-        return _timed(flights).withColumn("hour", F.window("at", "1 hour"))
+        return timed(flights).withColumn("hour", F.window("at", "1 hour"))
 
     return app
 
@@ -88,23 +83,11 @@ def _spark(bootstrap: str, folder: Path, topic: str) -> list[float]:
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
     with spark_session("bench", master="local[2]", conf=conf) as spark:
         rows = (
-            _timed(side.topic_stream(spark, bootstrap, topic, BATCH))
+            timed(side.topic_stream(spark, bootstrap, topic, BATCH))
             .groupBy(F.window("at", "1 hour"), "leg")
             .agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
         )
         return cycles(side.worked_off(side.started(rows, folder / "checkpoint")), 0)
-
-
-def _timed(flights: DataFrame) -> DataFrame:
-    """Legs and delays of flights; each of a partition is so much later than the one before."""
-    from pyspark.sql import functions as F
-
-    event = F.from_json(F.col("value").cast("string"), "arr_delay double")
-    return flights.select(
-        F.col("key").cast("string").alias("leg"),
-        event["arr_delay"].alias("arr_delay"),
-        F.timestamp_micros(F.lit(_BEGIN_US) + F.col("offset") * _STEP_US).alias("at"),
-    ).withWatermark("at", DELAY)
 
 
 if __name__ == "__main__":

@@ -72,15 +72,18 @@ def take(
 
     opened, reader, by = session.store, session.settings.open_channels(), whoami()
     name, now_ms = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}", instants.now_ms()
-    # A call that was interrupted is typed again: it finds what that one took, or its request.
-    asks = not instant and taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms) is None
-    if asks and not wait:
+
+    def is_new() -> bool:
+        # A call that was interrupted is typed again: it finds what that one took, or its request.
+        return taking.taken_already(opened, app_name, name, "markers", by=by, now_ms=now_ms) is None
+
+    if not wait and not instant and is_new():
         own = own_request(opened, app_name, name, by)
         asked = own or taking.request(opened, app_name, name, by)
         when = f" already, {instants.age(asked.created_ms)}" if own else ""
         session.show(asked, f"asked for {app_name}@{name}{when}; `slackwater snapshot list {app_name}` shows it")
         return
-    if asks and not roster.beats(opened, app_name, now_ms):
+    if not instant and not roster.beats(opened, app_name, now_ms) and is_new():
         session.note(f"nobody runs {app_name} now: its next runner takes the snapshot; --instant needs none")
     with session.output.progress() as progress:
         taken = take_and_wait(

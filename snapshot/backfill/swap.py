@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -29,6 +30,8 @@ _LONGEST_S = 1800.0
 """As a merge: garbage collection takes what a batch has not named an hour after it was written for litter."""
 _AT_ONCE = 16
 """SSTs that are filled between two words on how far it is."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,13 @@ class Swap:
 
     def announce(self) -> Manifest:
         """Commit a version that changes nothing, and after which a runner waits (`announced`). Raises as `bring_in`."""
-        for attempt in range(1, _ATTEMPTS + 1):
+
+        def put() -> Manifest:
             announced = self._draft(self.head())
-            try:
-                commit.commit(self._store, announced)
-            except (CommitConflict, Fenced):
-                if attempt == _ATTEMPTS:
-                    raise
-            else:
-                break
-        return announced
+            commit.commit(self._store, announced)
+            return announced
+
+        return _until_first(put)
 
     def onto(self, head: Manifest, backfill: Backfill) -> Swapped:
         """Commit a version after this one whose columns have the backfill's values. It takes the stage from nobody.
@@ -141,10 +141,7 @@ class Swap:
         Raises:
             CommitConflict: others kept winning the race for the next version. Others as `head` and `onto`.
         """
-        for _ in range(_ATTEMPTS - 1):
-            with suppress(CommitConflict, Fenced):
-                return self.onto(self.head(), backfill)
-        return self.onto(self.head(), backfill)
+        return _until_first(lambda: self.onto(self.head(), backfill))
 
     def _fill(self, head: Manifest, table: Table, backfill: Backfill) -> None:
         """Fill the SSTs of a version that are not filled yet."""
@@ -159,6 +156,14 @@ class Swap:
             made = fill_ssts(self._store, self._cache, self._names, [fill], some)
             self._filled.update(zip((sst.object for sst in some), made, strict=True))
             self._on_progress(len(head.ssts) - len(todo) + start + len(some), len(head.ssts))
+
+
+def _until_first(put: Callable[[], T]) -> T:
+    """Put the version after the newest, again where another was faster. Raises what is raised when it always was."""
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(CommitConflict, Fenced):
+            return put()
+    return put()
 
 
 def is_there(head: Manifest, backfill: Backfill) -> bool:

@@ -220,6 +220,18 @@ class App:
     def swapping(self) -> Swap:
         return Swap(self.store, self.cache, NAMES, writer="b", by="me", now_ms=lambda: 1)
 
+    def survives(self, requests: int, act: Callable[[], None]) -> bool:
+        """Whether an act ends with so many requests to the store: at the next whoever does it is killed."""
+        store, runner = self.store, self.committer
+        self.store = Mortal(store, requests)  # type: ignore[assignment]
+        try:
+            act()
+        except Killed:
+            return False
+        finally:
+            self.store, self.committer = store, runner
+        return True
+
     def rows(self, at: Manifest | None = None) -> dict[int, dict[str, object]]:
         """The visible rows of a version, by key."""
         at = at or self.head

@@ -1,6 +1,7 @@
 """A backfill is there as a whole or not at all, and every verb knows that rows are others since."""
 
 from contextlib import closing, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -70,14 +71,8 @@ def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_g
         app.batch(20)
         target = app.migrate()
         app.batch(10)
-        before, expected, store = app.rows(), app.expected(30), app.store
-        app.store = Mortal(store, requests)  # type: ignore[assignment]
-        runner = app.committer
-        ended = False
-        with suppress(Killed):
-            whole(app, target)
-            ended = True
-        app.store, app.committer = store, runner
+        before, expected = app.rows(), app.expected(30)
+        ended = app.survives(requests, partial(whole, app, target))
         assert app.rows() == (expected if app.head.backfills else before)
         if ended:
             break
@@ -85,7 +80,7 @@ def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_g
         whole(app, target)
         assert app.rows() == expected
         assert len(app.head.backfills) == 1
-        assert [info.key for info in store.list("") if not info.key.startswith("app/")] == []
+        assert [info.key for info in app.store.list("") if not info.key.startswith("app/")] == []
     assert killed.count(0) > 10
     assert killed.count(1) > 5, "also after the commit"
 

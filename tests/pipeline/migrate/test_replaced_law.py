@@ -3,6 +3,7 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -24,8 +25,7 @@ from slackwater.snapshot.migrate.declared import Declared, DeclaredStage
 from slackwater.store.versions import history
 from slackwater.store.versions.manifest import Backfill, Manifest
 
-from tests.pipeline.migrate.past import NAMES, UPDATES, App, Mortal, records, table_of
-from tests.support.collecting import Killed
+from tests.pipeline.migrate.past import NAMES, UPDATES, App, records, table_of
 
 STEPS = st.lists(st.sampled_from(["batch", "begin", "land", "compact", "compute", "announce", "swap"]), max_size=14)
 
@@ -132,13 +132,8 @@ def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_g
         app.batch(8)
         target = app.migrate()
         app.batch(4)
-        before, expected, store, runner = app.rows(), app.expected(12), app.store, app.committer
-        app.store = Mortal(store, requests)  # type: ignore[assignment]
-        ended = False
-        with suppress(Killed):
-            whole(app, target)
-            ended = True
-        app.store, app.committer = store, runner
+        before, expected = app.rows(), app.expected(12)
+        ended = app.survives(requests, partial(whole, app, target))
         assert app.rows() == (expected if app.head.backfills else before)
         if ended:
             break
@@ -147,7 +142,7 @@ def test_killed_at_any_request_the_table_is_as_before_or_as_after_and_the_same_g
         whole(app, target)
         assert app.rows() == app.expected(15)
         assert len(app.head.backfills) == 1
-        assert [info.key for info in store.list("") if not info.key.startswith("app/")] == []
+        assert [info.key for info in app.store.list("") if not info.key.startswith("app/")] == []
     assert killed.count(0) > 10
     assert killed.count(1) > 5, "also after the commit"
 

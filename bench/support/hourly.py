@@ -1,0 +1,30 @@
+"""Flights with a time, an hour of it in six batches, for what is kept by event time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .events import PARTITIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BATCH = 400_000
+DELAY = "10 minutes"
+"""How late they may be."""
+_BEGIN_US = 1_356_998_400_000_000
+"""2013-01-01."""
+_STEP_US = 3_600_000_000 * PARTITIONS // (6 * BATCH)
+"""From record to record of a partition."""
+
+
+def timed(flights: DataFrame) -> DataFrame:
+    """Legs and delays of flights; each of a partition is so much later than the one before."""
+    from pyspark.sql import functions as F
+
+    event = F.from_json(F.col("value").cast("string"), "arr_delay double")
+    return flights.select(
+        F.col("key").cast("string").alias("leg"),
+        event["arr_delay"].alias("arr_delay"),
+        F.timestamp_micros(F.lit(_BEGIN_US) + F.col("offset") * _STEP_US).alias("at"),
+    ).withWatermark("at", DELAY)
