@@ -212,7 +212,7 @@ def test_ctrl_c_while_the_servers_start_leaves_none(folder: Path) -> None:
         if up.returncode:
             break
         # On a busy machine they may have been up before they were seen.
-        DevServers(folder).down()
+        assert DevServers(folder / ".slackwater").down() == ("Kafka", "S3")
     assert (up.returncode, out) == (130, b"")
     assert b"Traceback" not in errors
     assert servers_of(folder) == set()
