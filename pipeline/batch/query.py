@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _ADAPTIVE = "spark.sql.adaptive.streaming.stateless.enabled"
+_INTERRUPT = "spark.job.interruptOnCancel"
 
 
 def start(
@@ -62,10 +63,25 @@ def start(
         return (
             applied.rows(config.shape.key)
             .writeStream.queryName(stage.name)
-            .foreachBatch(on_batch)
+            .foreachBatch(without_interrupts(on_batch))
             .option("checkpointLocation", str(config.checkpoint.folder))
             .start()
         )
+
+
+def without_interrupts(on_batch: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+    """Where a task of a batch fails, those beside it are told to end, and not interrupted, as a query's tasks are.
+
+    A task that is interrupted while it waits for a Python worker takes their daemon for dead, and Spark ends that with
+    the workers of every other stage: one stage's poison record would fail the batches of all (Spark 4.3,
+    `PythonWorkerFactory`). A task that is told ends at its next row, or after four seconds with its worker.
+    """
+
+    def called(rows: DataFrame, batch: int) -> None:
+        rows.sparkSession.sparkContext.setLocalProperty(_INTERRUPT, "false")
+        on_batch(rows, batch)
+
+    return called
 
 
 @contextmanager
