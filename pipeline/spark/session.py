@@ -76,6 +76,9 @@ def spark_session(
         ),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
+        # A worker that a library crashes says where; else nobody knows it from one that the kernel killed.
+        "spark.python.worker.faulthandler.enabled": "true",
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
         "spark.sql.streaming.stopTimeout": "8s",
         # Tasks go where their state is, not where most of a batch's rows were read.
         "spark.shuffle.reduceLocality.enabled": "false",

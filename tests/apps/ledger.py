@@ -7,6 +7,7 @@ accounts  (update)    latest  (upsert)
 branches  (aggregate)
 """
 
+import ctypes
 import os
 
 import numpy as np
@@ -48,6 +49,8 @@ def entries(raw: DataFrame) -> DataFrame:
 
 
 def book(rows: pa.Table, state: pa.Table) -> tuple[pa.Table, pa.Table]:
+    if VARIANT == "crashes":
+        ctypes.string_at(0)
     key = rows["_key"].to_numpy()
     num = pc.add(pc.fill_null(state["n"], 0), np.bincount(key))
     added = rows.group_by("_key", use_threads=False).aggregate([("amount", "sum")])["amount_sum"]
