@@ -7,6 +7,8 @@ import signal
 import threading
 from functools import cache
 
+from pyspark import TaskContext
+
 
 @cache
 def configure_worker() -> None:
@@ -15,7 +17,11 @@ def configure_worker() -> None:
     A terminal sends Ctrl-C to every process, a service manager SIGTERM, and the batch under way shall end: who started
     this worker ends it when it is time. And Spark's workers collect all their garbage after every task, which costs
     them more than a small task when they look through every module each time.
+
+    Does nothing in any other process, which may read as a worker does: it hears of Ctrl-C.
     """
+    if TaskContext.get() is None:
+        return
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

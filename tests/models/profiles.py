@@ -12,11 +12,11 @@ SECONDS = 3600 if SEARCHES else 300
 """How long such a test may take."""
 
 _USUAL = 100
-"""Examples of a test that says nothing, in the profile `default`."""
+"""What the numbers of `scaled` are said for: a profile in which a test that says nothing has so many examples."""
 
 
 def scaled(examples: int, steps: int = 50, *, in_ci: int = 0) -> settings:
-    """Settings of a test: so many examples by default, and in the same proportion more in other profiles.
+    """Settings of a test: so many examples in a profile of a hundred, in others as many more or fewer in proportion.
 
     A law for which that is not enough says with `in_ci` how many it has at least in the profiles that search.
     """

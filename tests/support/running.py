@@ -130,7 +130,7 @@ class Ledger:
 
         def feed() -> None:
             while not stop.wait(0.2):
-                self.send(200)
+                self.send(100)
 
         thread = threading.Thread(target=feed)
         thread.start()
