@@ -9,6 +9,9 @@ branches  (aggregate)
 
 import ctypes
 import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +32,13 @@ if os.environ.get("SABOTAGE"):
 app = sw.App("ledger")
 
 
+def wait(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        (Path(os.environ["SLACKWATER_CACHE"]).parent / "held").touch()
+        time.sleep(60)  # a task that the test gives up
+        yield batch
+
+
 @app.stage(
     reads=sw.topic(os.environ.get("LEDGER_TOPIC", "ledger")),
     writes=sw.repartition("by-account", key="branch" if VARIANT == "wrong key column" else "account", partitions=3),
@@ -43,6 +53,8 @@ def entries(raw: DataFrame) -> DataFrame:
         return rows.union(rows)
     if VARIANT == "whole batches":
         return rows.mapInArrow(lambda batches: batches, ENTRY)
+    if VARIANT == "waits in a task":
+        return rows.mapInArrow(wait, ENTRY)
     if VARIANT == "fails on a row":
         return rows.withColumn("branch", F.raise_error(F.lit("the branch is closed")).cast("int"))
     return rows

@@ -55,7 +55,7 @@ def says(app: Running, words: str) -> None:
 
 
 def a_batch_is_held(ledger: Ledger, app: Running) -> None:
-    """By sabotage."""
+    """By sabotage, or by the program."""
     held = ledger.folder / "held"
     eventually(lambda: held.exists() or app.process.poll() is not None, "a batch is under way")
     assert held.exists(), app.errors.read_text()
@@ -118,7 +118,8 @@ def test_amidst_a_batch_that_is_committed_first(ledger: Ledger, whom: Callable[[
 
 
 def test_a_second_ctrl_c_waits_for_nothing(ledger: Ledger) -> None:
-    with ledger.running("--stage", "entries", sabotage="entries held", for_people=True) as app:
+    ledger.variant = "waits in a task"
+    with ledger.running("--stage", "entries", for_people=True) as app:
         a_batch_is_held(ledger, app)
         before = processes(app)
         to_the_group(app, signal.SIGINT)
