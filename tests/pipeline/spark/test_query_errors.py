@@ -27,6 +27,7 @@ def test_a_worker_that_is_gone_without_a_word_is_told_as_that(text: str, told: s
     assert "nothing is lost" in error.hint
 
 
-def test_what_the_program_raises_is_told_in_its_own_words() -> None:
-    text = AROUND.format("Job aborted") + "  ValueError: the branch is closed\n"
-    assert str(translate("legs", text)) == "stage 'legs' stopped: ValueError: the branch is closed"
+@pytest.mark.parametrize("words", ["the branch is closed", "'Python worker exited unexpectedly' is no number"])
+def test_what_the_program_raises_is_told_in_its_own_words(words: str) -> None:
+    text = AROUND.format("Job aborted") + f"  ValueError: {words}\n"
+    assert str(translate("legs", text)) == f"stage 'legs' stopped: ValueError: {words}"

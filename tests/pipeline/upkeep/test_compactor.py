@@ -200,11 +200,11 @@ def test_a_merge_that_fails_as_nobody_expected_is_told_and_tried_again(
         head = stage.batch()
     store.odd = True
     stage.compactor.consider(head)
-    # One thread: the first failure is no end of the second merge.
 
     def failed() -> int:
         return sum(record.exc_info is not None and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
 
+    # One thread: the first failure is no end of the second merge.
     eventually(lambda: failed() == 2, "both merges to fail")
     eventually(lambda: stage.compactor.doing == "nothing", "nothing to be under way")
     assert "compaction of app/stage failed" in caplog.text
