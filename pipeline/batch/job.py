@@ -17,7 +17,7 @@ from ...store.versions.manifest import Aside, Manifest, Sst
 from ..api.topic import Repartition
 from ..source.planner import Position
 from ..spark.homes import Homes
-from ..state.failing import StateFailed
+from ..state.failing import RECORD, StateFailed
 from ..state.multi_input import TAG, name_of
 from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
 
@@ -117,7 +117,8 @@ def run_state(rows: DataFrame, task: StateTask, homes: Homes | None = None) -> t
     key = [column.name for column in task.table.key]
     late = task.late_to[1] if task.late_to is not None else ()
     names = dict.fromkeys((*key, *task.state.needs, *task.times.names, *late))
-    hashed = rows.select(*(F.col(f"`{name}`") for name in names), F.xxhash64(*key).alias("_hash"))
+    numbered = [RECORD] if RECORD in rows.columns else []
+    hashed = rows.select(*(F.col(f"`{name}`") for name in (*names, *numbered)), F.xxhash64(*key).alias("_hash"))
     count = task.table.partitions
     if task.falling is not None and task.falling.pending and task.ssts:
         hashed = _marked(hashed, task.ssts, count)
@@ -150,6 +151,6 @@ def _run(rows: DataFrame, task: Task) -> tuple[Result, ...]:
 
     collected = rows.mapInArrow(work, RESULT_SCHEMA).collect()
     results = tuple(msgspec.msgpack.decode(bytes(row.result), type=Result) for row in collected)
-    if failed := [each.failed for each in results if each.failed]:
+    if failed := [each.failed for each in results if each.failed is not None]:
         raise StateFailed.of(failed)
     return results

@@ -81,7 +81,8 @@ class StageJob:
 
     def batch(self, base: Manifest, after: Mapping[str, Position], times: BatchTimes) -> Batch:
         """A batch that is built on `base` and ends there on each input."""
-        checked = dataclasses.replace(times, falling=None)
+        nothing = dataclasses.replace(times.falling, pending=False) if times.falling is not None else None
+        checked = dataclasses.replace(times, falling=nothing)
         return Batch(
             base,
             after,
@@ -123,7 +124,7 @@ class StageJob:
             base.table,
             base.ssts,
             times.clock_ms,
-            tells_keys=config.rejecter is not None,
+            tells=self._stage.max_rejected if config.rejecter is not None else None,
             only_checks=only_checks,
             lateness=Lateness(late_by, base.watermark_ms, times.bound_ms) if late_by else None,
             late_to=(target_of(late, base), shape.late) if late and not only_checks else None,

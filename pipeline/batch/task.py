@@ -35,7 +35,7 @@ from ..kafka.records import send
 from ..messages import outgoing
 from ..source.worker import configure_worker
 from ..spark.places import Places
-from ..state.failing import StateFailed
+from ..state.failing import StateFailed, Told
 from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
@@ -74,9 +74,8 @@ class Result(msgspec.Struct, frozen=True):
     """Rows that it left out of the table, since they were late."""
     next_due_ms: int | None = None
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
-    failed: str = ""
-    """Where the state's function failed and the stage can do without some records: the text of `StateFailed`. Told as a
-    report and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
+    failed: Told | None = None
+    """Where the state's function failed and the stage can do without some records: for which it did. Told as a report and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class Task(ABC):
         try:
             result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
         except StateFailed as error:
-            result = Result(attempt, rows.num_rows, failed=str(error))
+            result = Result(attempt, rows.num_rows, failed=error.told)
         yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
 
     @abstractmethod
@@ -190,8 +189,8 @@ class StateTask(Task):
     ssts: tuple[Sst, ...]
     clock_ms: int = 0
     """By which rows of the table are expired; every attempt has the driver's, so that all decide alike."""
-    tells_keys: bool = False
-    """Whether an error of the state's function comes with the keys that it is of."""
+    tells: int | None = None
+    """With how many keys or records an error of the state's function may be told; None for raising it."""
     only_checks: bool = False
     """Whether rows are merged only to see that it can be done: nothing is written."""
     lateness: Lateness | None = None
@@ -273,7 +272,7 @@ class StateTask(Task):
         base = Base(self.table, sorted_runs.touching(self.ssts, partition, count), self.clock_ms)
         if self.falling is None:
             to = (base, self.state, self.version, store, cache, reads)
-            return Fallen(*merge(rows, *to, tells_keys=self.tells_keys), None)
+            return Fallen(*merge(rows, *to, tells=self.tells), None)
         hashes = sorted_runs.bounds(partition, count) if marked else None
         return merge_falling(
             rows,
@@ -285,7 +284,7 @@ class StateTask(Task):
             reads,
             self.falling,
             hashes=hashes,
-            tells_keys=self.tells_keys,
+            tells=self.tells,
         )
 
     def _write(

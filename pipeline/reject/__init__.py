@@ -4,4 +4,17 @@ Which records to try next is decided without Spark, in `snapshot/bisect/poison.p
 the Protocol `batch.job.Rejecter`.
 """
 
-__all__ = ["again", "blame", "culprits", "feed", "given", "places", "records", "rejecter", "retrier", "table", "trials"]
+__all__ = [
+    "blame",
+    "culprits",
+    "feed",
+    "functions",
+    "kept_records",
+    "operators",
+    "places",
+    "records",
+    "rejecter",
+    "retried",
+    "retrier",
+    "table",
+]

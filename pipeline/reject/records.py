@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ...errors import Gone
 from ...snapshot.cut.stored import ADDRESS
 from ..kafka.clients import Kafka
 from ..kafka.messages import decode_addressed, encode
-from ..kafka.records import message_at, read_range
+from ..kafka.records import Message, read_range
 from ..kafka.rejects import DeadLetter
-from .blame import Blame
-from .places import Places, Stretch
+from ..state.failing import Failure
+from .places import Places, place_of
+
+_GAP = 200
+"""Messages between two that are wanted that are read over: to look for the second costs as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +28,60 @@ class Source:
     attempts: frozenset[str] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that is rejected: its message and its error, its input's declared name, its row there, its time in ms."""
+
+    letter: DeadLetter
+    input: str
+    row: int
+    time_ms: int
+
+
 @dataclass(frozen=True)
 class Messages:
-    """Reads single records of a batch's places again, by the inputs' declared names."""
+    """Reads records of a batch's places again, by the inputs' declared names."""
 
     kafka: Kafka
     sources: Mapping[str, Source]
     places: Places
     patience_s: float
 
-    def num_rows(self, place: int) -> int:
-        """How many records the message at a place has: 1 for a user's topic; 0 where no message counts."""
-        stretch, offset = self.places.at(place)
-        source = self.sources[stretch.input]
-        if source.attempts is None:
-            return 1
-        return sum(rows.num_rows for rows, _ in self._channel(stretch, offset))
+    def rejected(self, found: Mapping[int, Failure]) -> list[Rejected]:
+        """Records by number, with their errors, in the order of their numbers."""
+        wanted: dict[tuple[str, int], dict[int, list[int]]] = {}
+        for number in sorted(found):
+            stretch, offset = self.places.at(place_of(number)[0])
+            wanted.setdefault((stretch.input, stretch.partition), {}).setdefault(offset, []).append(number)
+        made: dict[int, Rejected] = {}
+        for (name, partition), offsets in wanted.items():
+            for message in self._messages(self.sources[name].topic, partition, list(offsets)):
+                for number in offsets[message.offset() or 0]:
+                    made[number] = self._of(message, name, place_of(number)[1], found[number])
+            if missing := [offset for offset, numbers in offsets.items() if numbers[0] not in made]:
+                topic = self.sources[name].topic
+                raise Gone(f"there is no message at {topic}[{partition}]@{missing[0]} any more")
+        return [made[number] for number in sorted(found)]
 
-    def letter(self, place: int, row: int, blame: Blame) -> tuple[DeadLetter, str, int, int]:
-        """A record with its error; its input, its row and its time in ms."""
-        stretch, offset = self.places.at(place)
-        source = self.sources[stretch.input]
-        why = (blame.kind, blame.message, blame.stack)
-        where = (source.topic, stretch.partition, offset)
-        if source.attempts is None:
-            key, value, time_ms, headers = message_at(self.kafka, *where, patience_s=self.patience_s)
-            return DeadLetter(*where, key, value, headers, *why), stretch.input, 0, time_ms
-        ((rows, time_ms),) = self._channel(stretch, offset)
-        (one,) = rows.drop_columns(list(ADDRESS)).slice(row, 1).combine_chunks().to_batches()
-        return DeadLetter(*where, None, encode(one), (), *why), stretch.input, row, time_ms
+    def _messages(self, topic: str, partition: int, offsets: list[int]) -> Iterator[Message]:
+        """The messages at these offsets, which ascend; those close to each other are read at once."""
+        begin = 0
+        for at in range(1, len(offsets) + 1):
+            if at == len(offsets) or offsets[at] - offsets[at - 1] > _GAP:
+                chosen = {*offsets[begin:at]}
+                where = (topic, partition, offsets[begin], offsets[at - 1] + 1)
+                for chunk in read_range(self.kafka, *where, patience_s=self.patience_s):
+                    yield from (message for message in chunk if message.offset() in chosen)
+                begin = at
 
-    def _channel(self, stretch: Stretch, offset: int) -> list[tuple[pa.Table, int]]:
-        source = self.sources[stretch.input]
-        assert source.attempts is not None  # noqa: S101  it is a channel
-        where = (source.topic, stretch.partition, offset, offset + 1)
-        return [
-            (rows, message.timestamp()[1])
-            for chunk in read_range(self.kafka, *where, patience_s=self.patience_s)
-            for message in chunk
-            for rows in decode_addressed([message], source.attempts)
-        ]
+    def _of(self, message: Message, name: str, row: int, failure: Failure) -> Rejected:
+        source = self.sources[name]
+        why = (failure.kind, failure.message, failure.stack)
+        where = (source.topic, message.partition() or 0, message.offset() or 0)
+        time_ms = message.timestamp()[1]
+        if source.attempts is None:
+            headers = tuple((header, value) for header, value in message.headers() or ())
+            return Rejected(DeadLetter(*where, message.key(), message.value(), headers, *why), name, 0, time_ms)
+        rows = pa.concat_tables(decode_addressed([message], source.attempts)).drop_columns(list(ADDRESS))
+        (one,) = rows.slice(row, 1).combine_chunks().to_batches()
+        return Rejected(DeadLetter(*where, None, encode(one), (), *why), name, row, time_ms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
 
 from ... import instants
 from ...errors import Refused
-from ...snapshot.bisect.poison import Ranges, TooMany
+from ...snapshot.bisect.poison import TooMany
 from ...store.versions import history
 from ...store.versions.aside import REJECTED, rejected_of
 from ..api.stage import Stage
@@ -23,24 +26,23 @@ from ..batch.schemas import Shape
 from ..batch.task import Result
 from ..kafka.rejects import send_rejects
 from ..spark.places import Places as Whereabouts
-from .again import Again, numbered
-from .blame import Blame, blamed
+from ..state.failing import RECORD, Failure, StateFailed
+from .blame import blamed
 from .culprits import Culprits
-from .failed_task import failed_task, suspects
 from .feed import KafkaFeed
-from .given import GivenFeed, feeds_of
-from .places import Places, Reading, place_of, places_of
+from .kept_records import KeptRecords
+from .places import places_of
 from .records import Messages, Source
+from .retried import inputs_of
 from .table import Written, error_of, row_of, table_of_rows
-from .trials import Trials
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-_FEW_RECORDS = 40_000
-"""So many of a topic are brought to the driver at once."""
-_FEW_MESSAGES = 16
-"""And so many messages of a repartition topic, each of which has thousands of rows."""
+log = logging.getLogger(__name__)
+
+_SAID_S = 5.0
+"""Between two lines that say how far a search is."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +58,19 @@ class BatchRejecter:
 
     def rescue(self, batch: Batch, error: Exception) -> Computed:
         """See the Protocol."""
-        blame = blamed(error)
-        if blame is None:
+        if not isinstance(error, StateFailed) and blamed(error) is None:
             raise error
         places = places_of(batch.base.inputs, batch.after)
-        # A state's function tells its keys, and no task of Spark's fails.
-        task = failed_task(self.spark) if not blame.keys else None
-        # A message of a channel has many records.
-        near = suspects(task, places, each=not self.stage.channels) if task is not None else ()
         messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
-        feeds = self._feeds(messages)
-        again = Again(self.spark, self.stage, self.shape, places, feeds, messages.num_rows)
-
-        def bring(readings: Sequence[Reading]) -> Again:
-            given = {
-                name: GivenFeed.of(
-                    name,
-                    (part for one in readings if one.input == name for part in feed.read(one, {})),
-                    feed.schema,
-                    feed.starts,
-                )
-                for name, feed in feeds.items()
-            }
-            return Again(self.spark, self.stage, self.shape, places, given, messages.num_rows)
-
-        few = _FEW_MESSAGES if self.stage.channels else _FEW_RECORDS
-        results, found = self._without_culprits(batch, Trials(again, bring, few), error, near=near)
+        results, found = self._without_culprits(batch, self._read(messages), error)
         if not found:
             return Computed(results)
-        letters = [messages.letter(*place_of(number), blame) for number, blame in sorted(found.items())]
+        rejected = messages.rejected(found)
         now_ms, version = instants.now_ms(), batch.base.version + 1
-        rows = [row_of(*letter, version=version, now_ms=now_ms) for letter in letters]
         if self.topic:
             kafka, patience_s = self.where.kafka, self.where.patience_s
-            send_rejects(kafka, self.topic, [letter for letter, *_ in letters], patience_s=patience_s)
+            send_rejects(kafka, self.topic, [one.letter for one in rejected], patience_s=patience_s)
+        rows = [row_of(one.letter, one.input, one.row, one.time_ms, version=version, now_ms=now_ms) for one in rejected]
         table = self._written(batch).put(batch.base, table_of_rows(rows), version, added=len(rows), waiting=len(rows))
         return Computed(results, {REJECTED: table})
 
@@ -97,40 +78,38 @@ class BatchRejecter:
         """See the Protocol."""
         rows = self._written(batch).rows(batch.base)
         left = rows.filter(pc.is_null(rows["retried"]))
-        places, feeds, ordered = feeds_of(self.stage, left, self._schemas, self._numbered)
-        again = Again(self.spark, self.stage, self.shape, places, feeds, lambda _place: 1)
-        results, found = self._without_culprits(batch, Trials(again, lambda _: again, 0), None, most=len(ordered))
+        inputs, ordered = inputs_of(self.stage, left, self._schemas)
+        frames = [
+            self.spark.createDataFrame(table, schema=_numbered(self.shape.inputs[name]))
+            for name, table in inputs.items()
+        ]
+        results, found = self._without_culprits(batch, frames, None, most=len(ordered))
         version = batch.base.version + 1
-        for place, row in enumerate(ordered):
-            blame = found.get(place << 20)
+        for number, row in enumerate(ordered):
+            why = found.get(number)
             row["attempts"] = int(str(row["attempts"])) + 1
-            row |= {"retried": version} if blame is None else error_of(blame.kind, blame.message, blame.stack)
+            row |= {"retried": version} if why is None else error_of(why.kind, why.message, why.stack)
         taken = len(ordered) - len(found)
         table = self._written(batch).put(batch.base, table_of_rows(ordered), version, added=0, waiting=-taken)
         return Computed(results, {REJECTED: table})
 
     def _without_culprits(
-        self,
-        batch: Batch,
-        trials: Trials,
-        error: Exception | None,
-        most: int | None = None,
-        near: Sequence[Ranges] = (),
-    ) -> tuple[tuple[Result, ...], Mapping[int, Blame]]:
+        self, batch: Batch, inputs: Sequence[DataFrame], error: Exception | None, most: int | None = None
+    ) -> tuple[tuple[Result, ...], Mapping[int, Failure]]:
         left = max(self.stage.max_rejected - rejected_of(batch.base).waiting, 0) if most is None else most
-        culprits = Culprits(trials, batch, left, near)
-        try:
-            with closing(trials.far):
+        with closing(KeptRecords(self.spark, self.stage, self.shape, inputs)) as records:
+            culprits = Culprits(records, batch, left, _Progress(self.stage.name).found)
+            try:
                 return culprits.compute(error), culprits.found
-        except TooMany:
-            first = next(iter(culprits.found.values()), None) or trials.last
-            said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
-            raise Refused(
-                f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
-                f"waiting to be retried (max_rejected){said}",
-                hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
-                f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
-            ) from error
+            except TooMany:
+                first = next(iter(culprits.found.values()), None) or _why(error)
+                said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
+                raise Refused(
+                    f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
+                    f"waiting to be retried (max_rejected){said}",
+                    hint="the batch was dropped whole and nothing is lost: fix the program and run it again; "
+                    f"`slackwater rejected {batch.base.app}` shows those that wait, and --retry puts them through",
+                ) from error
 
     def _written(self, batch: Batch) -> Written:
         return Written(batch.store, batch.cache, batch.base.app, batch.base.stage)
@@ -148,27 +127,49 @@ class BatchRejecter:
             found[name] = Source(at.topic, attempts)
         return found
 
-    def _feeds(self, messages: Messages) -> dict[str, KafkaFeed]:
-        def starts(name: str, places: Places) -> dict[int, tuple[int, int]]:
-            return {each.partition: (each.first, places.start(each)) for each in places.stretches if each.input == name}
-
-        return {
-            name: KafkaFeed(
-                messages.kafka,
-                name,
-                source.topic,
-                self._numbered[name],
-                starts(name, messages.places),
-                source.attempts,
-                messages.patience_s,
-            )
-            for name, source in ((name, messages.sources[name]) for name in self.stage.inputs)
-        }
+    def _read(self, messages: Messages) -> list[DataFrame]:
+        """A batch's records, by input."""
+        frames = []
+        for name in self.stage.inputs:
+            source, schema = messages.sources[name], _numbered(self.shape.inputs[name])
+            mine = tuple(each for each in messages.places.numbered if each[1].input == name)
+            columns = to_arrow_schema(schema, timezone="UTC")
+            feed = KafkaFeed(messages.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
+            frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(feed, schema))
+        return frames
 
     @cached_property
     def _schemas(self) -> dict[str, pa.Schema]:
         return {name: to_arrow_schema(schema, timezone="UTC") for name, schema in self.shape.inputs.items()}
 
-    @cached_property
-    def _numbered(self) -> dict[str, pa.Schema]:
-        return {name: to_arrow_schema(numbered(each), timezone="UTC") for name, each in self.shape.inputs.items()}
+
+class _Progress:
+    """Says how far a search is: now and then, so that one that is short says nothing."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._began = self._said = time.monotonic()
+
+    def found(self, count: int) -> None:
+        """So many records are known."""
+        now = time.monotonic()
+        if now - self._said >= _SAID_S:
+            self._said = now
+            log.warning(
+                "stage %r: a batch fails for some of its records, which are looked for: %d found in %.0f s",
+                self._stage,
+                count,
+                now - self._began,
+            )
+
+
+def _numbered(schema: StructType) -> StructType:
+    """An input's columns, and `RECORD` as the last."""
+    return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
+
+
+def _why(error: Exception | None) -> Failure | None:
+    if isinstance(error, StateFailed):
+        return error.told.why
+    why = blamed(error) if error is not None else None
+    return Failure(why.kind, why.message, why.stack) if why is not None else None

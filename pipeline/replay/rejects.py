@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ...store.versions.aside import rejected_of
 from ...store.versions.manifest import Manifest
 from ..api.stage import Stage
-from ..reject.given import rows_of
+from ..reject.retried import rows_of
 from ..reject.table import Written
 from .inputs import PLACE, Records
 from .program import Program

@@ -1,85 +1,184 @@
-"""Which keys a state's function fails for: found in the task, where the rows are, and told to the driver."""
+"""What a user's function fails for: searched for where it runs, among the rows that are there, and told to the driver."""
 
 from __future__ import annotations
 
-import json
 import traceback
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ...errors import Corruption, SlackwaterError, Unavailable
-from ...snapshot.bisect.poison import Passes, Ranges, Search, TooMany
+from ...snapshot.bisect.poison import Items, TooMany, culprits
 from .protocol import BoundState, Groups, Merged
 
-_MOST_KEYS = 1_000
-"""Told at once: whoever fails for more is asked again."""
+RECORD = "_slackwater_record"
+"""The column with the number of the record that a row comes of, a long."""
 _MOST_STACK = 16_384
 
 
-class StateFailed(Exception):
-    """A state's function raised an error. Its text is JSON, for it crosses to the driver as text.
+class Failure(msgspec.Struct, frozen=True):
+    """An error that is the fault of records: its class, what it says, and where it was raised."""
 
-    `keys` are the `_hash` of the keys for which it fails, `kind` and `message` say what it raised, `stack` where.
+    kind: str
+    message: str
+    stack: str
+
+
+Attempts = Callable[[Sequence[Items]], Sequence[Failure | None]]
+"""Tries groups of items, each by itself: why each fails, None where it passes."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a task says of a state's function that failed in it.
+
+    Attributes:
+        why: Its error.
+        keys: The `_hash` of keys for which it fails.
+        records: Where rows have their records' numbers, those for which it fails instead, and why.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
+    why: Failure
+    keys: tuple[int, ...] = ()
+    records: dict[int, Failure] = {}
+
+
+class StateFailed(Exception):
+    """A state's function raised an error."""
+
+    def __init__(self, told: Told) -> None:
+        super().__init__(f"{told.why.kind}: {told.why.message}")
+        self.told = told
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Self:
-        """What several tasks told, as one: the keys of all, and why the first failed."""
-        told = [json.loads(text) for text in texts]
-        return cls(json.dumps({**told[0], "keys": [key for each in told for key in each["keys"]]}))
+    def of(cls, told: Sequence[Told]) -> StateFailed:
+        """What several tasks told, as one: what all failed for, and why the first did."""
+        keys = tuple(key for each in told for key in each.keys)
+        return cls(Told(told[0].why, keys, {number: why for each in told for number, why in each.records.items()}))
+
+
+def described(error: BaseException) -> Failure:
+    """An error in words."""
+    message = error.message if isinstance(error, SlackwaterError) else str(error)
+    return Failure(type(error).__name__, message, "".join(traceback.format_exception(error))[-_MOST_STACK:])
+
+
+def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
+    """Of items that fail together those to leave out, and why each fails; none where they pass when tried again.
+
+    Args:
+        count: How many there are, numbered from 0; at least 1.
+        attempts: Tries groups of them.
+        most: How many may be found. Where there are more, one more at least is returned, and not all.
+    """
+    why: dict[int, Failure] = {}
+
+    def fails(groups: Sequence[Items]) -> list[bool]:
+        found = attempts(groups)
+        # Of a group, what its last item fails with stands until that is tried alone.
+        why.update((int(group[-1]), each) for group, each in zip(groups, found, strict=True) if each is not None)
+        return [each is not None for each in found]
+
+    try:
+        found = culprits(count, fails, most)
+    except TooMany as error:
+        found = error.found
+    if untried := [np.array([item]) for item in found if item not in why]:
+        fails(untried)
+    return {item: why[item] for item in found if item in why}
+
+
+def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
+    """Tries groups by a function that raises where one fails. Raises what is no item's fault."""
+
+    def tried(items: Items) -> Failure | None:
+        try:
+            attempt(items)
+        except (Corruption, Unavailable):
+            raise
+        except Exception as error:
+            return described(error)
+        return None
+
+    return lambda groups: [tried(group) for group in groups]
 
 
 def merge_or_tell(
-    state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table, hashes: npt.NDArray[np.int64]
+    state: BoundState,
+    rows: pa.Table,
+    groups: Groups,
+    keys: pa.Table,
+    old: pa.Table,
+    hashes: npt.NDArray[np.int64],
+    *,
+    records: npt.NDArray[np.int64] | None = None,
+    most: int,
 ) -> Merged:
-    """`state.merge`; where the user's part of it fails, `StateFailed` with the keys for which it does.
+    """`state.merge`; where the user's part of it fails, `StateFailed` with what it fails for.
 
-    `hashes` has the `_hash` of each key. Finding the keys takes about as long as merging all rows once more.
+    Args:
+        state: What merges.
+        rows: Those of the batch, by key.
+        groups: Which of them belong to which key.
+        keys: One row a key.
+        old: What is stored of each.
+        hashes: The `_hash` of each key.
+        records: The number of each row's record: these are told; None for telling keys.
+        most: How many keys or records may be told. Where there are more, one more at least is told, and not all.
     """
     try:
         return state.merge(rows, groups, keys, old)
     except (Corruption, Unavailable):
         raise
     except Exception as error:
-        failing = _failing(state, rows, groups, keys, old)
-        kind, message, stack = described(error)
-        told = {"keys": [int(hashes[at]) for at in failing], "kind": kind, "message": message, "stack": stack}
-        raise StateFailed(json.dumps(told)) from None
+        why = described(error)
+        trial = _Trial(state, rows, groups, keys, old)
+        found = failing(groups.num, one_by_one(trial.of_keys), most)
+        if records is None:
+            # All keys, where it fails only now and then.
+            told = Told(why, tuple(hashes[list(found) if found else slice(None)].tolist()))
+        else:
+            told = Told(why, (), trial.records(found, records, most))
+        raise StateFailed(told) from None
 
 
-def described(error: Exception) -> tuple[str, str, str]:
-    """Its class, what it says, and where it was raised."""
-    message = error.message if isinstance(error, SlackwaterError) else str(error)
-    return type(error).__name__, message, "".join(traceback.format_exception(error))[-_MOST_STACK:]
+class _Trial:
+    """Merges parts of what a state's function failed for."""
 
+    def __init__(self, state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> None:
+        self._state, self._rows, self._keys, self._old = state, rows, keys, old
+        self._ids = groups.ids
+        self._ends = np.append(groups.starts, rows.num_rows)
 
-def _failing(state: BoundState, rows: pa.Table, groups: Groups, keys: pa.Table, old: pa.Table) -> Sequence[int]:
-    """The places of the keys for which it fails; of all keys, where it fails only now and then."""
-    ends = np.append(groups.starts, rows.num_rows)
+    def of_keys(self, chosen: Items) -> None:
+        """All rows of some keys."""
+        self._merge(np.concatenate([np.arange(self._ends[key], self._ends[key + 1]) for key in chosen]), chosen)
 
-    def fails(choices: Sequence[Ranges]) -> int | None:
-        for number, choice in enumerate(choices):
-            chosen = pa.array(np.concatenate([np.arange(first, last) for first, last in choice]))
-            places = np.concatenate([np.arange(ends[first], ends[last]) for first, last in choice])
-            ids = groups.ids[places]
-            begins = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
-            some = Groups((np.cumsum(np.append(True, ids[1:] != ids[:-1])) - 1).astype(np.int32), begins)
-            try:
-                state.merge(rows.take(pa.array(places)), some, keys.take(chosen), old.take(chosen))
-            except Exception:
-                return number
-        return None
+    def records(self, keys: Mapping[int, Failure], records: npt.NDArray[np.int64], most: int) -> dict[int, Failure]:
+        """Of keys that fail, the records that do, and why: a key with one record has that of the key."""
+        found: dict[int, Failure] = {}
+        for key, why in keys.items():
+            places = np.arange(self._ends[key], self._ends[key + 1])
+            each = np.unique(records[places])
+            if len(each) == 1:
+                found.setdefault(int(each[0]), why)
+            elif len(found) <= most:
+                found |= self._records_of(key, places, records[places], each, most)
+        return found
 
-    try:
-        return Search(fails, 2, _MOST_KEYS).all(((0, groups.num),))
-    except TooMany as error:
-        return error.found
-    except Passes:
-        return range(groups.num)
+    def _records_of(
+        self, key: int, places: npt.NDArray[np.int64], records: npt.NDArray[np.int64], each: Items, most: int
+    ) -> dict[int, Failure]:
+        def attempt(chosen: Items) -> None:
+            self._merge(places[np.isin(records, each[chosen])], np.array([key]))
+
+        return {int(each[item]): why for item, why in failing(len(each), one_by_one(attempt), most).items()}
+
+    def _merge(self, places: npt.NDArray[np.int64], chosen: Items) -> None:
+        ids = self._ids[places]
+        begins = np.append(True, ids[1:] != ids[:-1])
+        groups = Groups((np.cumsum(begins) - 1).astype(np.int32), np.flatnonzero(begins))
+        keys = pa.array(chosen)
+        self._state.merge(self._rows.take(pa.array(places)), groups, self._keys.take(keys), self._old.take(keys))

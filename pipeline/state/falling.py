@@ -70,7 +70,7 @@ def merge_falling(
     falling: Falling,
     *,
     hashes: tuple[int, int] | None,
-    tells_keys: bool = False,
+    tells: int | None = None,
 ) -> Fallen:
     """Merge a batch's rows, none perhaps, and then let the other rows fall due whose time has come.
 
@@ -86,7 +86,7 @@ def merge_falling(
         cache: As of `merge`.
         reads: As of `merge`.
         falling: Up to when.
-        tells_keys: As of `merge`.
+        tells: As of `merge`.
         hashes: The lowest and the highest hash of the rows that may fall due; None for none of them.
 
     Raises:
@@ -114,7 +114,7 @@ def merge_falling(
             made.append(_timed(new, falling.until_ms, again=False))
             emitted.append(out)
     if rows.num_rows:
-        new, out = merge(rows, base, state, seq, store, cache, reads, tells_keys=tells_keys)
+        new, out = merge(rows, base, state, seq, store, cache, reads, tells=tells)
         made.append(_timed(new, falling.until_ms, again=True))
         emitted.append(out)
     if not made:

@@ -15,7 +15,7 @@ from ...store.read.cache import SstCache
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys, same_keys, sort_keys
 from ...store.versions.manifest import Sst, Table
-from .failing import merge_or_tell
+from .failing import RECORD, merge_or_tell
 from .protocol import BoundState, Groups, Merged
 
 
@@ -43,7 +43,7 @@ def merge(
     cache: SstCache,
     reads: Reads,
     *,
-    tells_keys: bool = False,
+    tells: int | None = None,
 ) -> tuple[pa.Table, tuple[pa.Table, ...]]:
     """The rows that a table gets, and what the state emits.
 
@@ -55,7 +55,8 @@ def merge(
         store: The store of the app.
         cache: Where its SSTs come to lie.
         reads: Counts the look-ups.
-        tells_keys: Whether an error of the user's function is raised as `StateFailed`, with the keys that it is of.
+        tells: How many keys an error of the user's function may be told with, as `StateFailed`; None for raising it as
+            it is. Where rows have their records' numbers, it is told with records.
 
     Returns:
         `_hash`, key, values, `_seq`, `_op` and `_prev_seq` of each key that changed, by `_hash`; and one table of
@@ -75,10 +76,11 @@ def merge(
         store, cache, base.ssts, base.table, hashes.to_numpy(), keys, reads, clock_ms=base.clock_ms, seqs=before
     )
     wanted = rows.select([*key, *state.needs])
-    if tells_keys:
-        merged = merge_or_tell(state, wanted, groups, keys, old, hashes.to_numpy())
-    else:
+    if tells is None:
         merged = state.merge(wanted, groups, keys, old)
+    else:
+        records = rows[RECORD].to_numpy() if RECORD in rows.column_names else None
+        merged = merge_or_tell(state, wanted, groups, keys, old, hashes.to_numpy(), records=records, most=tells)
     return stored(hashes, keys, merged, found, before, seq), merged.emitted
 
 

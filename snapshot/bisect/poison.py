@@ -1,149 +1,76 @@
-"""Which items make a batch fail: halving, or finer, until the failing ones are alone. Pure.
+"""Which items make a whole fail: group testing, many groups at a time. Pure.
 
-Group testing (Dorfman 1943; adaptive splitting) where items fail by themselves, and a binary search for the item with
-which a beginning turns bad where several only fail together. What is bad stays bad when items are added to it.
+Adaptive splitting (Dorfman 1943; Hwang 1972) where items fail by themselves, and a binary search for the item with which
+a beginning turns bad where several only fail together. What is bad stays bad when items are added to it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from .delta import turning_point
 
-Ranges = tuple[tuple[int, int], ...]
-"""Items by number: from the first of each pair to before its second; ascending, none of them empty."""
+Items = npt.NDArray[np.int64]
+"""Items by number, ascending."""
 
-Fails = Callable[[Sequence[Ranges]], int | None]
-"""Tries choices of items side by side, each by itself: the place of one that fails; None where all pass."""
-
-CHUNKS = 32
-"""Where one item was found and others fail as well, the rest is tried in so many pieces."""
+Fails = Callable[[Sequence[Items]], Sequence[bool]]
+"""Tries groups of items, each by itself: whether each fails."""
 
 
 class TooMany(Exception):
-    """More items fail than may. `found` has those that are known, ascending."""
+    """More items fail than may. `found` has one of each group that is known to fail, ascending."""
 
     def __init__(self, found: Sequence[int]) -> None:
-        super().__init__(f"{len(found)} items fail")
+        super().__init__(f"at least {len(found)} items fail")
         self.found = tuple(sorted(found))
 
 
-class Passes(Exception):
-    """What failed together passes when it is tried again."""
+def culprits(count: int, fails: Fails, most: int) -> tuple[int, ...]:
+    """The items to leave out of `count` that fail together: without them the rest passes, and none can be given back.
 
+    For p items that fail by themselves at most 2 * p * log2(count) + 1 groups are tried, the logarithm rounded up, and
+    never more than 2 * `most` at once; each item that fails only with others takes log2(count) + 2 more.
 
-@dataclass(slots=True)
-class Search:
-    """Finds items without which the rest passes, and of which none can be given back.
+    Args:
+        count: How many there are, numbered from 0; at least 1.
+        fails: Tries groups of them.
+        most: How many may be found.
 
-    Attributes:
-        fails: Tries items.
-        width: Into how many pieces a choice that fails is cut, at least 2.
-        most: How many items may be found.
+    Returns:
+        Ascending; none where what failed once passes now.
+
+    Raises:
+        TooMany: They are more than `most`.
     """
-
-    fails: Fails
-    width: int
-    most: int
-    _found: set[int] = field(default_factory=set)
-    """Those that are to be left out, as far as they are known."""
-    _together: list[int] = field(default_factory=list)
-    """Those of `_found` that fail only with others."""
-
-    def first(self, items: Ranges) -> int:
-        """One item of those that fail together: at best the only one. log(items) trials, to the base `width`.
-
-        Raises:
-            Passes: They do not fail.
-            TooMany: It is one more than `most`.
-        """
-        while num_items(items) > 1:
-            pieces = split(items, self.width)
-            failing = self.fails(pieces)
-            if failing is None:
-                return self._turning(items)
-            items = pieces[failing]
-        return self._add(items[0][0])
-
-    def all(self, items: Ranges) -> tuple[int, ...]:
-        """All items to leave out of those that fail together, ascending; none where nothing fails.
-
-        For p items that fail by themselves, beside those that were found before: at most
-        p * (log(items) + 2) + `CHUNKS` + 2 trials, the logarithm to the base `width`, rounded up.
-
-        Raises:
-            TooMany: They are more than `most`.
-        """
-        for chunk in split(without(items, self._found), CHUNKS):
-            while (rest := without(chunk, self._found)) and self.fails([rest]) is not None:
-                self.first(rest)
-        while (rest := without(items, self._found)) and self.fails([rest]) is not None:
-            self._turning(rest)
-        for item in self._together:
-            # What it failed with may have been left out since.
-            if self.fails([without(items, self._found - {item})]) is None:
-                self._found.discard(item)
-        return tuple(sorted(self._found))
-
-    def _turning(self, items: Ranges) -> int:
-        """The item with which a beginning of these turns bad."""
-        if self.fails([items]) is None:
-            raise Passes
-        place = turning_point(num_items(items), lambda count: self.fails([beginning(items, count)]) is not None)
-        item = nth(items, place)
-        self._together.append(item)
-        return self._add(item)
-
-    def _add(self, item: int) -> int:
-        self._found.add(item)
-        if len(self._found) > self.most:
-            raise TooMany(tuple(self._found))
-        return item
+    items = np.arange(count, dtype=np.int64)
+    alone = _alone(items, fails, most)
+    rest = np.setdiff1d(items, alone)
+    together: list[int] = []
+    while rest.size and fails([rest])[0]:
+        beginnings = rest
+        at = turning_point(rest.size, lambda size: fails([beginnings[:size]])[0])  # noqa: B023  asked at once
+        together.append(int(rest[at]))
+        rest = np.delete(rest, at)
+        if len(alone) + len(together) > most:
+            raise TooMany([*alone, *together])
+    for item in tuple(together):
+        # What it failed with may have been left out since.
+        more = np.sort(np.append(rest, item))
+        if not fails([more])[0]:
+            together.remove(item)
+            rest = more
+    return tuple(sorted([*alone, *together]))
 
 
-def num_items(items: Ranges) -> int:
-    """How many items these are."""
-    return sum(last - first for first, last in items)
-
-
-def nth(items: Ranges, place: int) -> int:
-    """The item at a place, from 0."""
-    for first, last in items:
-        if place < last - first:
-            return first + place
-        place -= last - first
-    raise IndexError(place)
-
-
-def beginning(items: Ranges, count: int) -> Ranges:
-    """The first `count` of these."""
-    return tuple(_between(items, 0, count))
-
-
-def split(items: Ranges, pieces: int) -> tuple[Ranges, ...]:
-    """The items in so many pieces of about equal size, in their order; fewer where there are fewer items."""
-    count = num_items(items)
-    size = -(-count // pieces) if count else 1
-    return tuple(tuple(_between(items, at, at + size)) for at in range(0, count, size))
-
-
-def without(items: Ranges, others: Iterable[int]) -> Ranges:
-    """The items, some of them left out."""
-    left = list(items)
-    for item in others:
-        left = [
-            part
-            for first, last in left
-            for part in (((first, item), (item + 1, last)) if first <= item < last else ((first, last),))
-            if part[0] < part[1]
-        ]
-    return tuple(left)
-
-
-def _between(items: Ranges, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """The items at the places from `low` to before `high`."""
-    at = 0
-    for first, last in items:
-        begin, end = max(low, at), min(high, at + last - first)
-        if begin < end:
-            yield first + begin - at, first + end - at
-        at += last - first
+def _alone(items: Items, fails: Fails, most: int) -> list[int]:
+    """Those that fail by themselves: all groups that fail are halved, and their halves are tried at once."""
+    found: list[int] = []
+    failing = [items]
+    while failing:
+        found += [int(group[0]) for group in failing if group.size == 1]
+        halves = [half for group in failing if group.size > 1 for half in np.array_split(group, 2)]
+        failing = [half for half, bad in zip(halves, fails(halves), strict=True) if bad] if halves else []
+        if len(found) + len(failing) > most:
+            raise TooMany([*found, *(int(group[0]) for group in failing)])
+    return found

@@ -1,0 +1,259 @@
+"""The records for which an operator of Spark's plan fails: one job for all of them, for each operator that may fail.
+
+Operators are tried from below, each over the records for which those below pass. Spark's own expressions are computed
+in `TryEval`, which is null where they raise; then each record that failed is computed by itself, for what it fails of.
+A Python function is replaced by what tries it in the task that has its rows (`functions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructType, _parse_datatype_string
+
+from ...snapshot.bisect.poison import TooMany
+from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, sequence
+from ..spark.provenance import number_of, numbered
+from ..state.failing import RECORD, Failure
+from .blame import blamed
+from .functions import RECORDS, STANDS_IN, decoded
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_EXPRESSIONS = frozenset({"Project", "Filter", "Generate"})
+_ROW_FUNCTIONS = frozenset({"ArrowEvalPython", "BatchEvalPython"})
+_BATCH_FUNCTIONS = frozenset({"MapInPandas", "MapInArrow"})
+_CANNOT_FAIL = frozenset(
+    {"Alias", "And", "AttributeReference", "EqualTo", "GetStructField", "GreaterThan", "IsNotNull", "IsNull"}
+    | {"LessThan", "Literal", "Not", "Or", "XxHash64"}
+)
+"""Expressions that raise nothing by themselves."""
+_CONF = {
+    # Parts that expressions have in common would be computed before them, and so outside of `TryEval`.
+    "spark.sql.subexpressionElimination.enabled": "false",
+    # A record has a partition of its own.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+Told = dict[int, Failure]
+
+
+@dataclass
+class Operators:
+    """Finds the records for which a plan fails.
+
+    Attributes:
+        spark: The session of the plan.
+        most: How many records there may be.
+        tell: Is told how many are found.
+    """
+
+    spark: SparkSession
+    most: int
+    tell: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        jvm: Any = self.spark._jvm
+        self._expressions = jvm.org.apache.spark.sql.catalyst.expressions
+        self._logical = jvm.org.apache.spark.sql.catalyst.plans.logical
+
+    @cached_property
+    def _session(self) -> SparkSession:
+        """A session with settings of its own; what the other keeps, it has."""
+        session = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())  # type: ignore[attr-defined]
+        for name, value in _CONF.items():
+            session.conf.set(name, value)
+        return session
+
+    def failing(self, frame: DataFrame) -> Told:
+        """The records for which computing a DataFrame fails, by number, and why: none where that is not to be found.
+
+        Raises:
+            TooMany: They are more than `most`.
+            Exception: What no record is to blame for.
+        """
+        found: Told = {}
+        tried: set[str] = set()
+        for node in reversed([*nodes(optimised(frame))]):
+            if (name := kind(node)) in _EXPRESSIONS | _ROW_FUNCTIONS | _BATCH_FUNCTIONS:
+                for more in self._of_node(node, name, found, tried):
+                    found |= {number: why for number, why in more.items() if number not in found}
+                    self.tell(len(found))
+                    if len(found) > self.most:
+                        raise TooMany(list(found))
+        return found
+
+    def _of_node(self, node: Any, name: str, found: Told, tried: set[str]) -> Iterator[Told]:
+        """What fails in one operator, part by part; `found` grows meanwhile."""
+        below = lambda: self._below(node, found)  # noqa: E731
+        if name in _BATCH_FUNCTIONS:
+            yield self._of_batches(node, below())
+            return
+        functions = (
+            [each for one in listed(node.expressions()) for each in _functions(one)] if name in _ROW_FUNCTIONS else []
+        )
+        inputs = [one for each in functions for one in listed(each.children()) if not _functions_in(one)]
+        expressions = self._new(inputs if functions else _evaluated(node, name), tried)
+        if expressions:
+            yield self._of_expressions(expressions, below())
+        for function in self._new(functions, tried):
+            yield self._of_rows(function, below())
+
+    def _new(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
+        """Those that may fail, and were not tried further below already."""
+        new = []
+        for each in expressions:
+            text = str(each.canonicalized().toString())
+            if text not in tried and self._may_fail(each):
+                tried.add(text)
+                new.append(each)
+        return new
+
+    def _may_fail(self, expression: Any) -> bool:
+        name = kind(expression)
+        harmless = name in _CANNOT_FAIL or (name == "Cast" and self._always_casts(expression))
+        return not harmless or any(self._may_fail(each) for each in listed(expression.children()))
+
+    def _always_casts(self, cast: Any) -> bool:
+        return bool(self._expressions.Cast.canUpCast(cast.child().dataType(), cast.dataType()))
+
+    def _below(self, node: Any, found: Told) -> Any:
+        """What an operator gets, with the records' numbers, of all records but those that were found."""
+        left_out = self._sequence(found)
+
+        def shown(feed: Any) -> Any:
+            if not found:
+                return feed
+            known = self._expressions.InSet(number_of(feed), left_out.toSet())
+            return self._logical.Filter(self._expressions.Not(known), feed)
+
+        return numbered(children(node)[0], self.spark, _is_kept, shown)
+
+    def _of_expressions(self, expressions: Sequence[Any], below: Any) -> Told:
+        """The records for which one of Spark's own expressions raises."""
+        if below is None:
+            return {}
+        make = self._expressions
+        names = [self._literal(str(at)) for at in range(len(expressions))]
+        fields = [part for pair in zip(names, expressions, strict=True) for part in pair]
+        raises = make.IsNull(make.TryEval(make.CreateNamedStruct(self._sequence(fields))))
+        rows = frame_of(self._logical.Filter(raises, below), self._session).persist()
+        try:
+            records = sorted({row[0] for row in rows.select(RECORD).collect()})
+            if len(records) > self.most:
+                raise TooMany(records)
+            return self._one_by_one(expressions, rows, records) if records else {}
+        finally:
+            rows.unpersist()
+
+    def _one_by_one(self, expressions: Sequence[Any], rows: DataFrame, records: Sequence[int]) -> Told:
+        """Why each of these records fails."""
+        self.tell(0)
+        places = ", ".join(f"{number}L" for number in records)
+        place = F.expr(f"cast(array_position(array({places}), `{RECORD}`) - 1 AS int)")
+        apart = rows.repartitionById(len(records), place)
+        columns = [self._alias(each, f"c{at}") for at, each in enumerate(expressions)]
+        plan = self._logical.Project(self._sequence(columns), apart._jdf.queryExecution().analyzed())
+        computed = frame_of(plan, self._session)._jdf.queryExecution().toRdd().toJavaRDD()
+        gateway: Any = self.spark.sparkContext._gateway
+        found: Told = {}
+        for at, number in enumerate(records):
+            alone = gateway.new_array(gateway.jvm.int, 1)
+            alone[0] = at
+            try:
+                computed.collectPartitions(alone)
+            except Exception as error:
+                if (why := blamed(error)) is None:
+                    raise
+                found[number] = Failure(why.kind, why.message, why.stack)
+        return found
+
+    def _of_rows(self, function: Any, below: Any) -> Told:
+        """The records for which a Python function of rows or columns raises."""
+        if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
+            return {}
+        why = self._replaced(function, tries, StringType(), listed(function.children()))
+        columns = [number_of(below), self._alias(why, "why")]
+        return _told(frame_of(self._logical.Project(self._sequence(columns), below), self._session))
+
+    def _of_batches(self, node: Any, below: Any) -> Told:
+        """The records for which a Python function of batches raises."""
+        function = node.func()
+        if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
+            return {}
+        shown = listed(children(node)[0].output())
+        below = self._logical.Project(self._sequence([*shown, number_of(below)]), below)
+        schema = _parse_datatype_string(RECORDS)
+        assert isinstance(schema, StructType)  # noqa: S101  it has columns
+        replaced = self._replaced(function, tries, schema, listed(below.output()))
+        types: Any = self.spark._jvm.org.apache.spark.sql.catalyst.types.DataTypeUtils  # type: ignore[union-attr]
+        output = types.toAttributes(replaced.dataType())
+        made = getattr(self._logical, kind(node))
+        return _told(frame_of(made(replaced, output, below, node.isBarrier(), node.profile()), self._session))
+
+    def _replaced(self, function: Any, tries: Any, returns: Any, inputs: Sequence[Any]) -> Any:
+        """An expression that tries a Python function, with all that Spark hands to workers beside it."""
+        jvm: Any = self.spark._jvm
+        of, session = function.func(), self.spark._jsparkSession
+        command = bytes(of.command().toArray(jvm.scala.reflect.ClassTag.Byte()))
+        tried = CloudPickleSerializer().dumps((tries(command, self.most), returns))
+        made = jvm.org.apache.spark.api.python.SimplePythonFunction(
+            bytearray(tried),
+            of.envVars(),
+            of.pythonIncludes(),
+            of.pythonExec(),
+            of.pythonVer(),
+            of.broadcastVars(),
+            of.accumulator(),
+        )
+        kind_of_function, new_id = function.evalType(), self._expressions.NamedExpression.newExprId()
+        type_of_result = session.parseDataType(returns.json())
+        return self._expressions.PythonUDF(
+            function.name(), made, type_of_result, self._sequence(inputs), kind_of_function, True, new_id
+        )
+
+    def _alias(self, expression: Any, name: str) -> Any:
+        jvm: Any = self.spark._jvm
+        nothing = self._sequence([])
+        new_id = self._expressions.NamedExpression.newExprId()
+        return self._expressions.Alias(expression, name, new_id, nothing, jvm.scala.Option.empty(), nothing)
+
+    def _literal(self, text: str) -> Any:
+        jvm: Any = self.spark._jvm
+        return self._expressions.Literal.create(text, jvm.org.apache.spark.sql.types.DataTypes.StringType)
+
+    def _sequence(self, items: Any) -> Any:
+        return sequence(self.spark, items)
+
+
+def _is_kept(node: Any) -> bool:
+    """Whether a node is what Spark keeps of an input."""
+    return not children(node) and number_of(node) is not None
+
+
+def _evaluated(node: Any, name: str) -> list[Any]:
+    """What an operator evaluates for each row. A generator's own work is no expression: what it gets is."""
+    found = listed(node.generator().children()) if name == "Generate" else listed(node.expressions())
+    return [each.child() if kind(each) == "Alias" else each for each in found]
+
+
+def _functions(expression: Any) -> list[Any]:
+    """The Python functions in an expression, those that others get their values from first."""
+    below = [each for one in listed(expression.children()) for each in _functions(one)]
+    return [*below, expression] if kind(expression) == "PythonUDF" else below
+
+
+def _functions_in(expression: Any) -> bool:
+    return bool(_functions(expression))
+
+
+def _told(frame: DataFrame) -> Told:
+    rows = frame.where("why IS NOT NULL").collect()
+    return {row[0]: decoded(row[1]) for row in rows}
