@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from ..api.stage import Stage
 from ..batch.applied import over
 from ..batch.schemas import Shape
+from ..source.own_errors import ERROR_MARK, Feed
 from ..spark.provenance import RECORD, hidden, with_records
 from ..state.multi_input import tag
 from .blame import Blame, blamed
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
-
-    Feed = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 T = TypeVar("T")
 
@@ -58,8 +57,9 @@ class Again:
     trials: int = 0
 
     def __post_init__(self) -> None:
+        tasks = self.spark.range(0, TASKS, 1, TASKS)
         fed = [
-            hidden(self.spark.range(0, TASKS, 1, TASKS).mapInArrow(feed, numbered(self.shape.inputs[name])))
+            hidden(tasks.mapInArrow(ERROR_MARK.on(feed), numbered(self.shape.inputs[name])))
             for name, feed in self.feeds.items()
         ]
         self._frames = over(self.stage, fed)

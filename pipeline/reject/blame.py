@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.errors import AnalysisException, PySparkException
 
-_OURS = re.compile(r"slackwater\.errors\.(\w+): (.*)")
-_STATE = re.compile(r"StateFailed: (\{.*\})")
-_HERE = re.escape(str(Path(__file__).resolve().parents[2]))
-_OF_TASKS = re.compile(rf"(?:slackwater|{_HERE})[/\\]pipeline[/\\](?:batch|kafka|reject|source)[/\\]\w+\.py\", line")
-"""Our own part of a task, on the way to an error: reading, writing, the look-ups."""
+from ...errors import BadRecord
+from ..source.own_errors import ERROR_MARK
+from ..state.failing import StateFailed
+
 _OF_SPARK = re.compile(
     r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|Python worker exited unexpectedly"
     r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
@@ -54,17 +52,19 @@ class Blame:
 def blamed(error: BaseException) -> Blame | None:
     """What records are to blame for; None where the store, Kafka, Spark or a machine failed.
 
-    What no record can be blamed for is not searched for: the batch is dropped whole, as ever.
+    What no record can be blamed for is not searched for: the batch is dropped whole, as ever. What the user's function
+    raises is a record's, whatever its class and words; what our own part of a task raises is marked (`own_errors`).
     """
-    text = text_of(error)
-    if told := _STATE.findall(text):
-        found = json.loads(told[-1])
+    if isinstance(error, StateFailed):
+        found = json.loads(str(error))
         return Blame(found["kind"], found["message"], found["stack"], tuple(found["keys"]))
-    if ours := _OURS.findall(text):
-        kind, message = ours[-1]
-        return Blame(kind, message, text[-_MOST:]) if kind == "BadRecord" else None
-    if _OF_SPARK.search(_QUOTED.sub("''", text)) or _OF_TASKS.search(text):
+    text = text_of(error)
+    own = ERROR_MARK.told(text)
+    if None in own or _OF_SPARK.search(_QUOTED.sub("''", text)):
         return None
+    text = ERROR_MARK.without(text)
+    if own:
+        return Blame(BadRecord.__name__, str(own[-1]), text[-_MOST:])
     if isinstance(error, AnalysisException) or not (isinstance(error, PySparkException) or _TASK.search(text)):
         return None
     kind, message = _raised(error, text)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Corruption, SlackwaterError, Unavailable
+from ...errors import SlackwaterError
 from ...snapshot.bisect.poison import Passes, Ranges, Search, TooMany
 from .protocol import BoundState, Groups, Merged
 
@@ -41,12 +41,11 @@ def merge_or_tell(
 ) -> Merged:
     """`state.merge`; where the user's part of it fails, `StateFailed` with the keys for which it does.
 
+    A state asks no store and no server: whatever is raised here is of the rows and of the function.
     `hashes` has the `_hash` of each key. Finding the keys takes about as long as merging all rows once more.
     """
     try:
         return state.merge(rows, groups, keys, old)
-    except (Corruption, Unavailable):
-        raise
     except Exception as error:
         failing = _failing(state, rows, groups, keys, old)
         kind, message, stack = described(error)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slackwater.errors import Unavailable
 from slackwater.pipeline.state.failing import StateFailed, merge_or_tell
 from slackwater.pipeline.state.merge import group
 from slackwater.pipeline.state.update import Update, update
@@ -56,3 +57,15 @@ def test_what_several_tasks_tell_is_told_as_one() -> None:
     told = [{"keys": keys, "kind": kind, "message": "no", "stack": ""} for keys, kind in (([1, 2], "A"), ([3], "B"))]
     both = json.loads(str(StateFailed.of([json.dumps(each) for each in told])))
     assert (both["keys"], both["kind"]) == ([1, 2, 3], "A")
+
+
+def test_a_function_that_raises_an_error_of_ours_tells_its_keys_as_with_any_other() -> None:
+    def function(_rows: pa.Table, _state: pa.Table) -> pa.Table:
+        raise Unavailable("a service of the user's")
+
+    rows = pa.table({"account": pa.array([1], pa.int64()), "amount": pa.array([1], pa.int64())})
+    bound = update(function, state=pa.schema([("n", pa.int64())])).bind([rows.schema], ("account",))
+    sorted_rows, groups = group(rows.add_column(0, "_hash", pa.array([5], pa.int64())), ["account"])
+    old = pa.table({"n": pa.nulls(1, pa.int64())})
+    with pytest.raises(StateFailed, match='"kind": "Unavailable"'):
+        merge_or_tell(bound, sorted_rows.drop_columns(["_hash"]), groups, rows.select(["account"]), old, np.array([5]))
