@@ -33,6 +33,7 @@ from ..event_time.progress import Seen, Times
 from ..kafka.messages import split
 from ..kafka.records import send
 from ..messages import outgoing
+from ..source.own_errors import ERROR_MARK, ErrorMark
 from ..source.worker import configure_worker
 from ..spark.places import Places
 from ..state.failing import StateFailed, Told
@@ -75,7 +76,8 @@ class Result(msgspec.Struct, frozen=True):
     next_due_ms: int | None = None
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
     failed: Told | None = None
-    """Where the state's function failed and the stage can do without some records: for which it did. Told as a report and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
+    """Where the state's function failed and the stage can do without some records: for which it did. Told as a report
+    and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,17 @@ class Task(ABC):
     outputs: Outputs
     times: Times = field(default_factory=Times, kw_only=True)
     """The event times to look for."""
+    error_mark: ErrorMark = field(default=ERROR_MARK, kw_only=True)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do a task's work; one row with its report comes back, none when there were no rows."""
         filled = [batch for batch in batches if batch.num_rows]
         if not filled:
             return
+        with self.error_mark.own():
+            yield pa.RecordBatch.from_pydict({"result": pa.array([self._report(filled)], pa.binary())})
+
+    def _report(self, filled: Sequence[pa.RecordBatch]) -> bytes:
         configure_worker()
         context = TaskContext.get()
         assert context is not None  # noqa: S101  only Spark's workers call this
@@ -151,7 +158,7 @@ class Task(ABC):
             result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
         except StateFailed as error:
             result = Result(attempt, rows.num_rows, failed=error.told)
-        yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
+        return msgspec.msgpack.encode(result)
 
     @abstractmethod
     def _run(self, rows: pa.Table, attempt: str) -> Result: ...

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from ...errors import BadRecord, Refused, Usage
+from ..source.own_errors import ERROR_MARK
 from .batches import Bad, open_reader, read_batch
 from .registry import Registry
 from .schema import Reader, Schema
@@ -83,8 +84,11 @@ def decode(
     addressed = isinstance(column, str) and column in _SIDES
     parts = [F.col(column) if isinstance(column, str) else column, *map(F.col, _ADDRESS if addressed else ())]
 
+    mark = ERROR_MARK
+
     def decoded(messages: pa.Array, *address: pa.Array) -> pa.Array:
-        return decoder(messages, address)
+        with mark.own():
+            return decoder(messages, address)
 
     made: Column = F.arrow_udf(decoded, kind)(*parts)  # type: ignore[attr-defined]  # not in pyspark's stubs
     return made

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark import errors
 from pyspark.errors import AnalysisException, PySparkException
 
-_OURS = re.compile(r"slackwater\.errors\.(\w+): (.*)")
-_STATE = re.compile(r"StateFailed: (\{.*\})")
-_HERE = re.escape(str(Path(__file__).resolve().parents[2]))
-_OF_TASKS = re.compile(rf"(?:slackwater|{_HERE})[/\\]pipeline[/\\](?:batch|kafka|reject|source)[/\\]\w+\.py\", line")
-"""Our own part of a task, on the way to an error: reading, writing, the look-ups."""
+from ...errors import BadRecord
+from ..source.own_errors import ERROR_MARK
+from ..state.failing import Failure, StateFailed
+
 _OF_SPARK = re.compile(
     r"ExecutorLostFailure|FetchFailed|OutOfMemoryError|TaskKilled|TaskCommitDenied|Python worker exited unexpectedly"
     r"|Job \S+ cancelled|SparkContext (?:has been|was) |InterruptedException|ClosedByInterrupt|NotSerializable"
@@ -34,41 +33,40 @@ _MOST = 16_384
 """Characters that are kept of a stack."""
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """An error that is the fault of records.
-
-    Attributes:
-        kind: Its class, without what that lies in: `ValueError`, `NumberFormatException`.
-        message: What it says.
-        stack: Where it was raised, as far as that is known.
-        keys: Where a state's function raised it, the `_hash` of the keys for which it does.
-    """
-
-    kind: str
-    message: str
-    stack: str
-    keys: tuple[int, ...] = ()
-
-
-def blamed(error: BaseException) -> Blame | None:
+def blamed(error: BaseException) -> Failure | None:
     """What records are to blame for; None where the store, Kafka, Spark or a machine failed.
 
-    What no record can be blamed for is not searched for: the batch is dropped whole, as ever.
+    What no record can be blamed for is not searched for: the batch is dropped whole, as ever. What the user's function
+    raises is a record's, whatever its class and words; what our own part of a task raises is marked (`own_errors`).
     """
+    if isinstance(error, StateFailed):
+        return error.told.why
     text = text_of(error)
-    if told := _STATE.findall(text):
-        found = json.loads(told[-1])
-        return Blame(found["kind"], found["message"], found["stack"], tuple(found["keys"]))
-    if ours := _OURS.findall(text):
-        kind, message = ours[-1]
-        return Blame(kind, message, text[-_MOST:]) if kind == "BadRecord" else None
-    if _OF_SPARK.search(_QUOTED.sub("''", text)) or _OF_TASKS.search(text):
+    own = ERROR_MARK.told(text)
+    if None in own or _OF_SPARK.search(_QUOTED.sub("''", text)):
         return None
+    text = ERROR_MARK.without(text)
+    if own:
+        return Failure(BadRecord.__name__, str(own[-1]), text[-_MOST:])
     if isinstance(error, AnalysisException) or not (isinstance(error, PySparkException) or _TASK.search(text)):
         return None
     kind, message = _raised(error, text)
-    return Blame(kind, message, text[-_MOST:])
+    return Failure(kind, message, text[-_MOST:])
+
+
+def blamed_of_java(error: Any, shown: str) -> Failure:
+    """The same of a Java error that one of Spark's expressions raised; `shown` is all that Java shows of it.
+
+    Raises:
+        Py4JJavaError: The error itself, where it is not the record's.
+    """
+    if _OF_SPARK.search(_QUOTED.sub("''", shown)):
+        raise Py4JJavaError("", error)
+    raised = [each for each in _RAISED.findall(shown.replace("Caused by: ", "")) if each[0] not in _WRAPS]
+    kind, message = raised[0] if raised else (str(error.getClass().getSimpleName()), str(error.getMessage()))
+    # Pyspark names Spark's own classes so where it knows them, and `blamed` tells its names.
+    plain = kind.removeprefix("Spark")
+    return Failure(plain if hasattr(errors, plain) else kind, message, shown[-_MOST:])
 
 
 def text_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
 from pyspark import inheritable_thread_target
 from pyspark.sql import DataFrame
 
@@ -102,25 +103,23 @@ class Culprits:
 
     def _of_groups(self, rows: DataFrame, attempt: Callable[[DataFrame], object]) -> Told:
         """The records for which an attempt fails, where only jobs over some of them tell: many groups, side by side."""
-        numbers = self.records.numbers[~_isin(self.records.numbers, self.found)]
+        numbers = self.records.numbers[~np.isin(self.records.numbers, list(self.found))]
 
         def tried(items: Items) -> Failure | None:
             if self.batch.stopping():
                 raise Refused("the stage is to stop")
             try:
                 attempt(self.records.only(rows, numbers[items]))
-            except StateFailed as error:
-                return error.told.why
             except Exception as error:
                 if (why := blamed(error)) is None:
                     raise
-                return Failure(why.kind, why.message, why.stack)
+                return why
             return None
 
         def side_by_side(groups: Sequence[Items]) -> list[Failure | None]:
             self.tell(len(self.found))
             with ThreadPoolExecutor(_AT_ONCE) as jobs:
-                return [*jobs.map(inheritable_thread_target(tried), groups)]
+                return [*jobs.map(inheritable_thread_target(self.records.spark)(tried), groups)]
 
         found = failing(len(numbers), side_by_side, self.most - len(self.found))
         return {int(numbers[item]): why for item, why in found.items()}
@@ -128,9 +127,3 @@ class Culprits:
 
 def _compute(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
-
-
-def _isin(numbers: Items, found: Told) -> Items:
-    import numpy as np
-
-    return np.isin(numbers, list(found))

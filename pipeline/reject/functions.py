@@ -16,12 +16,14 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark.serializers import CPickleSerializer
 from pyspark.util import PythonEvalType
 
 from ...snapshot.bisect.poison import Items
+from ..source.own_errors import ERROR_MARK, ErrorMark
 from ..source.worker import configure_worker
-from ..state.failing import RECORD, Failure, described, failing, one_by_one
+from ..state.failing import RECORD, Failure, NoItems, failing, one_by_one
 
 RECORDS = f"`{RECORD}` long, why string"
 """What a function of whole batches is replaced by gives."""
@@ -37,6 +39,8 @@ class _Tried(ABC):
     command: bytes = field(repr=False)
     most: int
     """How many rows may fail for each call. Where there are more, one more at least is told, and not all."""
+    mark: ErrorMark = ERROR_MARK
+    """What errors carry that are our own part's, as where a schema registry is away: no row's fault."""
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -47,17 +51,29 @@ class _Tried(ABC):
         """For each of so many rows why it fails, None where it does not."""
         configure_worker()
         why: list[str | None] = [None] * count
-        everything = np.arange(count)
-        if count and one_by_one(attempt)([everything])[0] is not None:
-            for row, failure in failing(count, one_by_one(attempt), self.most).items():
-                why[row] = msgspec.json.encode(failure).decode()
+        attempts = one_by_one(lambda rows: self._checked(attempt, rows))
+        if count and attempts([np.arange(count)])[0] is not None:
+            for row, failure in failing(count, attempts, self.most).items():
+                why[row] = self._told_of(failure)
         return why
+
+    def _checked(self, attempt: Callable[[Items], object], rows: Items) -> None:
+        """Raises `NoItems` where our own part fails."""
+        try:
+            attempt(rows)
+        except Exception as error:
+            if None in self.mark.told("\n".join(getattr(error, "__notes__", ()))):
+                raise NoItems from error
+            raise
+
+    def _told_of(self, failure: Failure) -> str:
+        return msgspec.json.encode(replace(failure, stack=self.mark.without(failure.stack))).decode()
 
 
 @cache
 def _loaded(command: bytes) -> Callable[..., Any]:
     # It was made by this run, of its own program, and has not left it.
-    return CPickleSerializer().loads(command)[0]  # type: ignore[no-any-return]
+    return CPickleSerializer().loads(command)[0]  # type: ignore[no-any-return,no-untyped-call]
 
 
 class OfARow(_Tried):
@@ -65,11 +81,7 @@ class OfARow(_Tried):
 
     def __call__(self, *values: Any, **named: Any) -> str | None:
         """Why it fails, None where it does not."""
-        try:
-            self.function(*values, **named)
-        except Exception as error:
-            return msgspec.json.encode(described(error)).decode()
-        return None
+        return self._failing(1, lambda _: self.function(*values, **named))[0]
 
 
 class OfColumns(_Tried):

@@ -100,10 +100,11 @@ class KeptRecords:
         return [frame.where(wanted).orderBy(RECORD).toArrow() for frame in self._kept]
 
     def _where(self, rows: DataFrame, condition: str) -> DataFrame:
-        chosen = [plan_of(frame.where(condition)) for frame in self._kept]
-
         def replace(before: Any, after: Any) -> Any:
-            return next((new for feed, new in zip(self._feeds, chosen, strict=True) if before.fastEquals(feed)), after)
+            # Where a union has an input twice, its columns have other ids the second time.
+            if any(before.sameResult(feed) for feed in self._feeds):
+                return plan_of(frame_of(after, self.spark).where(condition))
+            return after
 
         return frame_of(rebuilt(plan_of(rows), self.spark, replace), self.spark)
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType, _parse_datatype_string
 
 from ...snapshot.bisect.poison import TooMany
+from ..spark.calls import raised, shown
 from ..spark.plans import children, frame_of, kind, listed, nodes, optimised, sequence
 from ..spark.provenance import number_of, numbered
-from ..state.failing import RECORD, Failure
-from .blame import blamed
+from ..state.failing import Failure
+from .blame import blamed_of_java
 from .functions import RECORDS, STANDS_IN, decoded
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ _CANNOT_FAIL = frozenset(
     | {"LessThan", "Literal", "Not", "Or", "XxHash64"}
 )
 """Expressions that raise nothing by themselves."""
-_CONF = {
-    # Parts that expressions have in common would be computed before them, and so outside of `TryEval`.
-    "spark.sql.subexpressionElimination.enabled": "false",
-    # A record has a partition of its own.
-    "spark.sql.adaptive.enabled": "false",
-}
+_COMMON_PARTS = "spark.sql.subexpressionElimination.enabled"
+"""Parts that expressions have in common would be computed before them, and so outside of `TryEval`."""
 
 Told = dict[int, Failure]
 
@@ -66,10 +62,9 @@ class Operators:
 
     @cached_property
     def _session(self) -> SparkSession:
-        """A session with settings of its own; what the other keeps, it has."""
-        session = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())  # type: ignore[attr-defined]
-        for name, value in _CONF.items():
-            session.conf.set(name, value)
+        """A session with a setting of its own; what the other keeps, it has."""
+        session = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+        session.conf.set(_COMMON_PARTS, "false")
         return session
 
     def failing(self, frame: DataFrame) -> Told:
@@ -92,9 +87,8 @@ class Operators:
 
     def _of_node(self, node: Any, name: str, found: Told, tried: set[str]) -> Iterator[Told]:
         """What fails in one operator, part by part; `found` grows meanwhile."""
-        below = lambda: self._below(node, found)  # noqa: E731
         if name in _BATCH_FUNCTIONS:
-            yield self._of_batches(node, below())
+            yield self._of_batches(node, self._below(node, found))
             return
         functions = (
             [each for one in listed(node.expressions()) for each in _functions(one)] if name in _ROW_FUNCTIONS else []
@@ -102,9 +96,9 @@ class Operators:
         inputs = [one for each in functions for one in listed(each.children()) if not _functions_in(one)]
         expressions = self._new(inputs if functions else _evaluated(node, name), tried)
         if expressions:
-            yield self._of_expressions(expressions, below())
+            yield self._of_expressions(expressions, self._below(node, found))
         for function in self._new(functions, tried):
-            yield self._of_rows(function, below())
+            yield self._of_rows(function, self._below(node, found))
 
     def _new(self, expressions: Sequence[Any], tried: set[str]) -> list[Any]:
         """Those that may fail, and were not tried further below already."""
@@ -128,13 +122,13 @@ class Operators:
         """What an operator gets, with the records' numbers, of all records but those that were found."""
         left_out = self._sequence(found)
 
-        def shown(feed: Any) -> Any:
+        def but_found(feed: Any) -> Any:
             if not found:
                 return feed
             known = self._expressions.InSet(number_of(feed), left_out.toSet())
             return self._logical.Filter(self._expressions.Not(known), feed)
 
-        return numbered(children(node)[0], self.spark, _is_kept, shown)
+        return numbered(children(node)[0], self.spark, _is_kept, but_found)
 
     def _of_expressions(self, expressions: Sequence[Any], below: Any) -> Told:
         """The records for which one of Spark's own expressions raises."""
@@ -144,35 +138,37 @@ class Operators:
         names = [self._literal(str(at)) for at in range(len(expressions))]
         fields = [part for pair in zip(names, expressions, strict=True) for part in pair]
         raises = make.IsNull(make.TryEval(make.CreateNamedStruct(self._sequence(fields))))
-        rows = frame_of(self._logical.Filter(raises, below), self._session).persist()
-        try:
-            records = sorted({row[0] for row in rows.select(RECORD).collect()})
-            if len(records) > self.most:
-                raise TooMany(records)
-            return self._one_by_one(expressions, rows, records) if records else {}
-        finally:
-            rows.unpersist()
+        rows = self._collected(self._logical.Filter(raises, below))
+        place = [int(each.exprId().id()) for each in listed(below.output())].index(int(number_of(below).exprId().id()))
+        numbers = [int(row.getLong(place)) for row in rows]
+        if len({*numbers}) > self.most:
+            raise TooMany([*{*numbers}])
+        return self._one_by_one(expressions, below.output(), rows, numbers) if rows else {}
 
-    def _one_by_one(self, expressions: Sequence[Any], rows: DataFrame, records: Sequence[int]) -> Told:
-        """Why each of these records fails."""
-        self.tell(0)
-        places = ", ".join(f"{number}L" for number in records)
-        place = F.expr(f"cast(array_position(array({places}), `{RECORD}`) - 1 AS int)")
-        apart = rows.repartitionById(len(records), place)
-        columns = [self._alias(each, f"c{at}") for at, each in enumerate(expressions)]
-        plan = self._logical.Project(self._sequence(columns), apart._jdf.queryExecution().analyzed())
-        computed = frame_of(plan, self._session)._jdf.queryExecution().toRdd().toJavaRDD()
-        gateway: Any = self.spark.sparkContext._gateway
+    def _collected(self, plan: Any) -> list[Any]:
+        """A plan's rows, as Spark's own objects."""
+        context = self.spark.sparkContext
+        before = context.getLocalProperty(_COMMON_PARTS)
+        # A task takes this setting from here, where no action of a DataFrame's puts it.
+        context.setLocalProperty(_COMMON_PARTS, "false")
+        try:
+            return list(frame_of(plan, self._session)._jdf.queryExecution().executedPlan().executeCollect())
+        finally:
+            context.setLocalProperty(_COMMON_PARTS, before)  # type: ignore[arg-type]  # None takes it away
+
+    def _one_by_one(
+        self, expressions: Sequence[Any], columns: Any, rows: Sequence[Any], numbers: Sequence[int]
+    ) -> Told:
+        """Why each of these rows fails, by its record's number: Spark evaluates the expressions here, row by row."""
+        make = self._expressions
+        given = getattr(make, "package$AttributeSeq")(columns)
+        bound = [make.BindReferences.bindReference(each, given, False) for each in expressions]
         found: Told = {}
-        for at, number in enumerate(records):
-            alone = gateway.new_array(gateway.jvm.int, 1)
-            alone[0] = at
-            try:
-                computed.collectPartitions(alone)
-            except Exception as error:
-                if (why := blamed(error)) is None:
-                    raise
-                found[number] = Failure(why.kind, why.message, why.stack)
+        for row, number in zip(rows, numbers, strict=True):
+            self.tell(len(found))
+            errors = (raised(each, "eval", row) for each in bound)
+            if number not in found and (error := next((one for one in errors if one is not None), None)) is not None:
+                found[number] = blamed_of_java(error, shown(self.spark, error))
         return found
 
     def _of_rows(self, function: Any, below: Any) -> Told:
@@ -185,11 +181,11 @@ class Operators:
 
     def _of_batches(self, node: Any, below: Any) -> Told:
         """The records for which a Python function of batches raises."""
-        function = node.func()
+        function = next(each for each in listed(node.expressions()) if kind(each) == "PythonUDF")
         if below is None or (tries := STANDS_IN.get(function.evalType())) is None:
             return {}
-        shown = listed(children(node)[0].output())
-        below = self._logical.Project(self._sequence([*shown, number_of(below)]), below)
+        columns = listed(children(node)[0].output())
+        below = self._logical.Project(self._sequence([*columns, number_of(below)]), below)
         schema = _parse_datatype_string(RECORDS)
         assert isinstance(schema, StructType)  # noqa: S101  it has columns
         replaced = self._replaced(function, tries, schema, listed(below.output()))
@@ -203,7 +199,7 @@ class Operators:
         jvm: Any = self.spark._jvm
         of, session = function.func(), self.spark._jsparkSession
         command = bytes(of.command().toArray(jvm.scala.reflect.ClassTag.Byte()))
-        tried = CloudPickleSerializer().dumps((tries(command, self.most), returns))
+        tried = CloudPickleSerializer().dumps((tries(command, self.most), returns))  # type: ignore[no-untyped-call]
         made = jvm.org.apache.spark.api.python.SimplePythonFunction(
             bytearray(tried),
             of.envVars(),

@@ -16,7 +16,7 @@ from ..kafka.rejects import DeadLetter
 from ..state.failing import Failure
 from .places import Places, place_of
 
-_GAP = 200
+_GAP = 2_000
 """Messages between two that are wanted that are read over: to look for the second costs as much."""
 
 
@@ -30,7 +30,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record that is rejected: its message and its error, its input's declared name, its row there, its time in ms."""
+    """A record that is rejected: its message and its error, its input's declared name, its row there, its time."""
 
     letter: DeadLetter
     input: str

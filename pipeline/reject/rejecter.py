@@ -25,8 +25,9 @@ from ..batch.job import Batch, Computed
 from ..batch.schemas import Shape
 from ..batch.task import Result
 from ..kafka.rejects import send_rejects
+from ..source.own_errors import ERROR_MARK
 from ..spark.places import Places as Whereabouts
-from ..state.failing import RECORD, Failure, StateFailed
+from ..state.failing import RECORD, Failure
 from .blame import blamed
 from .culprits import Culprits
 from .feed import KafkaFeed
@@ -58,7 +59,7 @@ class BatchRejecter:
 
     def rescue(self, batch: Batch, error: Exception) -> Computed:
         """See the Protocol."""
-        if not isinstance(error, StateFailed) and blamed(error) is None:
+        if blamed(error) is None:
             raise error
         places = places_of(batch.base.inputs, batch.after)
         messages = Messages(self.where.kafka, self._sources(batch), places, self.where.patience_s)
@@ -102,7 +103,7 @@ class BatchRejecter:
             try:
                 return culprits.compute(error), culprits.found
             except TooMany:
-                first = next(iter(culprits.found.values()), None) or _why(error)
+                first = next(iter(culprits.found.values()), None) or (blamed(error) if error else None)
                 said = f"; the first of them: {first.kind}: {first.message}" if first is not None else ""
                 raise Refused(
                     f"stage {self.stage.name!r} would have more than {self.stage.max_rejected:,} rejected records "
@@ -135,7 +136,7 @@ class BatchRejecter:
             mine = tuple(each for each in messages.places.numbered if each[1].input == name)
             columns = to_arrow_schema(schema, timezone="UTC")
             feed = KafkaFeed(messages.kafka, source.topic, columns, mine, source.attempts, messages.patience_s)
-            frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(feed, schema))
+            frames.append(self.spark.range(0, len(mine), 1, max(len(mine), 1)).mapInArrow(ERROR_MARK.on(feed), schema))
         return frames
 
     @cached_property
@@ -166,10 +167,3 @@ class _Progress:
 def _numbered(schema: StructType) -> StructType:
     """An input's columns, and `RECORD` as the last."""
     return StructType([*schema.fields, StructField(RECORD, LongType(), nullable=False)])
-
-
-def _why(error: Exception | None) -> Failure | None:
-    if isinstance(error, StateFailed):
-        return error.told.why
-    why = blamed(error) if error is not None else None
-    return Failure(why.kind, why.message, why.stack) if why is not None else None

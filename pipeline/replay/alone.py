@@ -11,7 +11,7 @@ from ...snapshot.query.row_local import ROW, numbers_of, row_local
 from ...store.read.multi_get import multi_get
 from ...store.read.read_stats import Reads
 from ...store.sst.hashing import normalise_keys
-from ..spark.provenance import RECORD
+from ..state.failing import RECORD
 from ..state.protocol import Groups, as_of
 from .stage_replay import Numbers, StageReplay
 

@@ -18,8 +18,8 @@ from ...snapshot.query.same_rows import differing, only_in
 from ...store.sst.hashing import hash_keys
 from ...store.sst.types import arrow_schema
 from ...store.versions.manifest import Input, Manifest
-from ..spark.provenance import RECORD
 from ..spark.user_errors import as_user_error
+from ..state.failing import RECORD
 from .inputs import read_inputs
 from .stage_replay import StageReplay
 

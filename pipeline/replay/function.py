@@ -18,7 +18,8 @@ from pyspark.sql.types import LongType, StructField
 from ..api.stage import Stage
 from ..batch.applied import over
 from ..batch.schemas import Shape
-from ..spark.provenance import RECORD, hidden, with_records
+from ..spark.provenance import hidden, with_records
+from ..state.failing import RECORD
 from ..state.multi_input import tag
 
 _BATCH_ROWS = 10_000

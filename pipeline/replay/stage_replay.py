@@ -28,7 +28,7 @@ from ..api.stage import Stage
 from ..batch.schemas import Shape
 from ..event_time import due
 from ..event_time.late import Lateness
-from ..spark.provenance import RECORD
+from ..state.failing import RECORD
 from ..state.falling import EVERY_HASH, Falling, merge_falling
 from ..state.merge import Base, merge
 from .function import function_rows

@@ -17,6 +17,8 @@ import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from .own_errors import ERROR_MARK, ErrorMark
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -71,11 +73,13 @@ class Private:
         kafka: Client properties.
         s3: How S3 is talked to; None for what the environment says.
         environ: Variables of the driver by which it finds S3, for planning, which is done on its machine.
+        error_mark: Of the errors of reading, in tasks.
     """
 
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     s3: S3Settings | None = None
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    error_mark: ErrorMark = ERROR_MARK
 
 
 class Source(DataSource):

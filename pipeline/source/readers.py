@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -80,6 +81,16 @@ class _Reader(DataSourceStreamReader):
             raise AssertionError(f"Spark hands {self._options.input!r} an offset of {at.input!r}")
         return self._planner.latest(at).json()
 
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Spark's hook."""
+        with self._private.error_mark.own():
+            assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
+            configure_worker()
+            yield from self._read(partition, to_arrow_schema(self._schema, timezone="UTC"))
+
+    @abstractmethod
+    def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]: ...
+
     def stop(self) -> None:
         """Spark's hook, in the process that plans: end it without a word where Spark has hung up, at a query's end.
 
@@ -136,11 +147,7 @@ class TopicReader(_Reader):
         """Spark's hook."""
         return _ranges(self._options.topic, Position.of(start), Position.of(end))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Spark's hook."""
-        assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
-        configure_worker()
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+    def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end)
         for messages in read_range(self._private.kafka, *where, patience_s=self._options.patience_s):
             yield pa.RecordBatch.from_arrays(topic_columns(messages), schema=schema)
@@ -167,11 +174,7 @@ class ChannelReader(_Reader):
         first, last = Position.of(start), Position.of(end)
         return _ranges(self._options.topic, first, last, self._planner.attempts(first.version, last.version))
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Spark's hook."""
-        assert isinstance(partition, _Range)  # noqa: S101  what partitions() made
-        configure_worker()
-        schema = to_arrow_schema(self._schema, timezone="UTC")
+    def _read(self, partition: _Range, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         where = (partition.topic, partition.partition, partition.start, partition.end, partition.rows)
         decoded = partial(decode, attempts=partition.attempts, schema=schema)
         return read_rows(self._private.kafka, *where, decoded, patience_s=self._options.patience_s)

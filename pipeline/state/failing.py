@@ -1,4 +1,4 @@
-"""What a user's function fails for: searched for where it runs, among the rows that are there, and told to the driver."""
+"""What a user's function fails for: searched for where it runs, among the rows that are there, and told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import Corruption, SlackwaterError, Unavailable
+from ...errors import SlackwaterError
 from ...snapshot.bisect.poison import Items, TooMany, culprits
 from .protocol import BoundState, Groups, Merged
 
@@ -43,6 +43,10 @@ class Told(msgspec.Struct, frozen=True):
     why: Failure
     keys: tuple[int, ...] = ()
     records: dict[int, Failure] = {}
+
+
+class NoItems(Exception):
+    """What is tried fails for a reason that is no item's fault."""
 
 
 class StateFailed(Exception):
@@ -91,12 +95,12 @@ def failing(count: int, attempts: Attempts, most: int) -> dict[int, Failure]:
 
 
 def one_by_one(attempt: Callable[[Items], object]) -> Attempts:
-    """Tries groups by a function that raises where one fails. Raises what is no item's fault."""
+    """Tries groups by a function that raises where one fails; `NoItems` ends the search."""
 
     def tried(items: Items) -> Failure | None:
         try:
             attempt(items)
-        except (Corruption, Unavailable):
+        except NoItems:
             raise
         except Exception as error:
             return described(error)
@@ -118,6 +122,8 @@ def merge_or_tell(
 ) -> Merged:
     """`state.merge`; where the user's part of it fails, `StateFailed` with what it fails for.
 
+    A state asks no store and no server: whatever is raised here is of the rows and of the function.
+
     Args:
         state: What merges.
         rows: Those of the batch, by key.
@@ -130,8 +136,6 @@ def merge_or_tell(
     """
     try:
         return state.merge(rows, groups, keys, old)
-    except (Corruption, Unavailable):
-        raise
     except Exception as error:
         why = described(error)
         trial = _Trial(state, rows, groups, keys, old)

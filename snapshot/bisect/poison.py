@@ -1,7 +1,7 @@
 """Which items make a whole fail: group testing, many groups at a time. Pure.
 
-Adaptive splitting (Dorfman 1943; Hwang 1972) where items fail by themselves, and a binary search for the item with which
-a beginning turns bad where several only fail together. What is bad stays bad when items are added to it.
+Adaptive splitting (Dorfman 1943; Hwang 1972) where items fail by themselves, and a binary search for the item with
+which a beginning turns bad where several only fail together. What is bad stays bad when items are added to it.
 """
 
 from collections.abc import Callable, Sequence

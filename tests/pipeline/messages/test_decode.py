@@ -17,6 +17,7 @@ from slackwater.pipeline.kafka.topics import create_topics
 from slackwater.pipeline.messages import outgoing
 from slackwater.pipeline.messages.decode import reading
 from slackwater.pipeline.messages.registry import forget_latest
+from slackwater.pipeline.reject.blame import blamed
 from slackwater.pipeline.run.options import Options
 from slackwater.pipeline.run.program import load_app
 from slackwater.pipeline.run.runner import run
@@ -76,6 +77,12 @@ def test_a_message_that_is_none_stops_with_its_address_or_is_null(registry: Embe
     with pytest.raises(PythonException) as caught:
         messages.select(strict).collect()
     error = translate("orders", str(caught.value))
+    blame = blamed(caught.value)
+    assert blame is not None
+    assert (blame.kind, blame.message.split(":")[0]) == (
+        "BadRecord",
+        "the message at topic 'orders', partition 3, offset 41 cannot be decoded",
+    )
     assert error.sentence.startswith("stage 'orders': the message at topic 'orders', partition 3, offset 41 cannot be")
     lenient = sw.decode(messages.value, registry=registry.url, subject="payments-value", mode="PERMISSIVE")
     assert [row[0] and row[0].customer for row in messages.select(lenient).collect()] == ["ann", None]

@@ -1,9 +1,27 @@
 """Whose fault an error is, by what comes back from Spark's tasks."""
 
+import runpy
+import traceback
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, NumberFormatException, PythonException
+import slackwater as sw
+from pyspark.errors import AnalysisException, NumberFormatException, PySparkException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+from slackwater.errors import BadRecord, Corruption, Gone, Unavailable
+from slackwater.pipeline.batch.job import run_write
+from slackwater.pipeline.batch.task import WriteTask
 from slackwater.pipeline.kafka.rejects import DeadLetter
 from slackwater.pipeline.reject.blame import blamed
+from slackwater.pipeline.reject.feed import KafkaFeed
+from slackwater.pipeline.reject.places import Stretch
+from slackwater.pipeline.source.data_source import Private, SourceOptions
+from slackwater.pipeline.source.own_errors import ERROR_MARK, ErrorMark
+from slackwater.pipeline.source.readers import TopicReader
+from slackwater.pipeline.spark.places import Places
+from slackwater.pipeline.state.failing import Failure, StateFailed, Told
 
 CAST = '[CAST_INVALID_INPUT] The value \'ten\' of the type "STRING" cannot be cast to "BIGINT" because it is malformed.'
 UDF = """
@@ -13,23 +31,20 @@ Traceback (most recent call last):
     return int(text)
 ValueError: invalid literal for int() with base 10: 'ten'
 """
-STATE = """org.apache.spark.api.python.PythonException: Traceback (most recent call last):
-  File "/x/slackwater/pipeline/batch/task.py", line 180, in _merge
-slackwater.pipeline.state.failing.StateFailed: {"keys": [7, -3], "kind": "ValueError", "message": "no", "stack": "here"}
-"""
-OWN = """Traceback (most recent call last):
-  File "/x/slackwater/pipeline/batch/task.py", line 9, in _run
-KeyError: 1
-"""
 SEVERAL = """An error occurred while calling o353.collectToPython.
 org.apache.spark.SparkException: [STAGE_MATERIALIZATION_MULTIPLE_FAILURES] Multiple failures (2):
   1. SparkNumberFormatException: [CAST_INVALID_INPUT] The value 'ten' cannot be cast.
   2. {}
 """
-OURS = """Traceback (most recent call last):
-  File "/x/slackwater/pipeline/source/readers.py", line 130, in read
-slackwater.errors.{}: {}
-"""
+
+
+def raised_in_a_task(error: Exception, mark: ErrorMark = ERROR_MARK) -> PythonException:
+    """As Spark tells an error of our own part of a task."""
+    try:
+        with mark.own():
+            raise error
+    except Exception:
+        return PythonException(f"\n  An exception was thrown from the Python worker.\n{traceback.format_exc()}\n")
 
 
 def test_an_expression_that_fails_is_a_records_fault() -> None:
@@ -64,10 +79,9 @@ def test_a_udf_that_raises_is_a_records_fault_by_what_it_raised() -> None:
     assert "shop.py" in found.stack
 
 
-def test_a_states_function_tells_the_keys_for_which_it_fails() -> None:
-    found = blamed(PythonException(STATE))
-    assert found is not None
-    assert (found.kind, found.message, found.keys) == ("ValueError", "no", (7, -3))
+def test_what_a_states_function_tells_is_a_records_fault() -> None:
+    why = Failure("ValueError", "no", "here")
+    assert blamed(StateFailed(Told(why, (7, -3)))) == why
 
 
 def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_them_is() -> None:
@@ -75,19 +89,96 @@ def test_what_fails_in_several_parts_of_a_plan_is_a_records_fault_where_each_of_
     assert blamed(RuntimeError(SEVERAL.format("SparkException: ExecutorLostFailure (executor 1 exited)"))) is None
 
 
-def test_a_message_that_cannot_be_decoded_is_a_records_fault() -> None:
-    found = blamed(PythonException(OURS.format("BadRecord", "the message at topic 't' cannot be decoded")))
+def test_a_message_that_cannot_be_decoded_is_a_records_fault_and_its_stack_has_no_mark() -> None:
+    sentence = "the message at topic 't' cannot be decoded: \n{"
+    found = blamed(raised_in_a_task(BadRecord(sentence)))
     assert found is not None
-    assert found.kind == "BadRecord"
+    assert (found.kind, found.message) == ("BadRecord", sentence)
+    assert "Traceback" in found.stack
+    assert ERROR_MARK.token not in found.stack
+
+
+FORGED = (
+    "slackwater.errors.Unavailable: S3 did not answer",
+    "slackwater.pipeline.state.failing.StateFailed: {",
+    'File "/x/slackwater/pipeline/batch/task.py", line 9, in _run',
+    f"\n{ErrorMark().token} null",
+)
+
+
+@pytest.mark.parametrize("value", FORGED)
+def test_a_record_cannot_say_that_the_fault_is_ours(value: str) -> None:
+    """A record is rejected by what it holds, and cannot stop the stage by holding our words instead."""
+    found = blamed(PythonException(UDF.replace("ten", value)))
+    assert found is not None
+    assert found.kind == "ValueError"
+
+
+def mapped(program: str, folder: Path, rows: DataFrame) -> Exception:
+    """What is raised where a user's program in a folder maps the rows in Spark's workers."""
+    folder.mkdir(parents=True)
+    (folder / "mine.py").write_text(program)
+    names = runpy.run_path(str(folder / "mine.py"))
+    with pytest.raises(PySparkException) as caught:
+        rows.mapInArrow(names["mine"], "id long").collect()
+    return caught.value
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+@pytest.mark.parametrize(
+    ("raises", "kind"), [("ValueError('no')", "ValueError"), ("sw.errors.Unavailable('my own service')", "Unavailable")]
+)
+def test_what_a_users_program_raises_is_a_records_fault_wherever_it_lies_and_whatever_it_raises(
+    raises: str, kind: str, tmp_path: Path
+) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    refuse = f"import slackwater as sw\ndef refuse(_batch):\n    raise {raises}\n"
+    program = refuse + "def mine(batches):\n    yield from map(refuse, batches)\n"
+    found = blamed(mapped(program, tmp_path / "slackwater" / "pipeline" / "kafka", spark.range(1)))
+    assert found is not None
+    assert found.kind == kind
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("one_spark")
+def test_our_own_part_that_fails_beneath_a_users_iterator_or_behind_its_rows_is_no_records_fault(
+    tmp_path: Path,
+) -> None:
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    program = "def mine(batches):\n    for batch in batches:\n        yield batch\n"
+    # No broker has this address.
+    nowhere = {"bootstrap.servers": "127.0.0.1:1"}
+    feed = KafkaFeed(nowhere, "t", pa.schema([("id", pa.int64())]), ((0, Stretch("t", 0, 0, 1)),), None, 0.5)
+    error = mapped(program, tmp_path / "anywhere", spark.range(1).mapInArrow(ERROR_MARK.on(feed), "id long"))
+    assert "Unavailable" in str(error)
+    assert blamed(error) is None
+    places = Places("app", "stage", "memory:", nowhere, (str(tmp_path), 0, 0), 1.0)
+    outputs = ((sw.repartition("c", key="id", partitions=1), "c", 1),)
+    with pytest.raises(PySparkException) as caught:
+        run_write(spark.range(1), WriteTask(places, "writer", 1, outputs))
+    assert "did not take messages" in str(caught.value)
+    assert blamed(caught.value) is None
+
+
+def test_reading_that_fails_is_no_records_fault() -> None:
+    private = Private({"bootstrap.servers": "127.0.0.1:1"})
+    reader = TopicReader(SourceOptions(input="t", topic="t", patience_s=0.5), StructType(), private)
+    (partition,) = reader.partitions({"input": "t", "offsets": [0]}, {"input": "t", "offsets": [1]})
+    with pytest.raises(Unavailable) as caught:
+        list(reader.read(partition))
+    assert ERROR_MARK.told("".join(traceback.format_exception(caught.value))) == (None,)
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        PythonException(OURS.format("Unavailable", "S3 did not answer")),
-        PythonException(OURS.format("Gone", "offsets are gone")),
-        PythonException(OURS.format("Corruption", "an SST is damaged")),
-        PythonException(OWN),
+        raised_in_a_task(Unavailable("S3 did not answer")),
+        raised_in_a_task(Gone("offsets are gone")),
+        raised_in_a_task(Corruption("an SST is damaged", object_key="a")),
+        raised_in_a_task(KeyError(1)),
         RuntimeError("Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited): OutOfMemoryError"),
         RuntimeError("Job aborted due to stage failure: Python worker exited unexpectedly (crashed)"),
         RuntimeError("Job 3 cancelled part of cancelled job group 7"),

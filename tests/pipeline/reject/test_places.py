@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.reject.places import Places, Stretch, left_out, place_of, places_of, record_number
+from slackwater.pipeline.reject.places import Places, Stretch, place_of, places_of, record_number
 from slackwater.pipeline.source.planner import Position
 from slackwater.store.versions.manifest import Input
 
@@ -11,32 +11,20 @@ STRETCHES = st.lists(
 ).map(lambda each: Places(tuple(Stretch(name, at, low, low + size) for at, (name, low, size) in enumerate(each))))
 
 
-@given(STRETCHES, st.data())
-def test_every_place_is_one_message_and_readings_bring_exactly_those_that_are_asked_for(
-    places: Places, data: st.DataObject
-) -> None:
-    ((first, count),) = places.all
-    every = [places.at(place) for place in range(first, count)]
-    assert len({(each.input, each.partition, offset) for each, offset in every}) == count
-    low = data.draw(st.integers(0, count - 1))
-    high = data.draw(st.integers(low + 1, count))
-    read = [
-        (each.input, each.partition, offset)
-        for each in places.readings(((low, high),))
+@given(STRETCHES)
+def test_places_are_numbered_without_gaps_and_each_is_one_message(places: Places) -> None:
+    every = [
+        (place + offset - each.first, each, offset)
+        for place, each in places.numbered
         for offset in range(each.first, each.last)
     ]
-    assert read == [(each.input, each.partition, offset) for each, offset in every[low:high]]
+    assert [number for number, *_ in every] == [*range(len(every))]
+    assert [places.at(number) for number, *_ in every] == [(each, offset) for _, each, offset in every]
 
 
 @given(st.integers(0, 1 << 42), st.integers(0, (1 << 20) - 1))
 def test_a_records_number_says_its_message_and_its_row(place: int, row: int) -> None:
     assert place_of(record_number(place, row)) == (place, row)
-
-
-def test_what_is_left_out_is_told_by_input_partition_offset_and_row() -> None:
-    places = Places((Stretch("a", 0, 10, 12), Stretch("b", 3, 7, 9, rows=40)))
-    numbers = [record_number(1, 0), record_number(3, 5), record_number(3, 6)]
-    assert left_out(numbers, places) == {"a": [(0, 11, 0)], "b": [(3, 8, 5), (3, 8, 6)]}
 
 
 def test_a_batch_reads_what_lies_between_two_positions_and_knows_the_rows_of_channels() -> None:

@@ -9,8 +9,8 @@ from slackwater.pipeline.batch.schemas import Shape
 from slackwater.pipeline.replay.alone import bad_alone
 from slackwater.pipeline.replay.program import Program
 from slackwater.pipeline.replay.stage_replay import Numbers, StageReplay
-from slackwater.pipeline.spark.provenance import RECORD
 from slackwater.pipeline.state.due import Final
+from slackwater.pipeline.state.failing import RECORD
 from slackwater.pipeline.state.session import Sessions
 from slackwater.snapshot.bisect.predicate import Where
 from slackwater.store.objects.local import LocalStore

@@ -1,13 +1,12 @@
-"""A state's function that fails tells for which keys, found in the task."""
-
-import json
+"""A state's function that fails tells for which keys, or for which records, found in the task."""
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater.pipeline.state.failing import StateFailed, merge_or_tell
+from slackwater.errors import Unavailable
+from slackwater.pipeline.state.failing import Failure, StateFailed, Told, merge_or_tell
 from slackwater.pipeline.state.merge import group
 from slackwater.pipeline.state.update import Update, update
 from slackwater.store.sst.hashing import hash_keys
@@ -31,8 +30,9 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
     accounts = pa.table({"account": pa.array([key for key, _ in moves], pa.int64())})
     rows = accounts.append_column("amount", pa.array([amount for _, amount in moves], pa.int64()))
     rows = rows.add_column(0, "_hash", pa.array(hash_keys(accounts, ["account"])))
+    rows = rows.append_column("number", pa.array(range(len(moves)), pa.int64()))
     kept = pa.schema([("n", pa.int64())])
-    bound = update(refuses(bad), state=kept).bind([rows.drop_columns(["_hash"]).schema], ("account",))
+    bound = update(refuses(bad), state=kept).bind([rows.select(["account", "amount"]).schema], ("account",))
     rows, groups = group(rows, ["account"])
     keys = rows.select(["account"]).take(pa.array(groups.starts))
     hashes = rows["_hash"].take(pa.array(groups.starts)).to_numpy()
@@ -41,18 +41,56 @@ def test_exactly_the_keys_with_rows_that_fail_are_told(moves: list[tuple[int, in
     expected = {
         hashed for hashed, key in zip(hashes.tolist(), keys["account"].to_pylist(), strict=True) if key in guilty
     }
+    numbers = rows["number"].to_numpy()
+    wanted = (bound, rows.select(["account", "amount"]), groups, keys, old, hashes)
     if not expected:
-        assert merge_or_tell(bound, rows.select(["account", "amount"]), groups, keys, old, hashes).values.num_rows
+        assert merge_or_tell(*wanted, most=100).values.num_rows
         return
     with pytest.raises(StateFailed) as caught:
-        merge_or_tell(bound, rows.select(["account", "amount"]), groups, keys, old, hashes)
-    told = json.loads(str(caught.value))
-    assert set(told["keys"]) == expected
-    assert told["kind"] == "ValueError"
-    assert "is not taken" in told["message"]
+        merge_or_tell(*wanted, most=100)
+    assert set(caught.value.told.keys) == expected
+    assert caught.value.told.why.kind == "ValueError"
+    with pytest.raises(StateFailed) as caught:
+        merge_or_tell(*wanted, records=numbers, most=100)
+    found = caught.value.told.records
+    amounts = dict(zip(numbers.tolist(), rows["amount"].to_pylist(), strict=True))
+    assert {number: amounts[number] for number in found} == {n: each for n, each in amounts.items() if each in bad}
+    assert all(why.message == f"{amounts[number]} is not taken" for number, why in found.items())
 
 
 def test_what_several_tasks_tell_is_told_as_one() -> None:
-    told = [{"keys": keys, "kind": kind, "message": "no", "stack": ""} for keys, kind in (([1, 2], "A"), ([3], "B"))]
-    both = json.loads(str(StateFailed.of([json.dumps(each) for each in told])))
-    assert (both["keys"], both["kind"]) == ([1, 2, 3], "A")
+    why = [Failure(kind, "no", "") for kind in ("A", "B")]
+    both = StateFailed.of([Told(why[0], (1, 2), {}), Told(why[1], (3,), {4: why[1]})]).told
+    assert both == Told(why[0], (1, 2, 3), {4: why[1]})
+
+
+def test_where_more_fail_than_may_one_more_at_least_is_told_and_the_search_ends() -> None:
+    calls = []
+
+    def function(rows: pa.Table, _state: pa.Table) -> pa.Table:
+        calls.append(rows.num_rows)
+        raise ValueError("a bug of the program")
+
+    count, most = 5_000, 10
+    accounts = pa.table({"account": pa.array(range(count), pa.int64())})
+    rows = accounts.add_column(0, "_hash", pa.array(hash_keys(accounts, ["account"])))
+    bound = update(function, state=pa.schema([("n", pa.int64())])).bind([accounts.schema], ("account",))
+    rows, groups = group(rows, ["account"])
+    hashes, old = rows["_hash"].to_numpy(), pa.table({"n": pa.nulls(count, pa.int64())})
+    with pytest.raises(StateFailed) as caught:
+        merge_or_tell(bound, rows.select(["account"]), groups, rows.select(["account"]), old, hashes, most=most)
+    assert most < len(caught.value.told.keys) < 4 * most
+    assert len(calls) < 10 * most
+
+
+def test_a_function_that_raises_an_error_of_ours_tells_its_keys_as_with_any_other() -> None:
+    def function(_rows: pa.Table, _state: pa.Table) -> pa.Table:
+        raise Unavailable("a service of the user's")
+
+    rows = pa.table({"account": pa.array([1], pa.int64()), "amount": pa.array([1], pa.int64())})
+    bound = update(function, state=pa.schema([("n", pa.int64())])).bind([rows.schema], ("account",))
+    sorted_rows, groups = group(rows.add_column(0, "_hash", pa.array([5], pa.int64())), ["account"])
+    old = pa.table({"n": pa.nulls(1, pa.int64())})
+    plain, keys = sorted_rows.drop_columns(["_hash"]), rows.select(["account"])
+    with pytest.raises(StateFailed, match="Unavailable"):
+        merge_or_tell(bound, plain, groups, keys, old, np.array([5]), most=1)
