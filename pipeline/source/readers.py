@@ -25,9 +25,8 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
-from ..kafka.clients import server
+from ..kafka.clients import patience_with
 from ..kafka.messages import decode, read_rows
-from ..kafka.patience import Patience
 from ..kafka.records import read_range, topic_columns
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
@@ -131,7 +130,7 @@ class TopicReader(_Reader):
             options.topic,
             pace=self._pace(),
             max_records=options.max_records,
-            patience=Patience(server(self._private.kafka), options.patience_s),
+            patience=patience_with(self._private.kafka, options.patience_s),
             requests=partial(request_ids, self._open_store(), options.app) if options.store else tuple,
             handled=set(options.handled),
             until=options.until,
