@@ -10,6 +10,7 @@ __all__ = [
     "options",
     "preflight",
     "program",
+    "request_watch",
     "runner",
     "snapshot_completer",
     "spool_folder",

@@ -30,8 +30,8 @@ from ..kafka.messages import decode, read_rows
 from ..kafka.records import read_range, topic_columns
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
-from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
-from .wake import Wake
+from .planner import ChannelPlanner, Pace, Position, TopicPlanner
+from .wake import Asked, Committed, Wake
 from .worker import configure_worker
 
 
@@ -131,7 +131,7 @@ class TopicReader(_Reader):
             pace=self._pace(),
             max_records=options.max_records,
             patience=patience_with(self._private.kafka, options.patience_s),
-            requests=partial(request_ids, self._open_store(), options.app) if options.store else tuple,
+            requests=Asked(Path(options.requests)).ids if options.requests else tuple,
             handled=set(options.handled),
             until=options.until,
             asked=self._asked,
@@ -166,6 +166,7 @@ class ChannelReader(_Reader):
             pace=self._pace(),
             max_records=options.max_records,
             asked=self._asked,
+            committed=Committed(Path(options.sender)).version if options.sender else lambda: None,
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
