@@ -10,7 +10,6 @@ __all__ = [
     "options",
     "preflight",
     "program",
-    "request_watch",
     "runner",
     "snapshot_completer",
     "spool_folder",

@@ -28,6 +28,7 @@ from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
+from ..source.request_watch import RequestWatch
 from ..source.wake import Told
 from ..spark.places import Places
 from ..spark.session import spark_session
@@ -39,7 +40,6 @@ from .lag_reporter import LagReporter
 from .news import News
 from .options import Options
 from .preflight import Start, check_unflushed, preflight
-from .request_watch import RequestWatch
 from .snapshot_completer import Completer, snapshot_names
 from .spool_folder import beside, spool_folder, sweep
 from .stopping import Stop, stop_signals

@@ -14,10 +14,10 @@ from ..batch.stage_runner import StageRunner
 from ..kafka.consumer_groups import Announcer
 from ..publish.publishers import Publishers
 from ..reject.retrier import Retrier
+from ..source.request_watch import RequestWatch
 from ..spark.query_errors import translate
 from .catch_up import CatchUp
 from .news import News
-from .request_watch import RequestWatch
 from .snapshot_completer import Completer
 from .stopping import Stop
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...snapshot.cut.requests import newest_notice, open_requests
 from ...store.objects.protocol import ObjectStore
-from ..source.wake import Asked
+from .wake import Asked
 
 _BUSY_S = 0.25
 _IDLE_S = 1.5

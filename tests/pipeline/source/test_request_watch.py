@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from slackwater.pipeline.run.request_watch import RequestWatch
+from slackwater.pipeline.source.request_watch import RequestWatch
 from slackwater.pipeline.source.wake import Asked
 from slackwater.snapshot.cut.requests import Request, cancel, notify
 from slackwater.snapshot.take.taking import request
