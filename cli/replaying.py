@@ -89,5 +89,6 @@ def replayed(
             return find_record(program, verdict, verdict.predicate, on_hop)
     except SlackwaterError as error:
         # What is found already is not lost.
-        session.note(f"note: the commit is found, but nothing is replayed: {error.message}")
+        more = f"; {error.hint}" if error.hint else ""
+        session.note(f"note: the commit is found, but nothing is replayed: {error.message}{more}")
         return None

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import instants
-from .. import formats, options
+from .. import formats, options, terminal
 from ..session import Session, group, verb
-from ..tables import Grid
+from ..tables import Grid, Title
 
 dev = group()
 
@@ -52,7 +52,14 @@ def up(
     for each in status:
         was = "started" if each.name in started else "was running already"
         session.note(f"{each.name} {was} on {each.address}, data in {_short(each.data)}")
-    session.note(f"to use them from another shell: source {_short(str(servers.env_file))}")
+    source = f"source {_short(str(servers.env_file))}"
+    heading = []
+    if terminal.is_terminal() and not session.as_json:
+        # Nobody takes them over here: a person reads.
+        session.note("")
+        heading = [Title(f"To use them, type these lines, or just: {source}")]
+    else:
+        session.note(f"to use them from another shell: {source}")
     session.show(
         {
             "started": started,
@@ -60,6 +67,7 @@ def up(
             "environment": environment,
             "env_file": str(servers.env_file),
         },
+        *heading,
         *servers.env_file.read_text(encoding="utf-8").splitlines(),
     )
 

@@ -138,7 +138,7 @@ def _of_history(session: Session, ref: str, code: Path | None, key: list[str]) -
     declared = load_app(file, name=app)
     now, then = program_of(declared), after.program
     if now is not None and then is not None and now.checksum != then.checksum:
-        session.note(f"note: {file} is not, byte for byte, the program that ran then ({then.path})")
+        session.note(f"note: {file} is not, byte for byte, the program that ran then, {then}")
     with (
         closing(session.settings.open_cache()) as cache,
         open_program(declared, session.store, cache, kafka) as program,

@@ -105,10 +105,9 @@ def _planned_at_once(spark: SparkSession) -> Iterator[None]:
 def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, counts: Path) -> SourceOptions:
     """How the source of an input is opened."""
     at, is_first = head.inputs[name], name == next(iter(config.stage.inputs))
-    # The first of several topics looks out for requests; where there are channels, markers bring them.
+    # The first of several topics is told of requests; where there are channels, markers bring them.
     asks = is_first and not config.stage.channels
-    # A topic's source that knows the store looks there for requests.
-    looks = bool(at.upstream) or asks
+    looks = bool(at.upstream)
     wakes = is_first and config.shape.due_by is not None
     return SourceOptions(
         input=name,
@@ -121,6 +120,8 @@ def _options(config: StageConfig, head: Manifest, name: str, *, wake: Path, coun
         app=head.app,
         store=config.places.store if looks else "",
         counts=str(counts) if looks else "",
+        requests=str(config.told.asked.path) if asks else "",
+        sender=str(config.told.committed(at.upstream).path) if at.upstream else "",
         handled=tuple(head.recorded) if asks else (),
         until=config.limits.until.get(at.topic),
         wake=str(wake) if wakes else "",

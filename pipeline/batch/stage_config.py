@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..api.stage import Stage
 from ..source.checkpoint import Checkpoint
+from ..source.wake import Told
 from ..spark.places import Places
 from ..upkeep.write_stall import Triggers
 from .job import Rejecter
@@ -38,6 +39,7 @@ class StageConfig:
         places: Where workers find things.
         limits: Admission and trigger. With `max_unflushed`, `places` has a spool.
         checkpoint: Scratch for Spark.
+        told: What the runner tells the planners of its stages.
         hold: While this file is there, no batch starts but for a snapshot.
         compaction_threads: Merges that go on at once beside the batches; 0 for none, when another process merges.
         prefetch: Whether SSTs are fetched beside the batches; for tasks that run on this machine.
@@ -49,6 +51,7 @@ class StageConfig:
     places: Places
     limits: Limits
     checkpoint: Checkpoint
+    told: Told
     hold: Path
     compaction_threads: int = 1
     prefetch: bool = False

@@ -15,11 +15,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from ...errors import Refused, Unavailable
+from ...silence import SILENT_S, address_of, told_of_silence, warn_of
+from .patience import Patience
 
 Kafka = Mapping[str, str]
 """librdkafka client properties; `bootstrap.servers` at least."""
 
 POLL_S = 0.25
+_SETTING = "--kafka, SLACKWATER_KAFKA or kafka in slackwater.toml"
+"""What has the brokers' address."""
 GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _UNAUTHORISED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -125,11 +129,23 @@ def server(kafka: Kafka) -> str:
     return f"Kafka at {kafka['bootstrap.servers']}"
 
 
+def patience_with(kafka: Kafka, limit_s: float) -> Patience:
+    """Patience with the brokers."""
+    return Patience(server(kafka), limit_s, _SETTING)
+
+
+@contextmanager
+def asking(kafka: Kafka) -> Iterator[None]:
+    """While the brokers are asked something: if they are silent, people hear early where their address is from."""
+    with told_of_silence(lambda: warn_of(f"{server(kafka)} has not answered for {SILENT_S:.0f} s", _SETTING)):
+        yield
+
+
 def unavailable(kafka: Kafka, error: KafkaException) -> Unavailable:
     """The error for brokers that do not answer."""
     return Unavailable(
         f"{server(kafka)} does not answer: {error.args[0].str()}",
-        hint="is it running, and is the address right? `slackwater dev up` starts one for development",
+        hint=f"{address_of(_SETTING)}; `slackwater dev up` starts one for development",
     )
 
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from ...errors import Unavailable
+from ...silence import address_of, warn_of
 
 _log = logging.getLogger("slackwater")
 
@@ -21,10 +22,12 @@ class Patience:
     Attributes:
         what: The server and its address, as people should read it.
         limit_s: Seconds without an answer after which `waited` raises.
+        setting: What has its address; empty where that is none of the user's settings.
     """
 
     what: str
     limit_s: float
+    setting: str = ""
     _since: float | None = field(default=None, init=False)
     _warned: bool = field(default=False, init=False)
 
@@ -41,10 +44,11 @@ class Patience:
             self._since = now
         elapsed = now - self._since
         if elapsed > self.limit_s:
+            again = "nothing is lost: start again when it is back, and the app goes on where it stopped"
             raise Unavailable(
                 f"{self.what} has not answered for {elapsed:.0f} s{f' ({why})' if why else ''}",
-                hint="nothing is lost: start again when it is back, and the app goes on where it stopped",
+                hint="; ".join(filter(None, (address_of(self.setting), again))),
             )
         if not self._warned and elapsed > _QUIET_S:
             self._warned = True
-            _log.warning("%s does not answer; trying for %.0f s more", self.what, self.limit_s - elapsed)
+            warn_of(f"{self.what} does not answer; trying for {self.limit_s - elapsed:.0f} s more", self.setting)

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka import Message as Message
 
 from ...errors import Gone, Refused, Unavailable
-from .clients import GONE, POLL_S, Kafka, clients, lacking, server
+from .clients import GONE, POLL_S, Kafka, clients, lacking, patience_with, server
 from .patience import Patience
 
 _CHUNK = 10_000
@@ -80,7 +80,7 @@ class _Range:
         if at >= self.end:
             return
         self.consumer.assign([TopicPartition(self.topic, self.partition, at)])
-        patience = Patience(server(self.kafka), patience_s)
+        patience = patience_with(self.kafka, patience_s)
         while at < self.end:
             chunk = self.consumer.consume(min(_CHUNK, self.end - at), timeout=POLL_S)
             if not chunk:
@@ -138,7 +138,7 @@ class _Range:
 
 def flush(kafka: Kafka, producer: Producer, patience_s: float) -> None:
     """Wait until the broker has answered for all that was produced. Raises `Unavailable` once it takes too long."""
-    patience = Patience(server(kafka), patience_s + 5)
+    patience = patience_with(kafka, patience_s + 5)
     while producer.flush(1) > 0:
         patience.waited()
     patience.answered()

@@ -12,8 +12,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AclOperation, NewTopic, OffsetSpec
 
 from ...errors import NotFound, Refused, SlackwaterError, Unavailable
-from .clients import GONE, POLL_S, Kafka, clients, lacking, server, unavailable
-from .patience import Patience
+from .clients import GONE, POLL_S, Kafka, asking, clients, lacking, patience_with, server, unavailable
 
 _PASSING = (
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -30,7 +29,8 @@ _Answer = TypeVar("_Answer")
 def partition_counts(kafka: Kafka, *, timeout_s: float = 10) -> dict[str, int]:
     """Number of partitions by name of topic. Raises `Unavailable`."""
     try:
-        listed = clients(kafka).admin.list_topics(timeout=timeout_s).topics
+        with asking(kafka):
+            listed = clients(kafka).admin.list_topics(timeout=timeout_s).topics
     except KafkaException as error:
         raise unavailable(kafka, error) from None
     return {name: len(meta.partitions) for name, meta in listed.items()}
@@ -110,7 +110,8 @@ def _until_led(kafka: Kafka, ask: Callable[[float], _Answer], timeout_s: float) 
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return ask(max(0.1, deadline - time.monotonic()))
+            with asking(kafka):
+                return ask(max(0.1, deadline - time.monotonic()))
         except KafkaException as error:
             # A topic made a moment ago, or a broker that starts, has no leaders yet.
             if error.args[0].code() not in _PASSING or time.monotonic() > deadline:
@@ -218,13 +219,13 @@ def failures(
 
 def wait_for(kafka: Kafka, patience_s: float) -> None:
     """Return once the broker answers. Raises `Unavailable` after `patience_s`."""
-    patience = Patience(server(kafka), patience_s)
+    patient = patience_with(kafka, patience_s)
     while True:
         try:
             partition_counts(kafka, timeout_s=2)
         except Unavailable as error:
-            patience.waited(error.message)
+            patient.waited(error.message)
             time.sleep(0.2)
         else:
-            patience.answered()
+            patient.answered()
             return

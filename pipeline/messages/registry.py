@@ -90,7 +90,7 @@ class Registry:
         """The answer to a question, or to what is sent, waiting for it with patience. Raises as `latest`."""
         body = None if sent is None else json.dumps(sent).encode()
         headers = self._headers() | ({} if body is None else {"content-type": "application/vnd.schemaregistry.v1+json"})
-        patience = Patience(f"the schema registry at {self.url}", self.patience_s)
+        patience = Patience(f"the schema registry at {self.url}", self.patience_s, "registry= in the program")
         while True:
             try:
                 method = "GET" if body is None else "POST"

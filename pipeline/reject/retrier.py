@@ -12,17 +12,17 @@ from ..batch.stage_runner import StageRunner
 
 
 class Retrier:
-    """Looks for requests while records wait: a listing each time that it is asked, and none otherwise."""
+    """Looks for requests while records wait: a listing each time that it is asked to, and none otherwise."""
 
     def __init__(self, store: ObjectStore, app: str) -> None:
         self._store = store
         self._app = app
 
-    def check(self, runners: Iterable[StageRunner]) -> None:
-        """Do what is asked for. Raises what a batch raises, which has ended the stage."""
+    def check(self, runners: Iterable[StageRunner]) -> bool:
+        """Do what is asked for; False if the store is silent. Raises what a batch raises, which ended the stage."""
         able = {runner.stage.name: runner for runner in runners if rejected_of(runner.head).waiting}
         if not able:
-            return
+            return True
         try:
             for asked in open_retries(self._store, self._app):
                 if (runner := able.get(asked.stage)) is not None:
@@ -30,4 +30,5 @@ class Retrier:
                     done(self._store, self._app, asked)
         except Unavailable:
             # Whether the store has been away for too long is the planners' to say.
-            return
+            return False
+        return True

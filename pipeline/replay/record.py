@@ -133,7 +133,7 @@ def find_record(
             level = _above(program, level)
         message = _message(program, level.hop.record)
     except (Refused, NotFound, Corruption) as error:
-        reason = error.message
+        reason = f"{error.message}; {error.hint}" if error.hint else error.message
     if not levels:
         return Guilty((), None, reason, verdict.lineage.direct, None)
     for upper, lower in pairwise(reversed(levels)):

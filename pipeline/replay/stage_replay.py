@@ -58,9 +58,12 @@ class StageReplay:
 
     def __post_init__(self) -> None:
         if self.after.stage not in self.program.app.stages:
-            raise NotFound("stage of the program", self.after.stage, self.program.app.stages)
+            raise NotFound("stage of the program", self.after.stage, self.program.app.stages, hint=self._ran_then)
         if _meaning(self.shape.table) != _meaning(self.before.table):
-            raise Refused(f"the program declares stage {self.after.stage!r} with another table than it had then")
+            raise Refused(
+                f"the program declares stage {self.after.stage!r} with another table than it had then",
+                hint=self._ran_then,
+            )
 
     @classmethod
     def of(cls, program: Program, after: Manifest, output: str = "") -> StageReplay:
@@ -74,6 +77,13 @@ class StageReplay:
             raise Refused(f"{after.stage}@v{after.version} is a {after.kind}, which reads no records")
         before = history.read(program.store, after.app, after.stage, after.version - 1)
         return cls(program, before, after, output)
+
+    @property
+    def _ran_then(self) -> str:
+        """The next step of who replays with another program."""
+        if self.after.program is None:
+            return "with --code and the program that ran then it goes on"
+        return f"{self.after.program} ran then; with --code and that file as it was then it goes on"
 
     def for_output(self, output: str) -> StageReplay:
         """The same batch, asked about another channel; its records are not read again."""

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from ... import instants
 from ...errors import Refused
+from ...snapshot.cut.requests import notify
 from ...store.versions import apps, migrations
 from ...store.versions.manifest import AppInfo, Manifest
 from ..api.app import App
@@ -27,6 +28,8 @@ from ..publish.publishers import Publishers
 from ..reject.rejecter import BatchRejecter
 from ..reject.retrier import Retrier
 from ..source.checkpoint import Checkpoint
+from ..source.request_watch import RequestWatch
+from ..source.wake import Told
 from ..spark.places import Places
 from ..spark.session import spark_session
 from ..spark.warm_up import warm_up
@@ -86,7 +89,9 @@ def run(
             claimed = _claim(start, known, news)
             publishers = _publishers(start, claimed)
             stack.callback(publishers.close)
-            runners = _build(start, known, claimed, spark, on_commit, stack, publishers)
+            scratch = _scratch(stack)
+            told = Told(scratch / "told")
+            runners = _build(start, known, claimed, spark, on_commit, stack, publishers, scratch, told)
             publishers.start()
         claimer = start.claimer
         reporter = LagReporter(
@@ -111,7 +116,8 @@ def run(
         channels = KafkaChannels(options.kafka, patience_s=options.patience_s)
         completer = Completer(start.store, app.name, channels, claimer.by)
         retrier, announcer = Retrier(start.store, app.name), Announcer(options.kafka, app.name)
-        supervisor = Supervisor(spark, runners, completer, retrier, announcer, catch_up, stop, news, publishers)
+        watch = RequestWatch(start.store, app.name, told.asked)
+        supervisor = Supervisor(spark, runners, watch, completer, retrier, announcer, catch_up, stop, news, publishers)
         with stop.in_order():
             supervisor.until_done()
 
@@ -160,9 +166,17 @@ def _claim(start: Start, known: Mapping[str, Shape], news: News) -> dict[str, Ma
             hint="run it again, with the program that it was migrated to",
         )
     start.claimer.create_channels(start.stages)
-    return {
+    claimed = {
         stage.name: start.claimer_of(stage).claim(stage, known[stage.name], instants.now_ms()) for stage in start.stages
     }
+    # Whoever had them sees that it has to end.
+    notify(start.store, start.app.name)
+    return claimed
+
+
+def _scratch(stack: ExitStack) -> Path:
+    """A folder that goes with the run."""
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)))
 
 
 def _build(
@@ -173,10 +187,11 @@ def _build(
     on_commit: Callable[[BatchReport], None],
     stack: ExitStack,
     publishers: Publishers,
+    scratch: Path,
+    told: Told,
 ) -> tuple[StageRunner, ...]:
     """The runners of the claimed stages, upstream first. `stack` closes them, and removes what they leave on disk."""
     options, stages = start.options, start.stages
-    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)))
     spools = beside(options.cache_folder)
     sweep(spools)
     runs_ahead = any(limits.max_unflushed for limits in start.limits.values())
@@ -193,6 +208,7 @@ def _build(
     def move(head: Manifest, tip: Manifest) -> None:
         backpressure.move(head, tip)
         publishers.move(head)
+        told.committed(head.stage).tell(head.version)
 
     def build(stage: Stage) -> StageRunner:
         limits, store = start.limits[stage.name], start.stores[stage.name]
@@ -215,6 +231,7 @@ def _build(
             places,
             limits,
             Checkpoint(scratch / "checkpoints" / stage.name),
+            told=told,
             hold=backpressure.flag(stage.name),
             compaction_threads=options.compaction_threads,
             prefetch=options.prefetch and local,
@@ -233,6 +250,7 @@ def _build(
         )
         stack.callback(runner.close)
         backpressure.move(runner.head, runner.tip)
+        told.committed(stage.name).tell(runner.head.version)
         return runner
 
     return tuple(build(stage) for stage in stages)

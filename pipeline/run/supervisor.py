@@ -14,6 +14,7 @@ from ..batch.stage_runner import StageRunner
 from ..kafka.consumer_groups import Announcer
 from ..publish.publishers import Publishers
 from ..reject.retrier import Retrier
+from ..source.request_watch import RequestWatch
 from ..spark.query_errors import translate
 from .catch_up import CatchUp
 from .news import News
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.1
 _HOUSEKEEPING_S = 0.5
-_EPOCH_S = 3.0
+_EPOCH_S = 5.0
+"""A runner that takes a stage over notifies the others as well."""
 _STOP_S = 6.0
 _SPARK_STOP_S = 10.0
 _NOW_S = 1.0
@@ -46,6 +48,7 @@ class Supervisor:
         self,
         spark: SparkSession,
         runners: tuple[StageRunner, ...],
+        watch: RequestWatch,
         completer: Completer,
         retrier: Retrier,
         announcer: Announcer,
@@ -59,11 +62,13 @@ class Supervisor:
         self._catch_up = catch_up
         self._stop = stop
         self._news = news
+        self._watch = watch
         self._completer = completer
         self._retrier = retrier
         self._announcer = announcer
         self._publishers = publishers
         self._queries: list[StreamingQuery] = []
+        self._to_retry = False
 
     def until_done(self) -> None:
         """Start the queries, and return when they have ended as they should.
@@ -74,6 +79,8 @@ class Supervisor:
         """
         with closing(self._completer):
             try:
+                # Planners that begin know what is asked already.
+                self._to_retry = self._watch.look(busy=True)
                 self._start()
                 self._look_after()
             finally:
@@ -109,22 +116,27 @@ class Supervisor:
 
     def _look_after(self) -> None:
         housekeeping = epochs = 0.0
+        heads = self._versions()
         self._news.doing("")
         while not self._stop.wait(_LOOK_S):
             self._raise_failures()
-            now = time.monotonic()
-            if now >= epochs:
-                self._retry()
+            now, before, heads = time.monotonic(), heads, self._versions()
+            asked = self._watch.look(busy=heads != before)
+            if asked or self._to_retry:
+                self._to_retry = not self._retry()
             if now >= housekeeping:
                 self._complete_snapshots()
                 self._announcer.announce_moved(self._positions())
                 if self._caught_up():
                     break
                 housekeeping = now + _HOUSEKEEPING_S
-            if now >= epochs:
+            if asked or now >= epochs:
                 for runner in self._runners:
                     runner.check_epoch()
                 epochs = now + _EPOCH_S
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(runner.head.version for runner in self._runners)
 
     def _positions(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """The offsets that each stage has read up to, by topic."""
@@ -182,10 +194,10 @@ class Supervisor:
             )
             raise translate(runner.stage.name, text) from (runner.error or failed)
 
-    def _retry(self) -> None:
+    def _retry(self) -> bool:
         """Put rejected records through the program, where that is asked for. What fails is the stage's failure."""
         try:
-            self._retrier.check(self._runners)
+            return self._retrier.check(self._runners)
         except Exception:
             self._raise_failures()
             raise

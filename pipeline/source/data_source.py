@@ -42,9 +42,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         trigger_ms: Shortest time between two batches.
         hold: A file; while it is there, no batch starts but for a snapshot. Empty for none.
         app: The app's name.
-        store: Root of the store in which to look for the upstream stage's versions, or for requests of snapshots; empty
-            where nothing is looked for.
+        store: Root of the store in which to look for the upstream stage's versions; empty for a user's topic.
         counts: A folder in which requests to the store are counted; empty for none.
+        requests: A file with the ids of the snapshots that are asked for (`wake.Asked`); empty if markers bring them.
+        sender: A file with the newest version of the upstream stage (`wake.Committed`), where that runs here as well.
         handled: Ids of snapshots for which a batch of this topic has ended already.
         until: Where a user's topic ends for this reader, by partition; None for its end in Kafka.
         wake: A file by which the runner has a batch start (`wake`); empty for none.
@@ -60,6 +61,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     app: str = ""
     store: str = ""
     counts: str = ""
+    requests: str = ""
+    sender: str = ""
     handled: tuple[str, ...] = ()
     until: tuple[int, ...] | None = None
     wake: str = ""

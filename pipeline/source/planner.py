@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from ...errors import Unavailable
-from ...snapshot.cut.requests import open_requests
 from ...store.objects.protocol import ObjectStore
 from ...store.versions import history
 from ...store.versions.manifest import Manifest
@@ -21,11 +20,12 @@ from ..kafka.patience import Patience
 from ..kafka.topics import end_offsets
 
 _KAFKA_POLL_S = 0.1
-_REQUEST_POLL_S = 0.25
-_IDLE_REQUEST_POLL_S = 1.0
-"""Each look is a listing, which S3 charges for; beside batches it hardly counts."""
+_REQUEST_POLL_S = 0.1
 _STORE_POLL_MIN_S = 0.02
 _STORE_POLL_MAX_S = 0.5
+_STORE_POLL_IDLE_S = 2.0
+_IDLE_SHARE = 1 / 30
+"""After a long silence a look comes later, by at most this share of the silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,6 @@ class TopicPlanner:
     _ends: tuple[int, ...] = field(default=(), init=False)
     _poll_kafka: _Every = field(default_factory=lambda: _Every(_KAFKA_POLL_S), init=False)
     _poll_requests: _Every = field(default_factory=lambda: _Every(_REQUEST_POLL_S), init=False)
-    _poll_idle: _Every = field(default_factory=lambda: _Every(_IDLE_REQUEST_POLL_S), init=False)
-    _idle: bool = field(default=False, init=False)
 
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make.
@@ -156,13 +154,12 @@ class TopicPlanner:
         Raises `Unavailable` when the broker has been away for too long.
         """
         asked: tuple[str, ...] = ()
-        if (self._poll_idle if self._idle else self._poll_requests).now():
+        if self._poll_requests.now():
             asked = tuple(name for name in self.requests() if name not in self.handled)
         if asked:
             # At once, and without records: the snapshot need not wait for one more batch.
             self.handled.update(asked)
             return replace(start, snapshots=asked)
-        self._idle = True
         if not self.pace.due():
             return start
         self._refresh()
@@ -170,7 +167,6 @@ class TopicPlanner:
         asked_after = self.asked(start.woken)
         if ends == start.offsets and not asked_after:
             return start
-        self._idle = False
         self.pace.started()
         return replace(start, offsets=ends, snapshots=(), woken=asked_after or start.woken)
 
@@ -199,8 +195,14 @@ class ChannelPlanner:
     max_records: int | None
     asked: Callable[[int], int] = lambda _handled: 0
     """As of `TopicPlanner`."""
+    committed: Callable[[], int | None] = lambda: None
+    """Gives the newest version of the upstream stage where that runs on this machine; None where nobody tells."""
     _known: list[Manifest] = field(default_factory=list, init=False)
     _poll: _Every = field(default_factory=lambda: _Every(_STORE_POLL_MIN_S), init=False)
+    _news_s: float = field(default=0.0, init=False)
+    """When there was something new, at the latest with the first look."""
+    _told: int = field(default=0, init=False)
+    """The commit after which the store was looked at."""
 
     def latest(self, start: Position) -> Position:
         """Where the batch that starts at `start` ends; `start` itself when there is none to make."""
@@ -240,14 +242,18 @@ class ChannelPlanner:
 
     def _refresh(self, consumed: int) -> None:
         self._known = [manifest for manifest in self._known if manifest.version > consumed]
-        if not self._poll.now():
-            return
         last = max(consumed, *(manifest.version for manifest in self._known), 0)
+        committed = self.committed()
+        if not ((committed or 0) > max(last, self._told) or self._poll.now()):
+            return
+        self._told = committed or 0
         new = list(history.after(self.store, self.app, self.upstream, last))
         self._known += [manifest for manifest in new if self.channel in manifest.outputs]
-        self._poll.seconds = _STORE_POLL_MIN_S if new else min(_STORE_POLL_MAX_S, self._poll.seconds * 1.3)
-
-
-def request_ids(store: ObjectStore, app: str) -> tuple[str, ...]:
-    """Ids of the snapshots that are asked of an app and not complete, oldest first."""
-    return tuple(request.id for request in open_requests(store, app))
+        now_s = time.monotonic()
+        self._news_s = now_s if new else self._news_s or now_s
+        if committed is not None:
+            # Its commits are told as they come; others may commit, too.
+            self._poll.seconds = _STORE_POLL_IDLE_S
+        else:
+            longest_s = min(_STORE_POLL_IDLE_S, max(_STORE_POLL_MAX_S, (now_s - self._news_s) * _IDLE_SHARE))
+            self._poll.seconds = _STORE_POLL_MIN_S if new else min(longest_s, self._poll.seconds * 1.3)

@@ -25,14 +25,13 @@ from ...store.objects.counting import CountingStore
 from ...store.objects.open import open_store
 from ...store.objects.protocol import ObjectStore
 from ...store.objects.shared_counts import SharedCounts
-from ..kafka.clients import server
+from ..kafka.clients import patience_with
 from ..kafka.messages import decode, read_rows
-from ..kafka.patience import Patience
 from ..kafka.records import read_range, topic_columns
 from ..kafka.topics import offsets
 from .data_source import Private, SourceOptions
-from .planner import ChannelPlanner, Pace, Position, TopicPlanner, request_ids
-from .wake import Wake
+from .planner import ChannelPlanner, Pace, Position, TopicPlanner
+from .wake import Asked, Committed, Wake
 from .worker import configure_worker
 
 
@@ -131,8 +130,8 @@ class TopicReader(_Reader):
             options.topic,
             pace=self._pace(),
             max_records=options.max_records,
-            patience=Patience(server(self._private.kafka), options.patience_s),
-            requests=partial(request_ids, self._open_store(), options.app) if options.store else tuple,
+            patience=patience_with(self._private.kafka, options.patience_s),
+            requests=Asked(Path(options.requests)).ids if options.requests else tuple,
             handled=set(options.handled),
             until=options.until,
             asked=self._asked,
@@ -167,6 +166,7 @@ class ChannelReader(_Reader):
             pace=self._pace(),
             max_records=options.max_records,
             asked=self._asked,
+            committed=Committed(Path(options.sender)).version if options.sender else lambda: None,
         )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -1,9 +1,46 @@
-"""How a runner has a batch start though no input has anything new: a file that the planner of one input looks at."""
+"""How a runner has a batch start though no input has anything new: files that the planner of one input looks at."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The ids of the snapshots that are asked for, as the runner found them: one file for all of its planners."""
+
+    path: Path
+
+    def tell(self, ids: Iterable[str]) -> None:
+        """These are asked for now."""
+        _write(self.path, " ".join(ids))
+
+    def ids(self) -> tuple[str, ...]:
+        """What was told last, oldest first."""
+        try:
+            return tuple(self.path.read_text().split())
+        except FileNotFoundError:
+            return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The newest version of a stage that runs here, for the planners of what reads its channels."""
+
+    path: Path
+
+    def tell(self, version: int) -> None:
+        """This one is committed."""
+        _write(self.path, str(version))
+
+    def version(self) -> int | None:
+        """The one that was told last; None where the stage does not run here."""
+        try:
+            return int(self.path.read_text())
+        except FileNotFoundError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,10 +51,7 @@ class Wake:
 
     def ask(self, version: int, at_ms: int) -> None:
         """Have a batch start at this time or later, in ms since 1970; `version` is the one before it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # asked before the query has begun
-        whole = self.path.with_suffix(".new")
-        whole.write_text(f"{version} {at_ms}")
-        whole.replace(self.path)
+        _write(self.path, f"{version} {at_ms}")
 
     def forget(self) -> None:
         """Nothing is to be done."""
@@ -30,3 +64,27 @@ class Wake:
         except FileNotFoundError:
             return 0
         return version if version > handled and at_ms <= now_ms else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a runner tells the planners of all of its stages, in files of a folder."""
+
+    folder: Path
+
+    @property
+    def asked(self) -> Asked:
+        """The snapshots that are asked for."""
+        return Asked(self.folder / "asked")
+
+    def committed(self, stage: str) -> Committed:
+        """The newest version of a stage."""
+        return Committed(self.folder / "committed" / stage)
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing is there to be read."""
+    path.parent.mkdir(parents=True, exist_ok=True)  # before the query has begun
+    whole = path.with_name(f"{path.name}.new")
+    whole.write_text(text)
+    whole.replace(path)

@@ -1,10 +1,11 @@
-"""What a running app is asked for: one object for each snapshot that is under way."""
+"""What a running app is asked for: one object for each snapshot that is under way, and a notice that there is one."""
 
 from msgspec import Struct
+from ulid import ULID
 
-from ...errors import Refused
+from ...errors import ObjectNotFound, Refused
 from ...store.objects.protocol import ObjectStore, documents
-from ...store.versions import keys
+from ...store.versions import codec, keys
 from ...store.versions import limits as fits
 from .documents import read_documents
 
@@ -19,6 +20,25 @@ class Request(Struct, frozen=True):
     migration: fits.Seq = 0
     """The number of the newest migration that all stages had gone through when it was asked for. One that changes what
     stages answer is decided against those of before: these are withdrawn when it is done."""
+
+
+class Notice(Struct, frozen=True):
+    """That something was asked of the app's runners since they last looked; `id` is another one each time."""
+
+    id: fits.Ulid
+
+
+def notify(store: ObjectStore, app: str) -> None:
+    """Have the app's runners look soon for what is asked of them. To be called once it is there to be found."""
+    store.put(keys.notice(app), codec.encode(Notice(str(ULID()))))
+
+
+def newest_notice(store: ObjectStore, app: str) -> bytes:
+    """What runners compare with what they saw: another value where somebody has notified them. One read."""
+    try:
+        return store.get(keys.notice(app))
+    except ObjectNotFound:
+        return b""
 
 
 def open_requests(store: ObjectStore, app: str) -> tuple[Request, ...]:

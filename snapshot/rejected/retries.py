@@ -14,6 +14,7 @@ from ...store.versions import limits as fits
 from ...store.versions.aside import rejected_of
 from ..cut.documents import read_documents
 from ..cut.moments import stages_of
+from ..cut.requests import notify
 
 
 class Retry(Struct, frozen=True):
@@ -49,9 +50,11 @@ def ask(store: ObjectStore, app: str, stage: str, *, by: str, now_ms: int) -> Re
         raise Refused(f"no rejected record of {app}/{stage} waits to be retried")
     for asked in open_retries(store, app):
         if asked.stage == stage:
+            notify(store, app)
             return asked
     asked = Retry(str(ULID()), stage, now_ms, by)
     store.put_if_absent(keys.retry(app, asked.id), codec.encode(asked))
+    notify(store, app)
     return asked
 
 

@@ -20,7 +20,7 @@ from ..cut.graph import Cut
 from ..cut.in_flight import InFlight, in_flight
 from ..cut.moments import heads_of, retired_since
 from ..cut.refs import check_snapshot_name
-from ..cut.requests import Request, cancel, check_not_asked, open_requests
+from ..cut.requests import Request, cancel, check_not_asked, notify, open_requests
 from ..cut.stored import Captured, Snapshot, SnapshotKind, find_snapshot
 from .capture import ChannelReader, capture, discard
 from .snapshots import create, taken
@@ -73,6 +73,7 @@ def request(store: ObjectStore, app: str, name: str, by: str) -> Request:
     asked = Request(id=str(ulid), name=name, created_ms=ulid.milliseconds, by=by, migration=through)
     # A key of its own: nobody else writes it, and a write repeated after a lost answer does no harm.
     store.put(keys.request(app, asked.id), codec.encode(asked))
+    notify(store, app)
     return asked
 
 

@@ -9,7 +9,7 @@ from itertools import count
 from ... import instants
 from ...errors import Refused, Unavailable
 from ...store.objects.protocol import ObjectStore
-from ..cut.requests import Request, cancel, open_requests, own_request
+from ..cut.requests import Request, cancel, notify, open_requests, own_request
 from ..cut.resolve import resolve
 from ..cut.stored import Snapshot, SnapshotKind, find_snapshot
 from .audit_log import list_operations, record_once
@@ -80,6 +80,9 @@ def take(
         found = pin(store, resolve(store, app, now_ms=now_ms), name, by=by, reader=reader)
     elif found is None:
         own = own_request(store, app, name, by)
+        if own is not None:
+            # Whoever asked may have died before saying so.
+            notify(store, app)
         with _withdrawn_on_failure(store, app, name, by, since_ms=own.created_ms if own else now_ms):
             found = _wait(store, app, own or request(store, app, name, by), reader, timeout_s, on_look)
     record_once(store, app, "snapshot take", name, by, since_ms=found.created_ms)

@@ -8,6 +8,7 @@ from threading import Lock
 from typing import TypeVar
 
 from ...errors import Unavailable
+from ...silence import SILENT_S, address_of, told_of_silence, warn_of
 from .retry_budget import RetryBudget
 
 _FIRST_DELAY_S = 0.1
@@ -38,11 +39,13 @@ class Retry:
 
     Args:
         what: the server as people should read it, without credentials.
+        setting: what has its address; empty where that is none of the user's settings.
         patience_s: how long one request is repeated, in seconds from its first failure.
         budget: what all who talk to the server share; None for one of its own.
         clock: seconds, never going back.
         sleep: waits for that many seconds.
         seed: of the jitter; None for one of the system's.
+        silent_s: after how long the first request that waits for its first answer is told.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Retry:
         what: str,
         patience_s: float,
         *,
+        setting: str = "",
+        silent_s: float = SILENT_S,
         budget: RetryBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -57,6 +62,9 @@ class Retry:
     ) -> None:
         self._what = what
         self._patience_s = patience_s
+        self._setting = setting
+        self._silent_s = silent_s
+        self._has_answered = False
         self._budget = budget or RetryBudget(clock=clock)
         self._clock = clock
         self._sleep = sleep
@@ -77,7 +85,7 @@ class Retry:
         while True:
             asked_s = self._clock()
             try:
-                result = attempt()
+                result = self._asked(attempt)
             except TransientError as error:
                 now_s = self._clock()
                 if first_failure_s is None:
@@ -88,7 +96,7 @@ class Retry:
                 if left_s < _SHORTEST_S:
                     raise Unavailable(
                         f"{self._what} did not answer for {elapsed_s:.0f} s: {error}",
-                        hint="see that it runs and can be reached from here, then start again",
+                        hint=address_of(self._setting) or "see that it runs and can be reached from here",
                     ) from error.__cause__
                 self._failed(asked_s, now_s, str(error))
                 paid, delay_s = self._rest(delay_s, left_s)
@@ -98,6 +106,21 @@ class Retry:
             else:
                 self._answered(repeated=paid)
                 return result
+
+    def _asked(self, attempt: Callable[[], T]) -> T:
+        """What `attempt` returns. A server that never answered may be none: its silence is told before it ends."""
+        if self._has_answered:
+            return attempt()
+        with told_of_silence(self._silent, self._silent_s):
+            return attempt()
+
+    def _silent(self) -> None:
+        with self._lock:
+            if self._reported:
+                return
+            # As after an attempt that failed: the end of the silence is told as well.
+            self._reported, self._away_since = True, self._clock() - self._silent_s
+        warn_of(f"{self._what} has not answered for {self._silent_s:.0f} s", self._setting)
 
     def _rest(self, delay_s: float, left_s: float) -> tuple[bool, float]:
         """Wait for a random part of `delay_s`, and on until the budget has a token, but no longer than `left_s`.
@@ -123,10 +146,11 @@ class Retry:
             if self._reported or now_s - self._away_since < _QUIET_S:
                 return
             self._reported = True
-        _log.warning("%s does not answer (%s); trying again for %.0f s", self._what, reason, self._patience_s)
+        warn_of(f"{self._what} does not answer ({reason}); trying again for {self._patience_s:.0f} s", self._setting)
 
     def _answered(self, *, repeated: bool) -> None:
         self._budget.answered(repeated=repeated)
+        self._has_answered = True
         if self._away_since is None:
             return
         with self._lock:

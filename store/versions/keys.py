@@ -181,6 +181,11 @@ def request(app: str, snapshot_id: str) -> str:
     return f"{app}/requests/{snapshot_id}.json"
 
 
+def notice(app: str) -> str:
+    """Written over whenever something is asked of the app's runners, who read it often."""
+    return f"{app}/notice.json"
+
+
 def retries(app: str) -> str:
     """Prefix of what is asked for rejected records."""
     return f"{app}/retries/"

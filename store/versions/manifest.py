@@ -286,6 +286,9 @@ class Program(Struct, frozen=True):
     checksum: fits.Checksum
     """xxh3_128 of its bytes, hexadecimal."""
 
+    def __str__(self) -> str:
+        return f"{self.path} (xxh3_128 {self.checksum})"
+
 
 class Former(Struct, frozen=True):
     """A name that a stage had before."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _NO_SUCH_UPLOAD = "NoSuchUpload"
 _NO_SUCH_RANGE = "InvalidRange"
 _NO_BYTES = ("NoSuchKey", _NO_SUCH_RANGE)
+_SETTING = (
+    "AWS_ENDPOINT_URL (AWS's own without it), the bucket that of --store, SLACKWATER_STORE or store in slackwater.toml"
+)
 _PRECONDITION_FAILED = "PreconditionFailed"
 
 _SHORTEST_READ_S = 5.0
@@ -221,5 +224,6 @@ class S3Store(OtherRoots):
             silence_s = min(self._settings.read_timeout_s, max(_SHORTEST_READ_S, self._patience_s))
             made = connection(self._place, silence_s)
             where = f"S3 at {made.endpoint}, bucket {self._bucket!r},"
-            self._connected = (os.getpid(), made, Retry(where, self._patience_s, budget=made.budget))
+            retry = Retry(where, self._patience_s, setting=_SETTING, budget=made.budget)
+            self._connected = (os.getpid(), made, retry)
         return self._connected[1:]

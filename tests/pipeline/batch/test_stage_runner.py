@@ -27,6 +27,7 @@ from slackwater.pipeline.kafka import records, topics
 from slackwater.pipeline.kafka.messages import header_of, split
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import Position
+from slackwater.pipeline.source.wake import Told
 from slackwater.pipeline.spark.places import Places
 from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.local import LocalStore
@@ -117,6 +118,7 @@ class Running:
             Places("a", "s", str(folder / "store"), self.kafka, (str(folder / "cache"), 1 << 20, 0), 30),
             Limits(None, 0),
             Checkpoint(self.scratch),
+            Told(folder / "told"),
             folder / "held",
         )
         self.runner = StageRunner(

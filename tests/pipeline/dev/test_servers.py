@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import re
 import signal
 import socket
 import stat
@@ -10,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -146,6 +148,21 @@ def test_a_server_does_not_outlive_a_test_that_is_killed(folder: Path) -> None:
     eventually(lambda: not processes_of(folder))
 
 
+def on_a_terminal(*words: str) -> list[str]:
+    """The lines that somebody sees who types a verb, without colours."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "slackwater.cli.main", *words]
+    with subprocess.Popen(command, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"}) as verb:
+        os.close(slave)
+        seen = b""
+        with suppress(OSError):  # the end, on Linux
+            while piece := os.read(master, 65_536):
+                seen += piece
+        assert verb.wait() == 0, seen
+    os.close(master)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode()).replace("\r", "").splitlines()
+
+
 @pytest.mark.kafka
 @pytest.mark.s3
 def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +182,16 @@ def test_dev_servers_from_the_first_up_to_the_purge(folder: Path, monkeypatch: p
     assert first["started"] == []
     assert {each["pid"] for each in first["servers"]} == servers_of(folder)
     assert (ours / "dev" / "env.sh").read_text().count("export ") == len(first["environment"])
+    shown = on_a_terminal("dev", "up")
+    heading = shown.index("To use them, type these lines, or just: source .slackwater/dev/env.sh")
+    exports = [f"export {name}={value}" for name, value in first["environment"].items()]
+    assert shown[heading - 1] == ""
+    assert shown[heading + 1 :] == exports, "nothing stands among them, or behind"
+    evaluated = (
+        'eval "$("$0" -m slackwater.cli.main dev up 2> /dev/null)" && echo "$SLACKWATER_STORE $SLACKWATER_KAFKA"'
+    )
+    found = subprocess.run(["/bin/sh", "-c", evaluated, sys.executable], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [first["environment"][f"SLACKWATER_{name}"] for name in ("STORE", "KAFKA")]
     with s3(first["environment"]) as client:
         client.put_object(Bucket=BUCKET, Key="flights/app.json", Body=b"{}")
 

@@ -12,7 +12,8 @@ from msgspec import structs
 from slackwater.pipeline.source.checkpoint import Checkpoint
 from slackwater.pipeline.source.planner import ChannelPlanner, Pace, Position, admit
 from slackwater.pipeline.source.readers import _ranges
-from slackwater.pipeline.source.wake import Wake
+from slackwater.pipeline.source.wake import Committed, Wake
+from slackwater.store.objects.counting import CountingStore
 from slackwater.store.objects.memory import MemoryStore
 from slackwater.store.versions import commit
 from slackwater.store.versions.manifest import EventTime, Manifest, Output
@@ -232,6 +233,57 @@ def test_versions_from_before_the_channel_have_no_attempts() -> None:
     planner = upstream.planner()
     assert planner.latest(START) == at(1, 2, 1)
     assert planner.attempts(0, 2) == {"first"}
+
+
+def test_a_writer_that_runs_here_tells_of_its_commits_and_is_asked_for_once_in_two_seconds(tmp_path: Path) -> None:
+    upstream, told = Upstream(), Committed(tmp_path / "told" / "up")
+    told.tell(0)
+    store = CountingStore(upstream.store)
+    planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=None, committed=told.version)
+    start = planner.latest(START)
+    store.take()
+    ends = time.monotonic() + 0.5
+    while time.monotonic() < ends:
+        assert planner.latest(start) == start
+    assert store.take().requests <= 2
+    for version in range(1, 4):
+        upstream.write(10)
+        told.tell(version)
+        start = planner.latest(start)
+        assert start == at(10 * version, version, 10 * version), "seen at once, whenever the store was looked at"
+    # A version without the channel is looked at once.
+    upstream.version += 1
+    commit.commit(upstream.store, Manifest("a", "up", upstream.version, 1, "w", upstream.version, "batch"))
+    told.tell(upstream.version)
+    planner.latest(start)
+    store.take()
+    planner.latest(start)
+    assert store.take().requests == 0
+
+
+def test_a_writer_elsewhere_is_asked_for_more_rarely_the_longer_it_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upstream, clock = Upstream(), Clock(1)
+    monkeypatch.setattr("time.monotonic", clock)
+    store = CountingStore(upstream.store)
+    planner = ChannelPlanner(store, "a", "up", "c", pace=Pace(0), max_records=None)
+
+    def asks(seconds: float) -> int:
+        """How many requests an idle planner makes meanwhile."""
+        store.take()
+        ends = clock.now + seconds
+        while clock.now < ends:
+            clock.now += 0.1
+            assert planner.latest(START) == START
+        return store.take().requests
+
+    assert asks(10) > 20
+    asks(50)
+    assert asks(3_600) <= 1_850
+    upstream.write(1)
+    clock.now += 2
+    assert planner.latest(START) == at(1, 1, 1)
 
 
 def test_a_marker_breaks_the_trigger_interval() -> None:

@@ -8,11 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from slackwater.errors import Unavailable
 from slackwater.pipeline.kafka.patience import Patience
-from slackwater.pipeline.source.planner import Pace, Position, TopicPlanner, request_ids
-from slackwater.snapshot.take import taking
-from slackwater.store.objects.memory import MemoryStore
-
-from tests.support.histories import FlightsApp, Kafka, flights
+from slackwater.pipeline.source.planner import Pace, Position, TopicPlanner
 
 START = Position("t", (0, 0, 0, 0))
 """Topics have four partitions there."""
@@ -149,11 +145,3 @@ def test_a_broker_that_is_away_for_too_long_is_told() -> None:
         expected = f"^Kafka has not answered for .* s \\(Kafka at {servers['bootstrap.servers']} does not answer"
         with pytest.raises(Unavailable, match=expected):
             until(planner, START, Position("t", (1, 0, 0, 0)))
-
-
-def test_what_is_asked_of_an_app_is_told_by_id_oldest_first() -> None:
-    app = FlightsApp(MemoryStore(), Kafka())
-    app.run(flights(10))
-    assert request_ids(app.store, app.name) == ()
-    asked = [taking.request(app.store, app.name, name, "test").id for name in ("one", "two")]
-    assert request_ids(app.store, app.name) == tuple(asked)

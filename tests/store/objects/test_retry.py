@@ -1,6 +1,8 @@
 """How long a server is waited for, and what is said meanwhile."""
 
+import logging
 from collections.abc import Callable
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -99,3 +101,24 @@ def test_a_refusal_is_an_answer(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ObjectNotFound):
         patient.call(attempt)
     assert caplog.messages[-1].startswith("S3 at home is back")
+
+
+def test_a_first_request_that_is_swallowed_is_told_before_it_ends_with_the_setting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.set()
+
+    handler = Handler()
+    logging.getLogger("slackwater").addHandler(handler)
+    try:
+        patient = Retry("S3 at home", 60, setting="AWS_ENDPOINT_URL", silent_s=0.01)
+        assert patient.call(lambda: told.wait(30))
+        expected = "S3 at home has not answered for 0 s: is it running, and is its address right? It is that of AWS_"
+        assert caplog.messages[0].startswith(expected)
+        assert caplog.messages[1].startswith("S3 at home is back after")
+    finally:
+        logging.getLogger("slackwater").removeHandler(handler)

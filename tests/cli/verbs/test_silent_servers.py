@@ -1,0 +1,59 @@
+"""Verbs that wait for a server that is silent say soon which setting has its address."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.cli.verbs.calling import process
+from tests.support.histories import FlightsApp
+
+NO_BROKER = ("--kafka", "127.0.0.1:1")
+ON_S3 = ("--store", "s3://bucket/prefix")
+VERBS = (
+    (("run", "app.py", *NO_BROKER), "--kafka"),
+    (("clone", "flights", "copy", *NO_BROKER), "--kafka"),
+    (("query", "flights", "FROM carriers", *ON_S3), "AWS_ENDPOINT_URL"),
+    (("snapshot", "take", "flights", *ON_S3, "--json"), "AWS_ENDPOINT_URL"),
+    (("status", *ON_S3), "AWS_ENDPOINT_URL"),
+)
+PROGRAM = """
+import slackwater as sw
+app = sw.App("idle")
+app.stage(name="s", reads=sw.topic("t"), key="key", state=sw.aggregate(n=sw.count()))(lambda rows: rows)
+"""
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """S3's address is that of somebody who takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "anybody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        yield
+
+
+@pytest.mark.usefixtures("isolated", "silent")
+def test_each_names_the_setting_long_before_patience_ends(app: FlightsApp) -> None:
+    Path("app.py").write_text(PROGRAM)
+
+    def said(words: tuple[str, ...]) -> str:
+        """What the verb says until it names a setting; all of it, where it ends without."""
+        lines = []
+        with process(*words) as started:
+            assert started.stderr is not None
+            for line in started.stderr:
+                lines.append(line)
+                if "is its address right? It is that of" in line:
+                    # Nobody has given up: that takes ten seconds for Kafka, a minute for S3.
+                    assert started.poll() is None, lines
+                    break
+        return "".join(lines)
+
+    with ThreadPoolExecutor(len(VERBS)) as threads:
+        found = list(threads.map(said, (words for words, _ in VERBS)))
+    for (words, setting), text in zip(VERBS, found, strict=True):
+        assert f"It is that of {setting}" in text, (words, text)

@@ -1,0 +1,81 @@
+"""What a runner that does nothing asks of the store to hear of requests, and how soon it does."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from slackwater.pipeline.source.request_watch import RequestWatch
+from slackwater.pipeline.source.wake import Asked
+from slackwater.snapshot.cut.requests import Request, cancel, notify
+from slackwater.snapshot.take.taking import request
+from slackwater.store.objects.counting import CountingStore
+from slackwater.store.objects.memory import MemoryStore
+from slackwater.store.objects.prices import Prices, monthly_cost
+from slackwater.store.versions import codec, keys
+
+from tests.support.histories import Clock, FlightsApp, Kafka, flights
+
+APP = "flights"
+
+
+@dataclass
+class Watched:
+    """A runner that looks ten times a second."""
+
+    folder: Path
+    store: CountingStore = field(default_factory=lambda: CountingStore(MemoryStore()))
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        FlightsApp(self.store, Kafka(), clock=Clock()).run(flights(4))
+        self.asked = Asked(self.folder / "asked")
+        self.watch = RequestWatch(self.store, APP, self.asked, clock=lambda: self.now_s)
+        assert self.watch.look(busy=False), "what is asked already is found at the start"
+
+    def wait(self, seconds: float, *, busy: bool = False) -> list[float]:
+        """After which of these seconds something was found."""
+        began, found = self.now_s, []
+        while self.now_s < began + seconds:
+            self.now_s += 0.1
+            if self.watch.look(busy=busy):
+                found.append(self.now_s - began)
+        return found
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_an_hour_in_which_nothing_happens_costs_less_than_a_dollar_a_month(watched: Watched) -> None:
+    watched.store.take()
+    assert len(watched.wait(3_600)) <= 12
+    hour = watched.store.take()
+    assert hour.lists <= 12
+    # With a read every five seconds for each stage, it is 0.95.
+    assert 0.5 < monthly_cost(hour, 0, Prices()).requests < 0.75
+
+
+def test_a_snapshot_that_is_asked_for_is_told_to_the_planners_within_a_second_and_a_half(watched: Watched) -> None:
+    watched.wait(100)
+    first = request(watched.store, APP, "one", "test")
+    (found,) = watched.wait(20)
+    assert found <= 1.6
+    assert watched.asked.ids() == (first.id,)
+    second = request(watched.store, APP, "two", "test")
+    (found,) = watched.wait(20, busy=True)
+    assert found <= 0.4, "beside batches it is sooner"
+    assert watched.asked.ids() == (first.id, second.id)
+    cancel(watched.store, APP, first)
+    notify(watched.store, APP)
+    watched.wait(2)
+    assert watched.asked.ids() == (second.id,)
+
+
+def test_one_whose_asker_died_before_saying_so_is_found_all_the_same(watched: Watched) -> None:
+    watched.wait(100)
+    silent = Request("01ARZ3NDEKTSV4RRFFQ69G5FAV", "silent", 1, "test")
+    watched.store.put(keys.request(APP, silent.id), codec.encode(silent))
+    assert watched.wait(150) == []
+    assert len(watched.wait(300)) == 1
+    assert watched.asked.ids() == (silent.id,)
