@@ -182,7 +182,10 @@ def _frames(end: socket.socket) -> Iterator[bytes]:
     """What comes, one request or answer at a time, each behind the four bytes of its length."""
     with suppress(OSError), end.makefile("rb") as stream:
         while len(head := stream.read(4)) == 4:
-            yield head + stream.read(struct.unpack(">i", head)[0])
+            body = stream.read(size := struct.unpack(">i", head)[0])
+            if len(body) < size:
+                return
+            yield head + body
 
 
 def _shut(end: socket.socket) -> None:

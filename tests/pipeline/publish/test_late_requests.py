@@ -16,6 +16,7 @@ from slackwater.pipeline.publish.to_topic import ToTopic
 from tests.pipeline.publish.model import START, Runner, Stage
 from tests.pipeline.publish.reader import committed
 from tests.support.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
+from tests.support.running import eventually
 
 pytestmark = pytest.mark.kafka
 
@@ -107,6 +108,8 @@ class World:
             other.step()
         assert self.rows() == list(range(other.publisher.place.rows))
         self.publish(other)
+        # A commit is answered before its rows can be read.
+        eventually(lambda: len(self.rows()) >= self.stage.rows, "all rows can be read")
         assert self.rows() == list(range(self.stage.rows))
         other.target.close()
 
