@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -14,7 +13,6 @@ from .clients import GONE, Kafka, lacking, server
 _QUEUED_BYTES_KB = 256 << 10
 _TIMEOUT_S = 60
 _WAIT_S = 10.0
-_ABORT_S = 3.0
 _POLL_S = 0.1
 _FLUSH_S = 0.005
 _RETRY_MS = 500
@@ -177,11 +175,13 @@ class Transactions:
             raise self._understood(error) from error
 
     def close(self) -> None:
-        """Give up what is open: a transaction that nobody ends holds up its readers until the broker does."""
+        """Leave what is open to whoever takes the id over, or to the broker's clock, and readers wait until then.
+
+        Either ends it under the next epoch, of which all partitions hear. Ended under this one, it would let a record
+        that is still on its way into the next transaction, where the broker does not ask (before 3.6).
+        """
         if self._producer is not None:
             self._producer.purge()
-            with suppress(KafkaException):
-                self._producer.abort_transaction(_ABORT_S)
             self._producer = None
         if self._consumer is not None:
             self._consumer.close()

@@ -82,6 +82,12 @@ class KafkaProxy:
             assert self._late is not None, "nothing is kept back"
             self._moment = (api, skip, crash)
 
+    def lose_client(self) -> None:
+        """Cut the client off, once what shall be late is kept back."""
+        self.wait(lambda: self._late is not None)
+        with self._news:
+            self._cut()
+
     def restore(self) -> None:
         """A client that was cut off gets through again."""
         with self._news:
@@ -137,6 +143,7 @@ class KafkaProxy:
             link.kept = [frame]
             if fate == "late":
                 self._late = link
+                self._news.notify_all()
             elif fate == "twice":
                 link.broker.sendall(frame)
             if cut:
@@ -155,10 +162,14 @@ class KafkaProxy:
         assert late.kept
         late.broker.sendall(b"".join(late.kept))
         assert self._news.wait_for(lambda: bool(late.late_answer), _DEADLINE_S)
-        self.late_answer, self.cut_off = late.late_answer, crash
+        self.late_answer = late.late_answer
         if crash:
-            for link in self._links:
-                _shut(link.client)
+            self._cut()
+
+    def _cut(self) -> None:
+        self.cut_off = True
+        for link in self._links:
+            _shut(link.client)
         self._news.notify_all()
 
     def _answers(self, link: _Link) -> None:

@@ -3,11 +3,13 @@
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Thread
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from slackwater.pipeline.dev.kafka import EmbeddedKafka
 from slackwater.pipeline.kafka import topics
 from slackwater.pipeline.kafka.transactions import Transactions
@@ -56,7 +58,7 @@ class World:
         where = {"transactional_id": self.name, "group": self.name, "source": self.internal, "topic": self.topic}
         target = Rows(
             self.name,
-            Transactions(kafka, **where, patience_s=20),
+            Transactions(kafka, **where, patience_s=2),
             app_id=1,
             first=1,
             since=lambda: START,
@@ -101,6 +103,23 @@ class World:
         self.proxy.restore()
         thread.join()
 
+    def given_up(self) -> None:
+        """A record is kept back for so long that its transaction is given up, and arrives when that is made again."""
+        self.proxy.keep(Api.PRODUCE, "late")
+        self.stage.commit([3, 3], 1)
+        self.runner.hear()
+        thread = Thread(target=self.runner.step)
+        thread.start()
+        self.proxy.lose_client()
+        thread.join()
+        assert not self.runner.opened
+        self.proxy.restore()
+        while not self.runner.opened:
+            self.runner.step()
+        self.proxy.deliver_before(Api.PRODUCE)
+        self.publish(self.runner)
+        assert self.proxy.late_answer
+
     def check(self) -> None:
         """Whoever comes next finds rows and place together, and publishes the rest."""
         other = self.start()
@@ -134,7 +153,6 @@ def world(kafka: EmbeddedKafka) -> Iterator[World]:
     ("at", "skip", "cut"),
     [
         (Api.PRODUCE, 1, True),
-        (Api.ADD_OFFSETS_TO_TXN, 0, True),
         (Api.TXN_OFFSET_COMMIT, 0, False),
     ],
 )
@@ -159,11 +177,34 @@ def test_late_records_and_partitions_change_nothing(world: World) -> None:
     world.late_and_crash(Api.PRODUCE, Api.END_TXN)
 
 
+def test_a_late_record_is_not_taken_where_the_broker_does_not_ask_for_its_transaction(world: World) -> None:
+    # As brokers before 3.6, and those on which somebody has turned it off.
+    with verification(world.bootstrap, "false"):
+        world.given_up()
+        world.check()
+
+
+@contextmanager
+def verification(bootstrap: str, value: str) -> Iterator[None]:
+    """The broker asks coordinators, or does not, whether a record's transaction is open."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def alter(entry: ConfigEntry) -> None:
+        resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+        for answer in admin.incremental_alter_configs([resource]).values():
+            answer.result(30)
+
+    name = "transaction.partition.verification.enable"
+    alter(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    try:
+        yield
+    finally:
+        alter(ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE))
+
+
 def test_requests_that_come_twice_or_never_change_nothing(world: World) -> None:
     troubles: tuple[tuple[Api, Fate], ...] = (
         (Api.PRODUCE, "twice"),
-        (Api.ADD_PARTITIONS_TO_TXN, "never"),
-        (Api.ADD_OFFSETS_TO_TXN, "twice"),
         (Api.TXN_OFFSET_COMMIT, "twice"),
         (Api.END_TXN, "never"),
         (Api.END_TXN, "twice"),
