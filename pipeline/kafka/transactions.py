@@ -163,8 +163,10 @@ class Transactions:
         try:
             # Not timed: records have numbers, by which the broker knows one that comes twice. And no `flush`, which
             # calls back with an exception pending when another producer has taken the id.
-            while len(producer):
+            while len(producer) and self._undelivered is None:
                 producer.poll(_FLUSH_S)
+            if self._undelivered is not None:
+                raise KafkaException(self._undelivered)
             began = time.monotonic()
             assert self._consumer is not None  # noqa: S101  it is open
             place = TopicPartition(self._source, 0, offset, text)
