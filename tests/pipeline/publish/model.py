@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from msgspec.structs import replace
-from slackwater.pipeline.publish.core import Backlog, Broken, Overtaken, Publisher
+from slackwater.pipeline.publish.core import Backlog, Broken, Overtaken, Publisher, Target
 from slackwater.store.versions.manifest import Manifest, Sink
 from slackwater.store.versions.published import Place
 
@@ -186,8 +186,8 @@ class Function:
 class Runner:
     """A publisher as its thread drives it: opened again whatever breaks, gone when it is killed."""
 
-    def __init__(self, stage: Stage, target: Topic | Function) -> None:
-        self.stage = stage
+    def __init__(self, stage: Stage, target: Target) -> None:
+        self.stage, self.target = stage, target
         self.backlog = Backlog(SINK, stage.after)
         self.publisher = Publisher("the sink", self.backlog, target, stage.read)
         self.opened = False

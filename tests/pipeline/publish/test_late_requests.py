@@ -1,0 +1,229 @@
+"""Requests that reach the real broker late, twice or never, and crashes after: each row is there once all the same."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from slackwater.pipeline.dev.kafka import EmbeddedKafka
+from slackwater.pipeline.kafka import topics
+from slackwater.pipeline.kafka.transactions import Transactions
+from slackwater.pipeline.publish.to_topic import ToTopic
+
+from tests.pipeline.publish.model import START, Runner, Stage
+from tests.pipeline.publish.reader import committed
+from tests.support.kafka_proxy import Api, Fate, KafkaProxy, kafka_proxy
+from tests.support.running import eventually
+
+pytestmark = pytest.mark.kafka
+
+_DEADLINE_S = 20.0
+
+
+class Rows(ToTopic):
+    """Publishes a model's rows, a request for each message."""
+
+    proxy: KafkaProxy | None = None
+
+    def add(self, rows: pa.Table) -> None:
+        values = pa.array([str(row).encode() for row in rows["row"].to_pylist()], pa.binary())
+        before = self.proxy.answered[Api.PRODUCE] if self.proxy else 0
+        super().add(pa.table({"key": values, "value": values}))
+        if proxy := self.proxy:
+            proxy.wait(lambda: proxy.answered[Api.PRODUCE] > before or proxy.cut_off)
+
+
+class World:
+    """A stage, its sink's topic, a publisher behind a bad network, and others that come after it."""
+
+    def __init__(self, bootstrap: str, proxy: KafkaProxy) -> None:
+        self.name = f"late-{uuid4().hex[:8]}"
+        self.bootstrap, self.proxy = bootstrap, proxy
+        self.stage = Stage()
+        self.topic, self.internal = f"{self.name}-out", f"{self.name}-internal"
+        topics.create_topics({"bootstrap.servers": bootstrap}, {self.topic: 1, self.internal: 1})
+        self.runner = self.start(proxy)
+
+    def start(self, proxy: KafkaProxy | None = None, patience_s: float = 20) -> Runner:
+        kafka = {
+            "bootstrap.servers": proxy.bootstrap if proxy else self.bootstrap,
+            "socket.timeout.ms": "1000",
+            "reconnect.backoff.max.ms": "200",
+        }
+        where = {"transactional_id": self.name, "group": self.name, "source": self.internal, "topic": self.topic}
+        target = Rows(
+            self.name,
+            Transactions(kafka, **where, patience_s=patience_s),
+            app_id=1,
+            first=1,
+            since=lambda: START,
+            stored=lambda: None,
+            note=lambda _place: None,
+            sent=0,
+        )
+        target.proxy = proxy
+        return Runner(self.stage, target)
+
+    def publish(self, runner: Runner) -> None:
+        """Until nothing is left."""
+        deadline = time.monotonic() + _DEADLINE_S
+        runner.hear()
+        while runner.step():
+            assert time.monotonic() < deadline
+
+    def version(self) -> None:
+        """One more, of two messages, which goes out as one transaction."""
+        self.stage.commit([3, 3], 1)
+        self.publish(self.runner)
+
+    def late(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
+        """A request of one transaction arrives in the next one."""
+        self.proxy.keep(api, "late", cut=cut)
+        self.version()
+        self.proxy.deliver_before(at, skip=skip)
+        self.version()
+        assert self.proxy.late_answer
+
+    def late_and_crash(self, api: Api, at: Api, *, skip: int = 0, cut: bool = True) -> None:
+        """The same, and the publisher dies at that moment; it wakes up again when another one is done."""
+        self.proxy.keep(api, "late", cut=cut)
+        self.version()
+        self.proxy.deliver_before(at, skip=skip, crash=True)
+        self.stage.commit([3, 3], 1)
+        self.runner.hear()
+        thread = Thread(target=self.runner.step)
+        thread.start()
+        self.proxy.wait(lambda: self.proxy.cut_off)
+        self.check()
+        self.proxy.restore()
+        thread.join()
+
+    def given_up(self) -> None:
+        """A record is kept back for so long that its transaction is given up, and arrives when that is made again."""
+        self.runner.target.close()
+        self.runner = self.start(self.proxy, patience_s=2)
+        self.version()
+        self.proxy.keep(Api.PRODUCE, "late")
+        self.stage.commit([3, 3], 1)
+        self.runner.hear()
+        thread = Thread(target=self.runner.step)
+        thread.start()
+        self.proxy.lose_client()
+        thread.join()
+        assert not self.runner.opened
+        self.proxy.restore()
+        while not self.runner.opened:
+            self.runner.step()
+        self.proxy.deliver_before(Api.PRODUCE)
+        self.publish(self.runner)
+        assert self.proxy.late_answer
+
+    def check(self) -> None:
+        """Whoever comes next finds rows and place together, and publishes the rest."""
+        other = self.start()
+        while not other.opened:
+            other.step()
+        assert self.rows() == list(range(other.publisher.place.rows))
+        self.publish(other)
+        # A commit is answered before its rows can be read.
+        eventually(lambda: len(self.rows()) >= self.stage.rows, "all rows can be read")
+        assert self.rows() == list(range(self.stage.rows))
+        other.target.close()
+
+    def rows(self) -> list[int]:
+        return [int(message.value() or b"") for message in committed(self.bootstrap, self.topic)]
+
+    def close(self) -> None:
+        self.runner.target.close()
+
+
+@pytest.fixture
+def world(kafka: EmbeddedKafka) -> Iterator[World]:
+    """One that has published a version."""
+    with kafka_proxy(kafka.bootstrap) as proxy:
+        world = World(kafka.bootstrap, proxy)
+        world.version()
+        yield world
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "skip", "cut"),
+    [
+        (Api.PRODUCE, 1, True),
+        (Api.TXN_OFFSET_COMMIT, 0, False),
+    ],
+)
+def test_a_late_commit_does_not_end_half_of_the_next_transaction(world: World, at: Api, skip: int, cut: bool) -> None:
+    world.late_and_crash(Api.END_TXN, at, skip=skip, cut=cut)
+
+
+def test_a_late_commit_does_not_part_rows_from_their_place(world: World) -> None:
+    world.late(Api.END_TXN, Api.TXN_OFFSET_COMMIT)
+    world.check()
+
+
+def test_a_late_place_does_not_take_the_next_one_back(world: World) -> None:
+    world.late(Api.TXN_OFFSET_COMMIT, Api.END_TXN)
+    world.check()
+
+
+def test_late_records_and_partitions_change_nothing(world: World) -> None:
+    world.late(Api.PRODUCE, Api.PRODUCE, skip=1)
+    world.late(Api.ADD_PARTITIONS_TO_TXN, Api.PRODUCE, skip=1)
+    world.late(Api.ADD_OFFSETS_TO_TXN, Api.END_TXN)
+    world.late_and_crash(Api.PRODUCE, Api.END_TXN)
+
+
+def test_a_late_record_is_not_taken_where_the_broker_does_not_ask_for_its_transaction(world: World) -> None:
+    # As brokers before 3.6, and those on which somebody has turned it off.
+    with verification(world.bootstrap, "false"):
+        world.given_up()
+        world.check()
+
+
+@contextmanager
+def verification(bootstrap: str, value: str) -> Iterator[None]:
+    """The broker asks coordinators, or does not, whether a record's transaction is open."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def alter(entry: ConfigEntry) -> None:
+        resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+        for answer in admin.incremental_alter_configs([resource]).values():
+            answer.result(30)
+
+    name = "transaction.partition.verification.enable"
+    alter(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
+    try:
+        yield
+    finally:
+        alter(ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE))
+
+
+def test_requests_that_come_twice_or_never_change_nothing(world: World) -> None:
+    troubles: tuple[tuple[Api, Fate], ...] = (
+        (Api.PRODUCE, "twice"),
+        (Api.TXN_OFFSET_COMMIT, "twice"),
+        (Api.END_TXN, "never"),
+        (Api.END_TXN, "twice"),
+    )
+    for api, fate in troubles:
+        world.proxy.keep(api, fate)
+        world.version()
+    world.check()
+
+
+def test_a_publisher_that_begins_anew_sees_that_another_one_went_on(world: World) -> None:
+    world.proxy.keep(Api.END_TXN, "never")
+    world.version()
+    other = world.start()
+    world.stage.commit([3, 3], 1)
+    world.publish(other)
+    # It has not heard of what the other one published, and would publish it again.
+    world.version()
+    world.check()
+    other.target.close()
