@@ -39,6 +39,7 @@ from ..state.failing import StateFailed
 from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
+from ..state.partial_rows import num_partials, num_rows
 from ..state.protocol import BoundState
 
 RESULT_SCHEMA = "result binary"
@@ -59,6 +60,7 @@ class Result(msgspec.Struct, frozen=True):
 
     attempt: str
     rows_in: int
+    """Rows of the stage's function, also where they came added up."""
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, Sent]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
@@ -74,6 +76,8 @@ class Result(msgspec.Struct, frozen=True):
     """Rows that it left out of the table, since they were late."""
     next_due_ms: int | None = None
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
+    partials: int = 0
+    """Rows that crossed the shuffle for it, where they were added up before; see `pre_aggregation`."""
     failed: str = ""
     """Where the state's function failed and the stage can do without some records: the text of `StateFailed`. Told as a
     report and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
@@ -149,9 +153,9 @@ class Task(ABC):
         attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
         rows = pa.Table.from_batches(filled)
         try:
-            result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
+            result = replace(self._run(rows, attempt), seen=self.times.seen(rows), partials=num_partials(rows))
         except StateFailed as error:
-            result = Result(attempt, rows.num_rows, failed=str(error))
+            result = Result(attempt, num_rows(rows), failed=str(error))
         yield pa.RecordBatch.from_pydict({"result": pa.array([msgspec.msgpack.encode(result)], pa.binary())})
 
     @abstractmethod
@@ -220,7 +224,7 @@ class StateTask(Task):
             late_rows = left_out.select(list(columns)).rename_columns(list(columns.values()))
             partitions = _targets(late_rows, target[0], target[2])
             sent = sent | _send(self.places, (target,), [(late_rows, partitions)], attempt)
-        return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
+        return replace(result, rows_in=num_rows(rows), sent=sent, late=num_rows(left_out))
 
     def _taken(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> Result:
         """What becomes of the rows that are not late, if there are any, and of those that fall due."""
@@ -256,7 +260,7 @@ class StateTask(Task):
         taken = counted.take() + looked_up(reads)
         return Result(
             attempt,
-            rows.num_rows,
+            num_rows(rows),
             tuple(written),
             sent,
             taken,
