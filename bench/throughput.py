@@ -1,28 +1,33 @@
 """Stateful aggregation beside Spark's own: the same source, the same query, the same machine, in turns.
 
-`python -m bench.throughput slackwater|spark BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process until it
-has read the topic, and prints a JSON list: seconds from batch to batch. It goes on where the last one with its folder
-ended.
+Spark's takes part twice: with our source, so that nothing but the state differs, and with its own connector for Kafka.
+
+`python -m bench.throughput slackwater|spark|connector BOOTSTRAP FOLDER TOPIC BATCH` runs one side in a fresh process
+until it has read the topic, and prints a JSON list: seconds from batch to batch. It goes on where the last one with its
+folder ended.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from .support import side
-from .support.events import KEYS, PARTITIONS, cycles, fill, fill_legs
+from .support.events import KEYS, PARTITIONS, cycles, fill_legs
 from .support.row import Row
 
 if TYPE_CHECKING:
     import slackwater as sw
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 BATCH = 400_000
 PRELOAD = 1_250_000
@@ -30,33 +35,66 @@ PRELOAD = 1_250_000
 WARM_UP = 3
 MEASURED = 6
 EVENT = "carrier string, origin string, dest string, dep_delay double, arr_delay double"
-SIDES = ("slackwater", "spark")
+SIDES = ("slackwater", "spark", "connector")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A topic, and how many times as fast as Spark we shall be on it.
+
+    Attributes:
+        name: For people, and in the topic's name.
+        keys: How many there are, all of them in the state before the first batch that is measured.
+        limit: Of Spark's time, with our source, and ours.
+        hot: The part of all rows that is of one key; the others are drawn evenly.
+        rounds: How often each side has its turn.
+    """
+
+    name: str
+    keys: int
+    limit: float
+    hot: float = 0.0
+    rounds: int = 1
+
+    def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
+        """The keys of so many rows."""
+        random = np.random.default_rng(seed)
+        keys = random.integers(0, self.keys, count)
+        keys[random.random(count) < self.hot] = 0
+        return keys
 
 
 def rows(bootstrap: str, folder: Path, quick: bool) -> list[Row]:
     """Stateful aggregation beside Spark's groupBy().agg() on RocksDB."""
-    large = 1_000_000 if quick else 5_000_000
+    cases = (
+        Case("few", 100, 1.2),
+        Case("skewed", KEYS, 1.5, hot=0.5),
+        Case("small", KEYS, 1.2),
+        Case("large", 1_000_000 if quick else 5_000_000, 1.5, rounds=1 if quick else 2),
+    )
+    return [row for case in cases for row in _rows(bootstrap, folder / case.name, case)]
+
+
+def _rows(bootstrap: str, folder: Path, case: Case) -> list[Row]:
+    seconds = {name: median(each) for name, each in _compare(bootstrap, folder, case).items()}
+    of = f"{case.keys:,} keys" + (f", {case.hot:.0%} of the rows of one" if case.hot else "")
+    what = f"batch of {BATCH:,} rows, count and sum, state of {of}, median of {MEASURED * case.rounds}"
+    peers = {"spark": "our source", "connector": "its own connector"}
     return [
-        _row(bootstrap, folder / "small", KEYS, 1.2, rounds=1),
-        _row(bootstrap, folder / "large", large, 1.5, rounds=1 if quick else 2),
+        Row.at_least(
+            what,
+            f"{seconds['slackwater']:.2f} s",
+            f"Spark groupBy().agg(), RocksDB with changelog, {source}: {seconds[name]:.2f} s",
+            seconds[name] / seconds["slackwater"],
+            case.limit,
+        )
+        for name, source in peers.items()
     ]
 
 
-def _row(bootstrap: str, folder: Path, keys: int, limit: float, *, rounds: int) -> Row:
-    seconds = _compare(bootstrap, folder, keys, rounds)
-    ours, spark = median(seconds["slackwater"]), median(seconds["spark"])
-    return Row.at_least(
-        f"batch of {BATCH:,} rows, count and sum, state of {keys:,} keys, median of {len(seconds['slackwater'])}",
-        f"{ours:.2f} s",
-        f"Spark groupBy().agg(), RocksDB with changelog: {spark:.2f} s",
-        spark / ours,
-        limit,
-    )
-
-
-def _compare(bootstrap: str, folder: Path, keys: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a batch of either side, warm, with all keys in the state before the first of them."""
-    topic = f"bench-flights-{keys}"
+def _compare(bootstrap: str, folder: Path, case: Case) -> Mapping[str, list[float]]:
+    """Seconds a batch of each side, warm, with all keys in the state before the first of them."""
+    topic = f"bench-flights-{case.name}"
 
     def turn(name: str, batch: int) -> list[float]:
         found: list[float] = side.run(
@@ -64,12 +102,12 @@ def _compare(bootstrap: str, folder: Path, keys: int, rounds: int) -> dict[str, 
         )
         return found
 
-    fill_legs(bootstrap, topic, np.random.default_rng(0).permutation(keys))
+    fill_legs(bootstrap, topic, np.random.default_rng(0).permutation(case.keys))
     for name in SIDES:
         turn(name, PRELOAD)
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
-    for number in range(rounds):
-        fill(bootstrap, (1 + WARM_UP + MEASURED) * BATCH, topic=topic, keys=keys, seed=number)
+    for number in range(case.rounds):
+        fill_legs(bootstrap, topic, case.drawn((1 + WARM_UP + MEASURED) * BATCH, number))
         # First the one, then the other, since machines drift.
         for name in SIDES if number % 2 == 0 else reversed(SIDES):
             seconds[name] += turn(name, BATCH)[WARM_UP:]
@@ -98,19 +136,21 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, batch: int) -> list[fl
     return cycles(side.commits_ms(app_of(topic), bootstrap, str(folder / "store"), folder / "cache", batch), 0)
 
 
-def _spark(bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
+def _spark(bootstrap: str, folder: Path, topic: str, batch: int, *, connector: bool = False) -> list[float]:
     from slackwater.pipeline.spark.session import spark_session
 
     conf = {**side.SPARK_STATE, "spark.sql.shuffle.partitions": str(PARTITIONS)}
+    if connector:
+        conf["spark.jars"] = side.connector_jars()
     with spark_session("bench", master="local[2]", conf=conf) as spark:
-        return _aggregate(spark, bootstrap, folder, topic, batch)
+        stream = side.connector_stream if connector else side.topic_stream
+        return _aggregate(stream(spark, bootstrap, topic, batch), folder)
 
 
-def _aggregate(spark: SparkSession, bootstrap: str, folder: Path, topic: str, batch: int) -> list[float]:
+def _aggregate(flights: DataFrame, folder: Path) -> list[float]:
     from pyspark.sql import functions as F
 
-    source = side.topic_stream(spark, bootstrap, topic, batch)
-    rows = _legs(source).groupBy("leg").agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
+    rows = _legs(flights).groupBy("leg").agg(F.count("*").alias("flights"), F.sum("arr_delay").alias("delay"))
     return cycles(side.worked_off(side.started(rows, folder / "checkpoint")), 0)
 
 
@@ -125,5 +165,9 @@ if __name__ == "__main__":
     name, bootstrap, folder, topic, batch = sys.argv[1:]
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
-    sides: dict[str, Callable[[str, Path, str, int], list[float]]] = {"slackwater": _slackwater, "spark": _spark}
+    sides: dict[str, Callable[[str, Path, str, int], list[float]]] = {
+        "slackwater": _slackwater,
+        "spark": _spark,
+        "connector": partial(_spark, connector=True),
+    }
     print(json.dumps(sides[name](bootstrap, work, topic, int(batch))))

@@ -23,9 +23,9 @@ PARTITIONS = 4
 _CHUNK = 50_000
 
 
-def fill(bootstrap: str, records: int, *, topic: str = TOPIC, keys: int = KEYS, seed: int = 1) -> None:
+def fill(bootstrap: str, records: int, *, topic: str = TOPIC, seed: int = 1) -> None:
     """Write so many events, made into a topic where there is none: each of a leg, drawn evenly."""
-    fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, keys, records))
+    fill_legs(bootstrap, topic, np.random.default_rng(seed).integers(0, KEYS, records))
 
 
 def fill_legs(bootstrap: str, topic: str, legs: npt.NDArray[np.int64]) -> None:

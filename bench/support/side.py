@@ -152,3 +152,19 @@ def topic_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: i
 
     options = SourceOptions(input=topic, topic=topic, max_records=max_records)
     return open_stream(spark, options, Private({"bootstrap.servers": bootstrap}))
+
+
+def connector_stream(spark: SparkSession, bootstrap: str, topic: str, max_records: int | None = None) -> DataFrame:
+    """A topic from its beginning as Spark's own connector gives it, whose jars the session has."""
+    options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+    bound = {"maxOffsetsPerTrigger": str(max_records)} if max_records is not None else {}
+    return spark.readStream.format("kafka").options(**options, **bound).load()
+
+
+def connector_jars() -> str:
+    """The jars of Spark's own connector, for `spark.jars`: fetched by Maven once."""
+    from slackwater.pipeline.dev.jars import Jars
+
+    pom = Path(__file__).with_name("spark-kafka-pom.xml")
+    jars = Jars("Spark's Kafka connector", "spark-kafka-4.2.0", pom).fetch()
+    return ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))

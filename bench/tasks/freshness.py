@@ -132,16 +132,14 @@ def _slackwater(bootstrap: str, folder: Path, topic: str, records: int) -> list[
 
 
 def _spark(bootstrap: str, folder: Path, topic: str, records: int) -> list[float]:
-    from slackwater.pipeline.dev.jars import Jars
     from slackwater.pipeline.spark.session import spark_session
 
-    jars = Jars("Spark's Kafka connector", "spark-kafka-4.2.0", Path(__file__).with_name("spark-kafka-pom.xml")).fetch()
     conf = {
         **side.SPARK_STATE,
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.sql.streaming.pollingDelay": "10ms",
         "spark.sql.streaming.numRecentProgressUpdates": "10000",
-        "spark.jars": ",".join(str(jar) for jar in sorted(jars.glob("*.jar"))),
+        "spark.jars": side.connector_jars(),
     }
     sent: list[float] = []
     with spark_session("bench", master="local[2]", conf=conf) as spark:
@@ -160,10 +158,6 @@ def _chain(spark: SparkSession, bootstrap: str, folder: Path, topic: str) -> lis
     """The stages of `app_of` as three queries, begun."""
     from pyspark.sql import functions as F
 
-    def topic_of(name: str) -> DataFrame:
-        options = {"kafka.bootstrap.servers": bootstrap, "subscribe": name, "startingOffsets": "earliest"}
-        return spark.readStream.format("kafka").options(**options).load()
-
     def to_topic(rows: DataFrame, key: str, name: str) -> StreamingQuery:
         messages = rows.select(F.col(key).alias("key"), F.to_json(F.struct("*")).alias("value"))
         options = {"kafka.bootstrap.servers": bootstrap, "topic": name, "checkpointLocation": str(folder / name)}
@@ -171,11 +165,11 @@ def _chain(spark: SparkSession, bootstrap: str, folder: Path, topic: str) -> lis
 
     by_leg, by_carrier = f"{topic}-by-leg", f"{topic}-by-carrier"
     create(bootstrap, topic, by_leg, by_carrier)
-    legs = _with_carrier(_parsed(topic_of(by_leg))).groupBy("carrier", "leg")
+    legs = _with_carrier(_parsed(side.connector_stream(spark, bootstrap, by_leg))).groupBy("carrier", "leg")
     sums = legs.agg(F.count("*").alias("flights"), F.sum("delay").alias("delay"))
-    carriers = _parsed(topic_of(by_carrier), _SENT).groupBy("carrier")
+    carriers = _parsed(side.connector_stream(spark, bootstrap, by_carrier), _SENT).groupBy("carrier")
     return [
-        to_topic(_parsed(topic_of(topic)), "leg", by_leg),
+        to_topic(_parsed(side.connector_stream(spark, bootstrap, topic)), "leg", by_leg),
         to_topic(sums, "carrier", by_carrier),
         side.started(carriers.agg(F.count("*").alias("changes"), F.max("flights").alias("most")), folder / "last"),
     ]

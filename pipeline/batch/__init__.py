@@ -9,6 +9,7 @@ __all__ = [
     "job",
     "meter",
     "next_manifest",
+    "pre_aggregation",
     "query",
     "schemas",
     "snapshot_events",

@@ -19,6 +19,7 @@ from ..source.planner import Position
 from ..spark.homes import Homes
 from ..state.failing import RECORD, StateFailed
 from ..state.multi_input import TAG, name_of
+from .pre_aggregation import Expected, added_up, can_add_up, settings
 from .task import MARK, RESULT_SCHEMA, Result, StateTask, Task, ToSink, WriteTask
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Batch:
         after: Where it ends on each input, by declared name.
         clock_ms: By which its keys are looked up.
         until_ms: Up to when rows fall due with it; None where none ever does, or nobody knows yet.
-        compute: Its job over rows of the stage's function: what the tasks report.
+        begin: Its job over its own rows, added up before the shuffle where that is worth it: what the tasks report.
+        compute: Its job over rows of the stage's function, none of them added up before.
         check: The same, but nothing is written; raises what computing raises.
         store, cache: Where its SSTs are, on the driver.
         stopping: Whether the stage is to stop, so that nothing more need be tried.
@@ -46,6 +48,7 @@ class Batch:
     after: Mapping[str, Position]
     clock_ms: int
     until_ms: int | None
+    begin: Callable[[DataFrame], tuple[Result, ...]]
     compute: Callable[[DataFrame], tuple[Result, ...]]
     check: Callable[[DataFrame], object]
     store: ObjectStore
@@ -109,21 +112,36 @@ def _to(channel: Repartition | ToSink, column: Callable[[str], Column], count: i
     return _partition(F.xxhash64(*map(column, channel.key)), count)
 
 
-def run_state(rows: DataFrame, task: StateTask, homes: Homes | None = None) -> tuple[Result, ...]:
+def run_state(
+    rows: DataFrame, task: StateTask, homes: Homes | None = None, expected: Expected | None = None
+) -> tuple[Result, ...]:
     """Bring the rows to their state partitions and merge them there, at their `homes` if there are several machines.
 
-    Where rows of the table may fall due, each state partition that has any gets a row that is only a mark.
+    Where rows of the table may fall due, each state partition that has any gets a row that is only a mark. Where it is
+    `expected` that it is worth it and the task allows it, rows are added up before they are brought anywhere.
     """
+    if expected is not None and can_add_up(task, rows.schema):
+        count = 1 if expected.few_keys and homes is None else task.table.partitions
+        with settings(rows.sparkSession, count):
+            parts, task = added_up(rows, task)
+            return _run(_placed(parts, task, homes, alone=count == 1), task)
     key = [column.name for column in task.table.key]
     late = task.late_to[1] if task.late_to is not None else ()
     names = dict.fromkeys((*key, *task.state.needs, *task.times.names, *late))
     numbered = [RECORD] if RECORD in rows.columns else []
     hashed = rows.select(*(F.col(f"`{name}`") for name in (*names, *numbered)), F.xxhash64(*key).alias("_hash"))
+    return _run(_placed(hashed, task, homes), task)
+
+
+def _placed(hashed: DataFrame, task: StateTask, homes: Homes | None, *, alone: bool = False) -> DataFrame:
+    """The rows and the marks, each state partition in one task; `alone`, all in one, in which the rows are already."""
     count = task.table.partitions
     if task.falling is not None and task.falling.pending and task.ssts:
         hashed = _marked(hashed, task.ssts, count)
+    if alone:
+        return hashed.coalesce(1)
     partition = _partition(F.col("_hash"), count)
-    return _run(homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition), task)
+    return homes.place(hashed, partition, count) if homes else hashed.repartitionById(count, partition)
 
 
 def _marked(rows: DataFrame, ssts: Sequence[Sst], partitions: int) -> DataFrame:

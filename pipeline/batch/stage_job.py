@@ -20,6 +20,7 @@ from ..source.planner import Position
 from ..spark.homes import Homes
 from ..state.falling import Falling
 from .job import Batch, Computed, run_state, run_write
+from .pre_aggregation import Expected, Forecast
 from .stage_config import StageConfig
 from .task import Result, StateTask, WriteTask, target_of
 
@@ -72,6 +73,7 @@ class StageJob:
         self._config, self._stage, self._shape = config, config.stage, config.shape
         self._store, self._cache = store, cache
         self._homes, self._access, self._stopping = homes, access, stopping
+        self._forecast = Forecast()
 
     def times(self, base: Manifest) -> BatchTimes:
         """Those of the batch after a version, now."""
@@ -88,6 +90,7 @@ class StageJob:
             after,
             times.clock_ms,
             times.falling.until_ms if times.falling is not None else None,
+            begin=lambda rows: self._compute(rows, base, times, expected=self._forecast.next),
             compute=lambda rows: self._compute(rows, base, times),
             check=lambda rows: self._compute(rows, base, checked, only_checks=True),
             store=self._store,
@@ -98,14 +101,22 @@ class StageJob:
     def computed(self, rows: DataFrame, batch: Batch) -> Computed:
         """What the batch gives; where it fails and the stage rejects, without the records that are to blame."""
         try:
-            return Computed(batch.compute(rows))
+            results = batch.begin(rows)
         except Exception as error:
             if self._config.rejecter is None or self._stopping():
                 raise
             return self._config.rejecter.rescue(batch, error)
+        self._forecast.learn(results)
+        return Computed(results)
 
     def _compute(
-        self, rows: DataFrame, base: Manifest, times: BatchTimes, *, only_checks: bool = False
+        self,
+        rows: DataFrame,
+        base: Manifest,
+        times: BatchTimes,
+        *,
+        only_checks: bool = False,
+        expected: Expected | None = None,
     ) -> tuple[Result, ...]:
         config, shape = self._config, self._shape
         targets = tuple(target_of(one, base) for one in self._stage.emits_to)
@@ -131,4 +142,4 @@ class StageJob:
             times=seen,
             falling=times.falling,
         )
-        return run_state(rows, task, self._homes)
+        return run_state(rows, task, self._homes, expected)

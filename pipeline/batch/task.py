@@ -40,6 +40,7 @@ from ..state.failing import StateFailed, Told
 from ..state.falling import Fallen, Falling, merge_falling
 from ..state.merge import Base, merge
 from ..state.multi_input import apart
+from ..state.partial_rows import num_partials, num_rows
 from ..state.protocol import BoundState
 
 RESULT_SCHEMA = "result binary"
@@ -60,6 +61,7 @@ class Result(msgspec.Struct, frozen=True):
 
     attempt: str
     rows_in: int
+    """Rows of the stage's function, also where they came added up."""
     ssts: tuple[Sst, ...] = ()
     sent: dict[str, dict[int, Sent]] = {}
     """What this attempt wrote, by channel and Kafka partition."""
@@ -75,6 +77,8 @@ class Result(msgspec.Struct, frozen=True):
     """Rows that it left out of the table, since they were late."""
     next_due_ms: int | None = None
     """When the next row falls due at the earliest of those that it wrote or looked at; None for never."""
+    partials: int = 0
+    """Rows that crossed the shuffle for it, where they were added up before; see `pre_aggregation`."""
     failed: Told | None = None
     """Where the state's function failed and the stage can do without some records: for which it did. Told as a report
     and not raised, it leaves Spark's Python workers alive, and with them what they know of Kafka."""
@@ -155,9 +159,9 @@ class Task(ABC):
         attempt = f"{self.writer}.{self.version}.{context.taskAttemptId()}"
         rows = pa.Table.from_batches(filled)
         try:
-            result = replace(self._run(rows, attempt), seen=self.times.seen(rows))
+            result = replace(self._run(rows, attempt), seen=self.times.seen(rows), partials=num_partials(rows))
         except StateFailed as error:
-            result = Result(attempt, rows.num_rows, failed=error.told)
+            result = Result(attempt, num_rows(rows), failed=error.told)
         return msgspec.msgpack.encode(result)
 
     @abstractmethod
@@ -226,7 +230,7 @@ class StateTask(Task):
             late_rows = left_out.select(list(columns)).rename_columns(list(columns.values()))
             partitions = _targets(late_rows, target[0], target[2])
             sent = sent | _send(self.places, (target,), [(late_rows, partitions)], attempt)
-        return replace(result, rows_in=rows.num_rows, sent=sent, late=left_out.num_rows)
+        return replace(result, rows_in=num_rows(rows), sent=sent, late=num_rows(left_out))
 
     def _taken(self, rows: pa.Table, attempt: str, marked: frozenset[int]) -> Result:
         """What becomes of the rows that are not late, if there are any, and of those that fall due."""
@@ -262,7 +266,7 @@ class StateTask(Task):
         taken = counted.take() + looked_up(reads)
         return Result(
             attempt,
-            rows.num_rows,
+            num_rows(rows),
             tuple(written),
             sent,
             taken,

@@ -22,6 +22,9 @@ from ...store.versions.manifest import EventTime, Input
 from ..state.multi_input import TAG
 from .watermarks import Watermark
 
+AT, AHEAD = "_at", "_ahead"
+"""Columns of rows that stand for several: their largest event time within the bound, and how many are beyond."""
+
 
 class Seen(msgspec.Struct, frozen=True):
     """What a task saw of its rows' event times."""
@@ -55,7 +58,8 @@ class Times:
         wanted = [[(name, one.part) for name in one.columns] for one in self.watermarks]
         each = {one: self._column(_column_of(rows, *one)) for one in dict.fromkeys(chain.from_iterable(wanted))}
         latest = (max((at for one in ones if (at := each[one][0]) is not None), default=None) for ones in wanted)
-        return Seen(tuple(latest), sum(ahead for _, ahead in each.values()))
+        ahead = sum(ahead for _, ahead in each.values())
+        return Seen(tuple(latest), ahead + (pc.sum(rows[AHEAD]).as_py() or 0 if AHEAD in rows.column_names else 0))
 
     def _column(self, column: pa.ChunkedArray) -> tuple[int | None, int]:
         """The largest event time within the bound, and how many are beyond."""

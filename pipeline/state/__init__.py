@@ -12,6 +12,7 @@ __all__ = [
     "join",
     "merge",
     "multi_input",
+    "partial_rows",
     "protocol",
     "update",
     "upsert",

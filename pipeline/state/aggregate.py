@@ -88,6 +88,17 @@ def aggregate(**columns: Aggregate) -> State:
 
 
 _LOW = (1 << 32) - 1
+ROWS = "_rows"
+"""A column of rows that stand for several of a key each: how many. They have the columns of `part` besides."""
+
+
+def part(what: str, name: str) -> str:
+    """The column with a part of what the aggregate `name` keeps of several rows, in the one that stands for them.
+
+    `what` is `count`, `sum` (of integers of 64 bits that of their upper halves, and `low` that of the lower ones),
+    `value` (of min, max, first and last) or `by` (of first and last).
+    """
+    return f"_{what}:{name}"
 
 
 def narrowed(state: State, columns: Collection[str]) -> State:
@@ -164,8 +175,8 @@ class BoundAggregates:
         return Merged(values, emitted=(emitted,))
 
     def added(self, rows: pa.Table, groups: Groups, old: pa.Table) -> pa.Table:
-        """The value columns of `old`, one row a group, with each group's rows in them."""
-        batch = _PerKey(rows, groups)
+        """The value columns of `old`, one row a group, with each group's rows in them, or what was made of them."""
+        batch = _PerKeyOfParts(rows, groups) if ROWS in rows.column_names else _PerKey(rows, groups)
         return self._table(old, lambda name, made: _of_batch(name, made, batch, self.values))
 
     def together(self, earlier: pa.Table, later: pa.Table) -> pa.Table:
@@ -193,32 +204,46 @@ class _PerKey:
         self._groups = groups
         self._ids = pa.array(groups.ids)
 
-    def count_rows(self) -> Array:
-        return pa.array(np.diff(self._groups.starts, append=self.rows.num_rows))
+    def count(self, _name: str, made: Aggregate) -> Array:
+        if made.column is None:
+            return pa.array(np.diff(self._groups.starts, append=self.rows.num_rows))
+        return self._reduce(self.rows[made.column], "count")
 
-    def reduce(self, values: Array, function: str) -> Array:
+    def total(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
+        """Sums of this type. Raises `ArrowInvalid` where one has no room."""
+        values = self.rows[made.column].cast(kind)
+        if pa.types.is_integer(kind) and _may_overflow(values):
+            # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
+            return self._whole(pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW))
+        return self._reduce(values, "sum").cast(kind)
+
+    def edge(self, _name: str, made: Aggregate, kind: pa.DataType) -> Array:
+        """The smallest or largest values."""
+        column = self.rows[made.column]
+        if pa.types.is_floating(kind):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+        return self._reduce(column, made.function)
+
+    def pick(self, _name: str, made: Aggregate) -> tuple[Array, Array]:
+        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
+        return self._pick(self.rows[made.column], self.rows[made.by], largest=made.function == "last")
+
+    def _reduce(self, values: Array, function: str) -> Array:
         # Ids ascend, so Arrow's groups come out in the keys' order, and none is missing.
         grouped = pa.table({"id": self._ids, "v": values}).group_by("id", use_threads=False)
         return grouped.aggregate([("v", function)])[f"v_{function}"]
 
-    def total(self, values: Array) -> Array:
-        """Sums, of the type of the values. Raises `ArrowInvalid` where one has no room."""
-        kind = values.type
-        if not pa.types.is_integer(kind) or not _may_overflow(values):
-            return self.reduce(values, "sum").cast(kind)
-        # Arrow's sums of integers wrap around. Those of halves do not, for less than 2^31 rows.
-        halves = pc.shift_right(values, 32), pc.bit_wise_and(values, _LOW)
-        high, low = (self.reduce(half, "sum") for half in halves)
+    def _whole(self, high: Array, low: Array) -> Array:
+        """Sums of integers whose upper and lower halves these are. Raises `ArrowInvalid` where one has no room."""
+        high, low = self._reduce(high, "sum"), self._reduce(low, "sum")
         high = pc.add(high, pc.shift_right(low, 32))
         return pc.add(pc.multiply_checked(high, 1 << 32), pc.bit_wise_and(low, _LOW))
 
-    def pick(self, value: str, by: str, *, largest: bool) -> tuple[Array, Array]:
-        """Value and `by` of each key's first or last row; nulls for a key whose `by` is null everywhere."""
-        bys = self.rows[by]
-        edge = self.reduce(bys, "max" if largest else "min")
+    def _pick(self, values: Array, bys: Array, *, largest: bool) -> tuple[Array, Array]:
+        edge = self._reduce(bys, "max" if largest else "min")
         at_edge = pc.equal(bys, edge.take(self._ids))
         ties = pc.indices_nonzero(pc.fill_null(at_edge, False))
-        ids, values = self._ids.take(ties), self.rows[value].take(ties)
+        ids, values = self._ids.take(ties), values.take(ties)
         # Equal rows arrive in no fixed order; the largest value makes a replay give the same.
         order = pc.sort_indices(pa.table({"id": ids, "v": values}), [("id", "ascending"), ("v", "descending")])
         ids_sorted = ids.take(order).to_numpy()
@@ -229,24 +254,39 @@ class _PerKey:
         return values.take(take), edge
 
 
+class _PerKeyOfParts(_PerKey):
+    """The same of rows of which each stands for several of a key, with what aggregates keep of these."""
+
+    def count(self, name: str, _made: Aggregate) -> Array:
+        return self._reduce(self.rows[part("count", name)], "sum")
+
+    def total(self, name: str, _made: Aggregate, kind: pa.DataType) -> Array:
+        low = part("low", name)
+        if low in self.rows.column_names:
+            return self._whole(self.rows[part("sum", name)], self.rows[low])
+        return self._reduce(self.rows[part("sum", name)].cast(kind), "sum").cast(kind)
+
+    def edge(self, name: str, made: Aggregate, _kind: pa.DataType) -> Array:
+        return self._reduce(self.rows[part("value", name)], made.function)
+
+    def pick(self, name: str, made: Aggregate) -> tuple[Array, Array]:
+        values, bys = self.rows[part("value", name)], self.rows[part("by", name)]
+        return self._pick(values, bys, largest=made.function == "last")
+
+
 def _of_batch(name: str, made: Aggregate, batch: _PerKey, schema: pa.Schema) -> dict[str, Array]:
     """What the aggregate keeps of the batch alone."""
     kind = schema.field(name).type
-    if made.function == "count":
-        return {name: batch.count_rows() if made.column is None else batch.reduce(batch.rows[made.column], "count")}
-    assert made.column is not None  # noqa: S101  only count() goes without
-    column = batch.rows[made.column]
-    if made.function == "sum":
-        return {name: batch.total(column.cast(kind))}
-    if made.function == "mean":
-        total_type = schema.field(f"_{name}_sum").type
-        total = batch.total(column.cast(total_type))
-        # Of the mean itself, merging makes nothing.
-        return {name: total, f"_{name}_sum": total, f"_{name}_count": batch.reduce(column, "count")}
-    if made.function in ("min", "max"):
-        if pa.types.is_floating(kind):
-            column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
-        return {name: batch.reduce(column, made.function)}
-    assert made.by is not None  # noqa: S101  first and last are ordered
-    value, by = batch.pick(made.column, made.by, largest=made.function == "last")
+    match made.function:
+        case "count":
+            return {name: batch.count(name, made)}
+        case "sum":
+            return {name: batch.total(name, made, kind)}
+        case "mean":
+            total = batch.total(name, made, schema.field(f"_{name}_sum").type)
+            # Of the mean itself, merging makes nothing.
+            return {name: total, f"_{name}_sum": total, f"_{name}_count": batch.count(name, made)}
+        case "min" | "max":
+            return {name: batch.edge(name, made, kind)}
+    value, by = batch.pick(name, made)
     return {name: value, f"_{name}_by": by}

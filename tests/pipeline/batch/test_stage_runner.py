@@ -58,7 +58,7 @@ class Looped(StageJob):
         """By which each attempt was to look its keys up."""
 
     def _compute(  # type: ignore[override]
-        self, rows: list[int], base: Manifest, times: BatchTimes
+        self, rows: list[int], base: Manifest, times: BatchTimes, **_more: object
     ) -> tuple[Result, ...]:
         self.jobs += 1
         (channel,) = self.stage.writes

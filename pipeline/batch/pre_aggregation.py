@@ -1,0 +1,232 @@
+"""Rows added up by Spark before they cross its shuffle, where a batch has many of each key.
+
+What an aggregate keeps of several rows merges with what it keeps of others, so it makes no difference to the table,
+but for the last bits of sums of floats, which depend on the order of rows anyway. It saves the shuffle, the way to
+Python and the merging of each row, and costs a hash table: not worth it where most keys come once. So whether it is
+done follows from what the batch before showed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from ..event_time.progress import AHEAD, AT
+from ..state.aggregate import ROWS, Aggregate, part
+from ..state.partial_rows import MOST_TASKS, TASKS, aggregates_of, over_partials
+from .task import Result, StateTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_LEAST_ROWS = 50_000
+"""In a batch with fewer there is nothing to save."""
+_WORTH_IT = 0.6
+"""The part of a batch's rows that may be left of them."""
+_FEW_KEYS = 10_000
+"""So many are merged by one task: others cost more than they take from it."""
+_MOST_DIGITS = 28
+"""Of decimals whose sums, ten digits longer, Spark has room for."""
+_IN_PLACE = (
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    FloatType,
+    DoubleType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    DecimalType,
+)
+"""Types whose values Spark's hash table replaces where they are."""
+_NUMBERED = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType, TimestampNTZType)
+"""Types whose order an integer has."""
+_BYTES = (StringType, BinaryType)
+_CONF = {
+    "objects": "spark.sql.objectHashAggregate.sortBased.fallbackThreshold",
+    "tasks": "spark.sql.shuffle.partitions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a batch is expected to hold, that is added up before the shuffle.
+
+    Attributes:
+        few_keys: Whether one task may merge all of them.
+    """
+
+    few_keys: bool
+
+
+class Forecast:
+    """Whether a stage's next batch is to be added up before the shuffle: as the one before would have been."""
+
+    def __init__(self) -> None:
+        self._spread = 1.0
+        """In how many of Spark's tasks each key has rows, as far as was seen."""
+        self.next: Expected | None = None
+        """None where rows are to cross the shuffle as they are."""
+
+    def learn(self, results: Sequence[Result]) -> None:
+        """Take notice of what the tasks of a batch report."""
+        rows = sum(result.rows_in for result in results)
+        # Of an aggregate, each key of the batch is written.
+        keys = sum(sst.rows for result in results for sst in result.ssts)
+        if partials := sum(result.partials for result in results):
+            self._spread = partials / max(1, keys)
+        worth_it = rows >= _LEAST_ROWS and self._spread * keys <= _WORTH_IT * rows
+        self.next = Expected(keys <= _FEW_KEYS) if worth_it else None
+
+
+def can_add_up(task: StateTask, schema: StructType) -> bool:
+    """Whether rows of this schema may come to a task added up."""
+    aggregates = aggregates_of(task.state)
+    key = [column.name for column in task.table.key]
+    if aggregates is None or task.late_to is not None or len(task.times.watermarks) > 1:
+        # Late rows go on as they are.
+        return False
+    if task.lateness is not None and not {*task.lateness.columns} <= {*key}:
+        return False
+    if any(_has_collation(schema[name].dataType) for name in (*key, *aggregates.needs)):
+        return False
+    return all(_can_add_up(made, schema) for _, made in aggregates.columns)
+
+
+def _can_add_up(made: Aggregate, schema: StructType) -> bool:
+    kind = schema[made.column].dataType if made.column else None
+    match made.function:
+        case "count":
+            return True
+        case "sum" | "mean":
+            return not isinstance(kind, DecimalType) or kind.precision <= _MOST_DIGITS
+        case "min" | "max":
+            return isinstance(kind, (*_IN_PLACE, *_BYTES))
+    by = schema[str(made.by)].dataType
+    return isinstance(kind, (*_IN_PLACE, *_BYTES)) and isinstance(by, _NUMBERED)
+
+
+def _has_collation(kind: DataType) -> bool:
+    """Whether Spark takes strings for equal that are not the same."""
+    if isinstance(kind, StructType):
+        return any(_has_collation(field.dataType) for field in kind)
+    return isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()
+
+
+def added_up(rows: DataFrame, task: StateTask) -> tuple[DataFrame, StateTask]:
+    """One row for each key of these rows, with its `_hash`, and the task for such rows. To be asked of what can be."""
+    schema, key = rows.schema, [column.name for column in task.table.key]
+    aggregates = aggregates_of(task.state)
+    assert aggregates is not None  # noqa: S101  see `can_add_up`
+    made = {ROWS: F.count(F.lit(1)), TASKS: F.bit_or(F.col(TASKS))}
+    picked: dict[str, Column] = {}
+    for name, one in aggregates.columns:
+        if one.function in ("first", "last"):
+            made[part("picked", name)] = _picked(one, schema)
+            picked |= {part(what, name): F.col(f"`{part('picked', name)}`.{what}") for what in ("value", "by")}
+        else:
+            made |= {part(what, name): column for what, column in _parts(one, schema).items()}
+    times = task.times
+    if times.watermarks:
+        (watermark,) = times.watermarks
+        at = F.unix_micros(F.col(f"`{watermark.columns[0]}`").cast("timestamp"))
+        in_time = at < (times.bound_ms + 1) * 1000
+        made |= {AT: F.max(F.when(in_time, at)), AHEAD: F.count_if(~in_time)}
+        times = replace(times, watermarks=(replace(watermark, columns=(AT,)),))
+    # Which task a row is in, may only be asked outside of aggregates.
+    needed = dict.fromkeys((*key, *aggregates.needs, *task.times.names))
+    marked = rows.select(
+        *(F.col(f"`{name}`") for name in needed),
+        F.expr(f"shiftleft(1L, spark_partition_id() % {MOST_TASKS})").alias(TASKS),
+    )
+    grouped = marked.groupBy(*(F.col(f"`{name}`") for name in key)).agg(
+        *(column.alias(name) for name, column in made.items())
+    )
+    columns = tuple(name for name in made if not name.startswith(part("picked", "")))
+    parts = grouped.select(
+        *(F.col(f"`{name}`") for name in (*key, *columns)),
+        *(column.alias(name) for name, column in picked.items()),
+        F.xxhash64(*key).alias("_hash"),
+    )
+    return parts, replace(task, state=over_partials(task.state, (*columns, *picked)), times=times)
+
+
+def _parts(made: Aggregate, schema: StructType) -> dict[str, Column]:
+    """What is kept of several rows by an aggregate that needs no order, by what it is."""
+    if made.column is None:
+        return {"count": F.count(F.lit(1))}
+    column, kind = F.col(f"`{made.column}`"), schema[made.column].dataType
+    if made.function == "count":
+        return {"count": F.count(column)}
+    if made.function in ("sum", "mean"):
+        # Sums of halves have room in 64 bits, whatever becomes of the whole.
+        halves = {"sum": F.sum(F.shiftright(column, 32)), "low": F.sum(column.bitwiseAND(F.lit(0xFFFFFFFF)))}
+        sums = halves if isinstance(kind, LongType) else {"sum": F.sum(column)}
+        return sums | ({"count": F.count(column)} if made.function == "mean" else {})
+    if isinstance(kind, FloatType | DoubleType):
+        column = F.when(~F.isnan(column), column)
+    if isinstance(kind, _IN_PLACE):
+        return {"value": F.max(column) if made.function == "max" else F.min(column)}
+    best = F.max_by if made.function == "max" else F.min_by
+    return {"value": F.get(best(column, column, 1), F.lit(0))}
+
+
+def _picked(made: Aggregate, schema: StructType) -> Column:
+    """Value and `by` of the first or last of several rows; of equals, the largest value, and NaN before nothing."""
+    value, by = F.col(f"`{made.column}`"), F.col(f"`{made.by}`")
+    kind = schema[str(made.by)].dataType
+    if isinstance(kind, DateType):
+        number = F.unix_date(by).cast("long")
+    elif isinstance(kind, TimestampType | TimestampNTZType):
+        number = F.unix_micros(by.cast("timestamp"))
+    else:
+        number = by.cast("long")
+    floats = isinstance(schema[str(made.column)].dataType, FloatType | DoubleType)
+    rank = F.struct(
+        number if made.function == "last" else F.bitwise_not(number),
+        value.isNotNull(),
+        ~F.isnan(value) if floats else F.lit(True),
+        value,
+    )
+    best = F.max_by(F.struct(value.alias("value"), by.alias("by")), F.when(by.isNotNull(), rank), 1)
+    return F.get(best, F.lit(0))
+
+
+@contextmanager
+def settings(spark: SparkSession, tasks: int) -> Iterator[None]:
+    """While a job runs that adds rows up and brings what is left of each key together in so many tasks."""
+    wanted = {_CONF["tasks"]: str(tasks), _CONF["objects"]: str(_LEAST_ROWS)}
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in wanted}
+    for name in wanted:
+        spark.conf.set(name, wanted[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
